@@ -1,0 +1,58 @@
+"""The rank grid: one integer array; every group is a slice of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ORDER = ("tp", "cp", "ep", "dp", "pp")  # Megatron-LM's order: tp innermost (neighbouring ranks), pp outermost
+
+
+@dataclass(frozen=True)
+class Grid:
+    """World of ranks with coordinates along `order` (innermost first); sizes default to 1."""
+
+    sizes: tuple[tuple[str, int], ...]  # (axis, degree), innermost first
+
+    @classmethod
+    def of(cls, order: tuple[str, ...] = ORDER, **degrees: int) -> Grid:
+        """`Grid.of(tp=8, dp=4)`; the axes that are not named have degree 1."""
+        unknown = set(degrees) - set(order)
+        if unknown:
+            raise ValueError(f"no axis {sorted(unknown)} in order {order}")
+        return cls(tuple((axis, degrees.get(axis, 1)) for axis in order))
+
+    @property
+    def world(self) -> int:
+        """Number of ranks W, the product of all degrees."""
+        return int(np.prod([degree for _, degree in self.sizes]))
+
+    def degree(self, axis: str) -> int:
+        """Size of `axis`."""
+        return dict(self.sizes)[axis]
+
+    def array(self) -> NDArray[np.int64]:
+        """Ranks, shape = degrees with the outermost axis first, so that ranks run 0, 1, 2 … along the innermost axis."""
+        return np.arange(self.world).reshape([degree for _, degree in reversed(self.sizes)])
+
+    def groups(self, axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
+        """Every group of ranks that differ only along `axes`, shape (groups, members), members in rank order.
+
+        `at` keeps only ranks with these coordinates along other axes.
+        """
+        names = [axis for axis, _ in reversed(self.sizes)]
+        array = self.array()[tuple((at or {}).get(name, slice(None)) for name in names)]
+        left = [name for name in names if name not in (at or {})]
+        inside = [left.index(name) for name in left if name in axes]
+        outside = [i for i in range(len(left)) if i not in inside]
+        size = int(np.prod([array.shape[i] for i in inside], dtype=np.int64))
+        return array.transpose(outside + inside).reshape(-1, size)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Coordinates of `rank` by axis."""
+        result = {}
+        for axis, degree in self.sizes:
+            rank, result[axis] = divmod(rank, degree)
+        return result

@@ -1,0 +1,143 @@
+"""What ranks do in a step: ops on streams, as CUDA would run them.
+
+A stream runs its ops in order; ops on different streams are ordered only by explicit waits (`Op.after`). Ranks that run the same
+program on symmetric hardware are one `Cohort`: one list of ops, however many ranks. Everything else (overlap, bubbles, exposed
+communication, peak memory) emerges when `sim.run` plays the program.
+
+Units: bytes, seconds, FLOPs, elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sim.grid import Grid
+
+COMPUTE = "compute"  # the stream on which kernels run
+HOST = "host"  # the stream that launches them
+
+MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel launch (or, on a CPU, one operator call).
+
+    kind: which price applies, with the meaning of `shape`:
+      "gemm"                (batch, m, n, k): batch products of (m, k) by (k, n)
+      "attention_forward",
+      "attention_backward"  (batch, heads, kv_heads, queries, keys, head_dim, causal 0/1): a fused (flash) kernel
+      "memory"              (): bound by `bytes` of memory traffic
+      "optimizer"           (): one multi-tensor update, bound by `bytes`
+    flops: floating-point operations executed; bytes: memory traffic of one pass over inputs and outputs.
+    phase: "forward", "backward", "recompute" or "optimizer"; the breakdown adds up by it.
+    """
+
+    kind: str
+    label: str
+    phase: str
+    flops: float
+    bytes: float
+    dtype: str = "bf16"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
+
+    repeat: how many times in a row (a gradient bucket that was cut in pieces); each pays latency, all share the bytes: `bytes` is one's.
+    """
+
+    operation: str
+    bytes: float
+    axis: str
+    label: str
+    algorithm: str = "auto"
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank)."""
+
+    bytes: float
+    to: int
+    label: str
+    axis: str = "pp"
+
+
+class Run(NamedTuple):
+    """`items` in order, `times` times over: the layers of a stage are one Run."""
+
+    times: int
+    items: tuple[Kernel | Collective, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive kernels, and collectives that the compute stream waits for, launched in one go (e.g. one stage, one microbatch)."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    def items(self) -> Iterator[tuple[int, Kernel | Collective]]:
+        """Each kernel and collective with how often it runs."""
+        for run in self.runs:
+            for item in run.items:
+                yield run.times, item
+
+
+class Ref(NamedTuple):
+    """The op numbered `op` of cohort `cohort`, to be waited for."""
+
+    cohort: int
+    op: int
+
+
+Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS, bytes)
+
+
+@dataclass(slots=True)
+class Op:
+    """One entry of a stream. Waits for everything in `after` (and for the stream's previous op), then does `work`.
+
+    allocate: taken when the op starts; free: given back when it ends.
+    `microbatch` and `chunk` are −1 where they mean nothing.
+    """
+
+    stream: str
+    work: Block | Collective | Send
+    after: tuple[Ref, ...] = ()
+    allocate: Memory = ()
+    free: Memory = ()
+    microbatch: int = -1
+    chunk: int = -1
+
+
+@dataclass(slots=True)
+class Cohort:
+    """Ranks with one program. `at` fixes the coordinates they share, e.g. {"pp": 3}; along other axes they differ."""
+
+    at: dict[str, int]
+    ops: list[Op] = field(default_factory=list)
+    resident: Memory = ()  # held for the whole step
+
+    def add(self, op: Op) -> int:
+        """Append `op` to the program; returns its number in the cohort."""
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+
+@dataclass(slots=True)
+class Program:
+    """One training step of the whole job. The step starts at 0 and ends when the last op of any rank ends."""
+
+    grid: Grid
+    cohorts: list[Cohort]
+    model_flops: float  # of the whole job, without recomputation, by the stated counting rule
+    tokens: float  # of the whole job
+    parameters: int  # Ψ of the model
+    description: str = ""

@@ -1,0 +1,85 @@
+"""The door for files and values that a user writes: one clear line for every mistake.
+
+Everything a user can get wrong ends as a `UserError` whose text names the file, the field, the value and the rule. The
+command line prints that line and exits with code 2; nothing else in the project formats errors for people.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave; the message is one complete line."""
+
+
+class Config(BaseModel):
+    """Base of everything read from a file: frozen, keyword-only, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. Raises UserError when it is missing, malformed or not a mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UserError(f"{path}: cannot be read: {reason}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}: not valid YAML or JSON{where}: {getattr(error, 'problem', error)}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+    return data
+
+
+def build(config: type[C], data: Mapping[str, Any], where: str) -> C:
+    """Validate `data` as `config`; the first mistake becomes one line that starts with `where`."""
+    try:
+        return config.model_validate(dict(data))
+    except ValidationError as error:
+        raise UserError(f"{where}: {_line(error, config)}") from None
+
+
+def _line(error: ValidationError, config: type[BaseModel]) -> str:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field '{field}'{nearest(str(first['loc'][-1]), _fields(config, first['loc'][:-1]))}"
+    if first["type"] == "missing":
+        return f"field '{field}' is required"
+    message = first["msg"].removeprefix("Value error, ")
+    if not field or first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1]):
+        return message
+    value = first.get("input")
+    return f"{field}={value!r}: {message[0].lower()}{message[1:]}" if message else f"{field}={value!r} is invalid"
+
+
+def _fields(config: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Field names of the (nested) model that `path` leads to."""
+    for part in path:
+        field = config.model_fields.get(str(part))
+        kind = field.annotation if field else None
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            config = kind
+    return list(config.model_fields)

@@ -1,0 +1,59 @@
+"""A registry is a dictionary filled by a decorator: adding a thing is writing a function, no other file changes.
+
+`Registry("schedule", package="strategies.schedules")` imports every module of that folder when it is first asked for a name, so a
+new file is found by being there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from topologies.reading import UserError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named things of one sort, e.g. schedules. `sort` is the word used in error messages."""
+
+    def __init__(self, sort: str, package: str | None = None) -> None:
+        self.sort = sort
+        self._package = package
+        self._things: dict[str, T] = {}
+
+    def __call__(self, name: str) -> Callable[[T], T]:
+        """Decorator that registers what it decorates under `name`."""
+
+        def register(thing: T) -> T:
+            if name in self._things:
+                raise RuntimeError(f"two {self.sort}s are called '{name}'")
+            self._things[name] = thing
+            return thing
+
+        return register
+
+    def __getitem__(self, name: str) -> T:
+        self._scan()
+        try:
+            return self._things[name]
+        except KeyError:
+            raise UserError(f"unknown {self.sort} '{name}'{nearest(name, self._things)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        self._scan()
+        return iter(sorted(self._things))
+
+    def __contains__(self, name: object) -> bool:
+        self._scan()
+        return name in self._things
+
+    def _scan(self) -> None:
+        if self._package is None:
+            return
+        package = importlib.import_module(self._package)
+        self._package = None
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")

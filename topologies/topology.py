@@ -1,0 +1,45 @@
+"""The contract between hardware and engine: links with capacity and latency per direction, and routes between GPUs.
+
+A `Topology` never builds its whole graph: link ids are integers found by arithmetic, so 16,384 GPUs cost no more memory than 16.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+class Topology(Protocol):
+    """How GPUs are wired. GPUs are numbered 0 … gpus − 1; directed links are numbered 0 … links − 1."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+
+    @property
+    def links(self) -> int:
+        """Number of directed links."""
+
+    def routes(self, source: Ids, destination: Ids) -> Ids:
+        """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1. A GPU to itself has no links."""
+
+    def kind(self, link: Ids) -> Ids:
+        """Index into `kinds` for each link id."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of link, e.g. ("nvlink", "pcie", "nic", "leaf"); a profile prices each kind."""
+
+    def capacity(self, link: Ids) -> Values:
+        """Nominal bytes per second in the link's direction."""
+
+    def latency(self, link: Ids) -> Values:
+        """Seconds that a message spends on the link besides its transfer time."""
+
+    def name(self, link: int) -> str:
+        """For people: `"node 3 nic 2 out"`."""

@@ -1,0 +1,66 @@
+"""Quantities with units, parsed at the door: inside the code there are only bytes, seconds, FLOP/s and bytes per second.
+
+`"400 Gb/s"` is 50e9 bytes per second, `"80 GiB"` is 85899345920 bytes, `"1.2 us"` is 1.2e-6 seconds. A bare number where a
+unit is needed is an error, because GB/s against GiB/s against Gb/s is this field's recurring bug. Bandwidths are per direction.
+Prefixes are SI (k, M, G = powers of 1000) and IEC (Ki, Mi, Gi = powers of 1024).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator
+from quantiphy import InvalidNumber, Quantity
+
+# unit spelt by the user -> factor to the unit used inside
+_BYTES = {"B": 1.0, "b": 0.125, "byte": 1.0, "bytes": 1.0, "bit": 0.125, "bits": 0.125}
+_RATES = {f"{unit}{per}": factor for unit, factor in _BYTES.items() for per in ("/s", "ps")}
+_SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "days": 86400.0}
+_FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0}
+
+
+def _parse(text: object, units: dict[str, float], example: str) -> float:
+    if not isinstance(text, str):
+        raise ValueError(f"needs a unit, such as '{example}'")
+    try:
+        quantity = Quantity(text, binary=True)
+    except InvalidNumber:
+        raise ValueError(f"is not a quantity with a unit, such as '{example}'") from None
+    if quantity.units not in units:
+        what = f"unit '{quantity.units}' is not known here" if quantity.units else "needs a unit"
+        raise ValueError(f"{what}, such as '{example}'")
+    value = float(quantity) * units[quantity.units]
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be finite and not negative")
+    return value
+
+
+def size(text: object) -> float:
+    """Bytes in `"80 GiB"`, `"25 MB"`."""
+    return _parse(text, _BYTES, "80 GiB")
+
+
+def rate(text: object) -> float:
+    """Bytes per second, one direction, in `"400 Gb/s"`, `"450 GB/s"`."""
+    return _parse(text, _RATES, "400 Gb/s")
+
+
+def seconds(text: object) -> float:
+    """Seconds in `"1.2 us"`, `"3 ms"`."""
+    return _parse(text, _SECONDS, "1.2 us")
+
+
+def flops(text: object) -> float:
+    """Floating-point operations per second in `"312 TFLOP/s"`."""
+    return _parse(text, _FLOPS, "312 TFLOP/s")
+
+
+Bytes = Annotated[float, BeforeValidator(size)]
+BytesPerSecond = Annotated[float, BeforeValidator(rate)]
+Seconds = Annotated[float, BeforeValidator(seconds)]
+FlopsPerSecond = Annotated[float, BeforeValidator(flops)]
+
+
+def show(value: float, unit: str, digits: int = 4) -> str:
+    """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere."""
+    return Quantity(value, unit).render(prec=digits - 1, strip_zeros=True)
