@@ -48,7 +48,8 @@ class Kernel:
 class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
-    repeat: how many times in a row (a gradient bucket that was cut in pieces); each pays latency, all share the bytes: `bytes` is one's.
+    repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
+    cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied embeddings).
     """
 
     operation: str
@@ -57,6 +58,8 @@ class Collective:
     label: str
     algorithm: str = "auto"
     repeat: int = 1
+    width: float = 2.0  # bytes per element, so that volumes can be told in elements
+    cohorts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Send:
     to: int
     label: str
     axis: str = "pp"
+    width: float = 2.0  # bytes per element
 
 
 class Run(NamedTuple):
@@ -82,6 +86,13 @@ class Block:
 
     name: str
     runs: tuple[Run, ...]
+
+    def collectives(self) -> Iterator[Collective]:
+        """The collectives that the compute stream waits for."""
+        for run in self.runs:
+            for item in run.items:
+                if isinstance(item, Collective):
+                    yield item
 
     def items(self) -> Iterator[tuple[int, Kernel | Collective]]:
         """Each kernel and collective with how often it runs."""
@@ -138,6 +149,8 @@ class Program:
     grid: Grid
     cohorts: list[Cohort]
     model_flops: float  # of the whole job, without recomputation, by the stated counting rule
+    hardware_flops: float  # the same with what is recomputed
+    dtype: str  # whose peak MFU and HFU are relative to
     tokens: float  # of the whole job
     parameters: int  # Ψ of the model
     description: str = ""

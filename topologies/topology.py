@@ -28,12 +28,15 @@ class Topology(Protocol):
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1. A GPU to itself has no links."""
 
+    def node_of(self, gpu: Ids) -> Ids:
+        """The node of each GPU."""
+
     def kind(self, link: Ids) -> Ids:
         """Index into `kinds` for each link id."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of link, e.g. ("nvlink", "pcie", "nic", "leaf"); a profile prices each kind."""
+        """Names of the kinds of link, e.g. ("nvlink", "pcie", "nic", "leaf"), innermost first; a profile prices each kind."""
 
     def capacity(self, link: Ids) -> Values:
         """Nominal bytes per second in the link's direction."""

@@ -1,0 +1,69 @@
+"""Ring algorithms: bandwidth-optimal, latency linear in the number of members.
+
+Each member sends (n−1)/n·S in a reduce-scatter or all-gather and 2(n−1)/n·S in an all-reduce, the least possible (Patarasuk and
+Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests doc/PERFORMANCE.md).
+
+Over several nodes there are as many rings (channels) as members in a node, each entering a node at another member, so that every
+NIC carries its share; a node is crossed forwards or backwards in turns, so that a ring leaves a node on the rail by which it
+enters the next one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from sim.collectives import Ids, Phase, Place, Schedule, algorithms
+
+
+def orders(place: Place) -> Ids:
+    """Rings as orders of members, shape (channels, n)."""
+    nodes = place.per_node()
+    smallest = min(len(node) for node in nodes)
+    if len(nodes) == 1 or smallest == 1 or len({len(node) for node in nodes}) > 1:
+        return np.array([[member for node in nodes for member in node]])
+    rings = []
+    for channel in range(smallest):
+        ring: list[int] = []
+        for position, node in enumerate(nodes):
+            # forwards: channel, channel + 1, …, channel − 1; backwards starts where the node before was left
+            turned = node[channel:] + node[:channel]
+            ring += turned if position % 2 == 0 else turned[::-1]
+        rings.append(ring)
+    return np.array(rings)
+
+
+def _phase(rings: Ids, lag: int, reduce: bool) -> Phase:
+    """One trip around: in round t the member at position p sends the chunk owned by the member at position p − t − lag."""
+    channels, size = rings.shape
+    position = np.tile(np.arange(size), channels)
+    channel = np.repeat(np.arange(channels), size)
+    owner = partial(_owned, rings, position, channel, lag)
+    return Phase(rings.ravel(), np.roll(rings, -1, axis=1).ravel(), channel, owner, times=size - 1, reduce=reduce)
+
+
+def _owned(rings: Ids, position: Ids, channel: Ids, lag: int, turn: int) -> Ids:
+    channels, size = rings.shape
+    return rings[channel, (position - turn - lag) % size] * channels + channel
+
+
+@algorithms("reduce_scatter/ring")
+def reduce_scatter(place: Place) -> Schedule:
+    """Member i ends with the sum of everybody's piece i."""
+    rings = orders(place)
+    return Schedule(rings.size, (_phase(rings, 1, reduce=True),))
+
+
+@algorithms("all_gather/ring")
+def all_gather(place: Place) -> Schedule:
+    """Member i starts with piece i; everybody ends with all pieces."""
+    rings = orders(place)
+    return Schedule(rings.size, (_phase(rings, 0, reduce=False),))
+
+
+@algorithms("all_reduce/ring")
+def all_reduce(place: Place) -> Schedule:
+    """Reduce-scatter, then all-gather."""
+    rings = orders(place)
+    return Schedule(rings.size, (_phase(rings, 1, reduce=True), _phase(rings, 0, reduce=False)))

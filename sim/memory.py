@@ -1,0 +1,53 @@
+"""The memory ledger: what every rank holds at every moment of the timeline, by kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.program import MEMORY_KINDS
+from sim.timeline import Timeline, label
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One lane's memory over time. times: (t,) seconds; held: (t, kinds) bytes from that time on, in the order of MEMORY_KINDS."""
+
+    times: NDArray[np.float64]
+    held: NDArray[np.float64]
+    during: list[str]  # the op that caused each change
+
+    @property
+    def peak(self) -> float:
+        """Most bytes held at one time."""
+        return float(self.held.sum(axis=1).max())
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """Bytes by kind when the peak is first reached."""
+        moment = int(self.held.sum(axis=1).argmax())
+        return dict(zip(MEMORY_KINDS, self.held[moment].tolist(), strict=True))
+
+    @property
+    def when(self) -> tuple[float, str]:
+        """Time of the peak and the op that caused it."""
+        moment = int(self.held.sum(axis=1).argmax())
+        return float(self.times[moment]), self.during[moment]
+
+
+def ledger(timeline: Timeline, lane: int) -> Ledger:
+    """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
+    cohort = timeline.program.cohorts[timeline.lanes[lane].cohort]
+    entries: list[tuple[float, int, int, float, str]] = [(0.0, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident]
+    for number, op in timeline.ops(lane):
+        for name, size in op.allocate:
+            entries.append((timeline.start[number], 2, MEMORY_KINDS.index(name), size, label(op)))
+        for name, size in op.free:
+            entries.append((timeline.end[number], 1, MEMORY_KINDS.index(name), -size, label(op)))
+    entries.sort(key=lambda entry: entry[:2])
+    change = np.zeros((len(entries) + 1, len(MEMORY_KINDS)))
+    change[np.arange(1, len(entries) + 1), [entry[2] for entry in entries]] = [entry[3] for entry in entries]
+    times = np.array([0.0, *(entry[0] for entry in entries)])
+    return Ledger(times, change.cumsum(axis=0), ["resident", *(entry[4] for entry in entries)])

@@ -1,0 +1,223 @@
+"""What things cost: a `Profile` of measured constants and the `Prices` that turn a kernel into seconds on a GPU.
+
+Every price is a roofline with an efficiency that depends on shape. Efficiencies are fractions of the GPU's specified peaks, so a
+profile measured on one variant serves its siblings (an A100 of 40 GB and one of 80 GB). A profile is data: files of
+`calibration/profiles`, made by `calibration/kernel_fit.py` from kernel and collective measurements, never from training steps.
+
+The shape formulas are plain arithmetic that numbers and numpy arrays share, so the fit and the simulation use the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field, model_validator
+
+from sim.program import Kernel
+from topologies.reading import Config, UserError, nearest
+from topologies.units import Bytes, Seconds
+
+LINKS = ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+BYTES = {"fp8": 1, "int8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+_SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
+
+
+class Hardware(Protocol):
+    """What prices need to know of a GPU: specified peaks in FLOP/s by dtype, bytes per second, multiprocessors."""
+
+    @property
+    def peak(self) -> Mapping[str, float]: ...
+
+    @property
+    def memory_bandwidth(self) -> float: ...
+
+    @property
+    def sms(self) -> int: ...
+
+
+class Provenance(Config):
+    """Where the numbers of one part of a profile come from."""
+
+    machine: str  # what was measured
+    versions: str  # software versions as far as the source names them
+    date: str  # of the measurement, or of the source's commit
+    source: str  # where the measurements are published
+    grid: str  # which shapes or sizes were measured
+    rule: str = ""  # how the constants follow from the measurements, with every assumption
+    fit_error: NotNegative | None = None  # median relative error on the points fitted to
+    heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit
+    measured_range: dict[str, tuple[float, float]] = {}  # quantity -> lowest and highest value measured
+
+
+class Tile(Config):
+    """A kernel's output tile: `m` × `n` elements per multiprocessor, at `efficiency` of the best tile's rate."""
+
+    m: int = Field(gt=0)
+    n: int = Field(gt=0)
+    efficiency: Fraction
+
+
+class GemmCurve(Config):
+    """Matrix products of one dtype: whole tiles on multiprocessors, blended with the time to move the operands."""
+
+    efficiency: Fraction  # of the specified peak that the best tile sustains
+    tiles: tuple[Tile, ...] = Field(min_length=1)
+    depth: NotNegative = 0.0  # a tile's start and end cost as much as this many more k
+    wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # 1: the last wave of tiles counts as whole; 0: perfectly balanced
+    split: Seconds = 2e-6  # extra time of a product whose k is cut in parts, when there are few tiles
+    memory: Fraction = 0.8  # of the memory bandwidth when limited by it
+    cache: Bytes = 0.0  # operands far smaller than this were found in the cache
+    blend: float = Field(4.0, ge=1)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
+    fixed: Seconds = 0.0  # start and end of a kernel
+
+
+class AttentionCurve(Config):
+    """Fused attention: blocks of queries spread over multiprocessors."""
+
+    efficiency: Fraction  # of the specified peak, in the limit of long sequences and large heads
+    head_half: NotNegative = 0.0  # head dimension at which half of the rate is reached
+    keys_half: NotNegative = 0.0  # a block of queries costs as much as this many keys more
+    block: int = Field(128, gt=0)  # queries that one multiprocessor handles at a time
+    wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # as in GemmCurve
+    fixed: Seconds = 0.0  # start and end of a kernel
+    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over the rate of the forward pass
+
+
+class MemoryCurve(Config):
+    """Kernels bound by memory traffic."""
+
+    efficiency: Fraction  # of the specified memory bandwidth
+    fixed: Seconds = 0.0
+
+
+class LinkPrice(Config):
+    """One kind of link: the fraction of its nominal capacity that traffic reaches, and seconds per step over it."""
+
+    efficiency: Fraction
+    latency: Seconds
+
+
+class Overhead(Config):
+    """Memory that a process needs besides its tensors."""
+
+    context: Bytes  # the driver's context and loaded kernels
+    communicator: Bytes  # buffers of one communicator
+    reserve: Annotated[float, Field(ge=0, lt=1)]  # allocator's fragmentation, as a fraction of what the tensors take
+
+
+class Profile(Config):
+    """Measured prices of one kind of machine."""
+
+    name: str
+    gpu: str  # catalogue name of the GPU that was measured
+    applies_to: tuple[str, ...] = ()  # catalogue names that it serves
+    provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead
+    gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
+    attention: AttentionCurve
+    memory: MemoryCurve
+    optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
+    launch: Seconds  # host time to launch one kernel
+    synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
+    slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
+    links: dict[str, LinkPrice]
+    collective_launch: Seconds  # software latency of one collective
+    overhead: Overhead
+
+    @model_validator(mode="after")
+    def _complete(self) -> Profile:
+        missing = set(LINKS) - set(self.links)
+        if missing:
+            raise ValueError(f"links={sorted(self.links)} must price every kind of link; missing: {', '.join(sorted(missing))}")
+        return self
+
+
+def gemm_seconds(
+    curve: GemmCurve, peak: float, bandwidth: float, sms: int, shape: tuple[Any, Any, Any, Any], traffic: Any, least: Callable[..., Any] = min
+) -> Any:
+    """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile.
+
+    Numbers, or arrays of one length when `least` is `np.minimum`.
+    """
+    batch, m, n, k = shape
+    move = traffic * (traffic / (traffic + curve.cache)) / (bandwidth * curve.memory)
+    partial = 8 * batch * m * n / (bandwidth * curve.memory)  # an fp32 partial result is written and read
+    best: Any = None
+    for tile in curve.tiles:
+        step = 2 * tile.m * tile.n * sms / (peak * curve.efficiency * tile.efficiency)  # one tile, one k
+        tiles = batch * -(-m // tile.m) * -(-n // tile.n)
+        least_waves = (tiles + sms + abs(tiles - sms)) / (2 * sms)  # max(tiles / sms, 1)
+        waves = curve.wave * -(-tiles // sms) + (1 - curve.wave) * least_waves
+        whole = waves * step * (k + curve.depth)
+        parts = least(sms // tiles + (tiles > sms), 8)
+        cut = step * (k / parts + curve.depth) + curve.split + parts * partial
+        seconds = least(whole, cut)
+        best = seconds if best is None else least(best, seconds)
+    return curve.fixed + (best**curve.blend + move**curve.blend) ** (1 / curve.blend)
+
+
+def attention_seconds(
+    curve: AttentionCurve, peak: float, sms: int, shape: tuple[Any, ...], least: Callable[..., Any] = min
+) -> Any:
+    """Seconds of arithmetic of a fused forward pass of `shape` = (batch, heads, kv_heads, queries, keys, head_dim, causal).
+
+    The mask of causal attention is aligned at the last query and the last key. Numbers, or arrays when `least` is `np.minimum`.
+    """
+    batch, heads, _, queries, keys, dim, causal = shape
+    masked = least(queries, keys) ** 2 / 2
+    per_query = keys - causal * masked / queries  # keys that a query sees, on average
+    rate = peak * curve.efficiency * dim / (dim + curve.head_half) / sms
+    blocks = batch * heads * -(-queries // curve.block)
+    least_waves = (blocks + sms + abs(blocks - sms)) / (2 * sms)
+    waves = curve.wave * -(-blocks // sms) + (1 - curve.wave) * least_waves
+    return curve.fixed + waves * 4 * curve.block * dim * (per_query + curve.keys_half) / rate
+
+
+class Prices:
+    """Seconds of device time for kernels on `gpu`, by `profile`."""
+
+    def __init__(self, profile: Profile, gpu: Hardware) -> None:
+        self.profile = profile
+        self.gpu = gpu
+        self.seconds = lru_cache(maxsize=65536)(self._seconds)
+
+    def _seconds(self, kernel: Kernel) -> float:
+        if kernel.kind == "gemm":
+            return self._gemm(kernel)
+        if kernel.kind in ("attention_forward", "attention_backward"):
+            return self._attention(kernel)
+        memory = self.profile.memory
+        efficiency = self.profile.optimizer if kernel.kind == "optimizer" else memory.efficiency
+        return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
+
+    def _peak(self, dtype: str) -> float:
+        try:
+            return self.gpu.peak[dtype]
+        except KeyError:
+            raise UserError(f"dtype={dtype!r}: the GPU has no such peak{nearest(dtype, self.gpu.peak)}") from None
+
+    def _curve(self, dtype: str) -> GemmCurve:
+        curves = self.profile.gemm
+        return curves.get(dtype) or curves.get(_SIBLING.get(dtype, "")) or next(iter(curves.values()))
+
+    def _gemm(self, kernel: Kernel) -> float:
+        batch, m, n, k = kernel.shape
+        gpu = self.gpu
+        curve = self._curve(kernel.dtype)
+        return float(gemm_seconds(curve, self._peak(kernel.dtype), gpu.memory_bandwidth, gpu.sms, (batch, m, n, k), kernel.bytes))
+
+    def _attention(self, kernel: Kernel) -> float:
+        curve = self.profile.attention
+        forward: float = attention_seconds(curve, self._peak(kernel.dtype), self.gpu.sms, kernel.shape)
+        arithmetic = forward * 2.5 / curve.backward if kernel.kind == "attention_backward" else forward
+        return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
+
+    def extrapolation(self, kernel: Kernel) -> str | None:
+        """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
+        return None

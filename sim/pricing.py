@@ -1,0 +1,160 @@
+"""What a program's work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency.
+
+The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any sequence of
+kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy, h + critical) and leaves
+the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one event, and small kernels make a
+model launch-bound by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sim.clock import on_grid
+from sim.collectives import algorithms_of
+from sim.network import Part
+from sim.prices import Prices
+from sim.program import Block, Collective, Kernel, Program, Send
+from sim.wiring import Traffic, sent, wire
+from topologies.topology import Topology
+
+
+class Fused(NamedTuple):
+    """A sequence of kernels as a max-plus map; parts: (phase or axis, label) -> seconds of GPU time, adding up to `busy` exactly."""
+
+    busy: float
+    critical: float
+    host: float
+    parts: dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A collective or send on merged links."""
+
+    traffic: Traffic
+    parts: tuple[Part, ...]
+    latency: float  # seconds, of all its rounds
+    sent: float  # bytes that one rank sends
+    alone: float  # seconds without contention
+
+
+class Pricing:
+    """Prices of one program on one topology; each distinct piece of work is priced once."""
+
+    def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
+        self.program, self.topology, self.prices = program, topology, prices
+        self._blocks: dict[tuple[int, int], Fused] = {}
+        self._collectives: dict[tuple[int, int, int], Priced] = {}
+        traffics = {traffic: None for work, cohort in _communications(program) for traffic in self._candidates(work, cohort)}
+        if not fold:
+            traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
+        self.wiring = wire(topology, program.grid, tuple(traffics))
+        links = prices.profile.links
+        pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
+        self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
+        self._latency = [links[kind].latency for kind in self.wiring.kinds]
+
+    def _candidates(self, work: Collective | Send, cohort: int) -> list[Traffic]:
+        """Every algorithm that may run `work`."""
+        at = [tuple(c.at.items()) for c in self.program.cohorts]
+        if isinstance(work, Send):
+            return [Traffic("send/direct", (), at[cohort], at[work.to])]
+        names = algorithms_of(work.operation) if work.algorithm == "auto" else [work.algorithm]
+        if work.cohorts:
+            return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
+        return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
+
+    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
+        """`work` by its cheapest algorithm: of all sibling groups together, or of one of them."""
+        key = (id(work), cohort, group)
+        found = self._collectives.get(key)
+        if found is None:
+            if group < 0:
+                found = min((self._price(work, traffic) for traffic in self._candidates(work, cohort)), key=lambda p: p.alone)
+            else:
+                found = self._price(work, self.collective(work, cohort).traffic._replace(group=group))
+            self._collectives[key] = found
+        return found
+
+    def _price(self, work: Collective | Send, traffic: Traffic) -> Priced:
+        repeat = work.repeat if isinstance(work, Collective) else 1
+        demands = self.wiring.demands[traffic]
+        parts = tuple(Part(demand.share * work.bytes * repeat, demand.flows) for demand in demands)
+        steps = sum(count * latency for demand in demands for count, latency in zip(demand.steps, self._latency, strict=True))
+        latency = on_grid(repeat * (steps + (self.prices.profile.collective_launch if demands else 0.0)))
+        capacity = self.capacity
+        transfer = sum(on_grid(p.bytes / min(capacity[link] / count for link, count in p.flows)) for p in parts if p.flows)
+        volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat
+        return Priced(traffic, parts, latency, volume, latency + transfer)
+
+    def block(self, block: Block, cohort: int) -> Fused:
+        """`block` as one sequence, its collectives at their price without contention."""
+        key = (id(block), cohort)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = self._fuse(block, cohort)
+        return found
+
+    def _fuse(self, block: Block, cohort: int) -> Fused:
+        launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
+        busy = critical = host = 0.0
+        parts: dict[tuple[str, str], float] = {}
+        for times, items in block.runs:
+            once = (0.0, 0.0, 0.0)
+            for item in items:
+                if isinstance(item, Kernel):
+                    key, seconds = (item.phase, item.label), self.prices.seconds(item)
+                else:
+                    key, seconds = (item.axis, item.label), self.collective(item, cohort).alone
+                seconds = on_grid(seconds + launch if synchronous else seconds)
+                parts[key] = parts.get(key, 0.0) + times * seconds
+                step = (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch)
+                once = _then(once, step)
+            repeated = (times * once[0], once[1] + (times - 1) * max(once[0], once[2]), times * once[2])
+            busy, critical, host = _then((busy, critical, host), repeated)
+        return Fused(busy, on_grid(critical), on_grid(host), parts)
+
+    def touched(self) -> set[int]:
+        """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played item by item.
+
+        Everything inside blocks of one cohort runs on its compute stream, one after the other, and cannot meet itself.
+        """
+        users: dict[int, set[tuple[int, bool]]] = {}
+        for work, cohort, inside in _communications_inside(self.program):
+            for part in self.collective(work, cohort).parts:
+                for link, _ in part.flows:
+                    users.setdefault(link, set()).add((cohort, inside))
+        return {cohort for those in users.values() if len(those) > 1 for cohort, inside in those if inside}
+
+
+def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Max-plus composition of (busy, critical, host)."""
+    return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
+
+
+def _communications_inside(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:
+    """Distinct communications: work, cohort, whether it is inside a block."""
+    for number, cohort in enumerate(program.cohorts):
+        seen: set[int] = set()
+        for op in cohort.ops:
+            if id(op.work) in seen:
+                continue
+            seen.add(id(op.work))
+            if isinstance(op.work, Block):
+                yield from ((work, number, True) for work in op.work.collectives())
+            else:
+                yield op.work, number, False
+
+
+def _communications(program: Program) -> Iterator[tuple[Collective | Send, int]]:
+    return ((work, cohort) for work, cohort, _ in _communications_inside(program))
+
+
+def _groups(program: Program, traffic: Traffic) -> list[Traffic]:
+    """`traffic` group by group."""
+    grid, at = program.grid, dict(traffic.at)
+    count = grid.groups((), at).size if traffic.to else len(grid.groups(traffic.axes, at))
+    return [traffic._replace(group=group) for group in range(count)]

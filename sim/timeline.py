@@ -1,0 +1,211 @@
+"""What happened: when each op started and ended on each lane, and everything that follows from it.
+
+A lane is a rank, or a cohort of ranks that all did the same. All times are multiples of 2⁻⁴⁰ s, so sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sim.pricing import Fused, Priced, Pricing
+from sim.program import COMPUTE, Block, Collective, Op, Program, Send
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AXES = ("tp", "cp", "ep", "dp", "pp")  # when an idle moment has communication on several axes, the first of these explains it
+PHASES = ("forward", "backward", "recompute", "optimizer")
+COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble")
+
+Interval = tuple[float, float, int]  # start, end, rank of the axis in AXES
+
+
+class Lane(NamedTuple):
+    """An actor: `ranks` ranks of `cohort` that do the same, the first of which is `rank`."""
+
+    cohort: int
+    rank: int
+    ranks: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One op on one lane. `bytes` is what one rank sends."""
+
+    lane: int
+    op: Op
+    kind: str  # "forward", "backward", … of a block; the operation of a collective; "send"
+    start: float
+    end: float
+    bytes: float
+
+
+@dataclass
+class Timeline:
+    """One step as it was played. Op i of lane a has number offset[a] + i in the arrays."""
+
+    program: Program
+    lanes: list[Lane]
+    offset: list[int]
+    start: list[float]
+    end: list[float]
+    stretch: list[float]  # seconds by which communication on the same GPU slowed the op
+    work: list[Fused | Priced]
+    launched: list[float]  # when the host had launched the op
+    events: int  # SimPy events that were scheduled
+    pricing: Pricing
+
+    @cached_property
+    def step(self) -> float:
+        """Seconds from the start of the step to the end of the last op."""
+        return max(self.end, default=0.0)
+
+    def ops(self, lane: int) -> Iterator[tuple[int, Op]]:
+        """Numbers and ops of a lane, in program order."""
+        base = self.offset[lane]
+        return ((base + index, op) for index, op in enumerate(self.program.cohorts[self.lanes[lane].cohort].ops))
+
+    def rows(self) -> Iterator[Row]:
+        """Every op of every lane."""
+        for lane in range(len(self.lanes)):
+            for number, op in self.ops(lane):
+                work = self.work[number]
+                sent = work.sent if isinstance(work, Priced) else 0.0
+                yield Row(lane, op, kind(op), self.start[number], self.end[number], sent)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per op: rank, ranks, stage, stream, op, kind, microbatch, start, end (seconds), bytes (sent per rank)."""
+        import pandas as pd
+
+        records: list[dict[str, Any]] = []
+        for row in self.rows():
+            lane = self.lanes[row.lane]
+            at = self.program.cohorts[lane.cohort].at
+            records.append({
+                "rank": lane.rank, "ranks": lane.ranks, "stage": at.get("pp", 0), "stream": row.op.stream, "op": label(row.op),
+                "kind": row.kind, "microbatch": row.op.microbatch, "start": row.start, "end": row.end, "bytes": row.bytes,
+            })  # fmt: skip
+        return pd.DataFrame.from_records(records)
+
+    @cached_property
+    def breakdowns(self) -> list[dict[str, float]]:
+        """Per lane: seconds by component of COMPONENTS; they add up to the step exactly."""
+        incoming = self._incoming()
+        return [self._breakdown(lane, incoming[lane]) for lane in range(len(self.lanes))]
+
+    def breakdown(self) -> dict[str, float]:
+        """Mean over all ranks, in seconds; the largest component takes the rounding, so that the sum is the step."""
+        world = sum(lane.ranks for lane in self.lanes)
+        pairs = list(zip(self.lanes, self.breakdowns, strict=True))
+        mean = {name: sum(lane.ranks * parts[name] for lane, parts in pairs) / world for name in COMPONENTS}
+        largest = max(mean, key=lambda name: mean[name])
+        mean[largest] += self.step - sum(mean.values())
+        return mean
+
+    def _incoming(self) -> list[list[Interval]]:
+        """Transfers that a lane's compute may wait for: its collectives and what is sent to it."""
+        result: list[list[Interval]] = [[] for _ in self.lanes]
+        first: dict[int, int] = {}
+        for number, lane in enumerate(self.lanes):
+            first.setdefault(lane.cohort, number)
+        for number, lane in enumerate(self.lanes):
+            for op_number, op in self.ops(number):
+                if op.stream == COMPUTE or isinstance(op.work, Block):
+                    continue
+                target = first[op.work.to] + number - first[lane.cohort] if isinstance(op.work, Send) else number
+                result[target].append((self.start[op_number], self.end[op_number], AXES.index(op.work.axis)))
+        for intervals in result:
+            intervals.sort()
+        return result
+
+    def _breakdown(self, lane: int, incoming: list[Interval]) -> dict[str, float]:
+        parts = dict.fromkeys(COMPONENTS, 0.0)
+        idle = "bubble" if self.program.grid.degree("pp") > 1 else "launch"
+        cursor, next_transfer = 0.0, 0
+        for number, op in self.ops(lane):
+            if op.stream != COMPUTE:
+                continue
+            if self.start[number] > cursor:
+                next_transfer = _explain(parts, cursor, self.start[number], incoming, next_transfer, idle)
+            cursor = self.end[number]
+            self._busy(parts, number, op)
+        if self.step > cursor:
+            _explain(parts, cursor, self.step, incoming, next_transfer, idle)
+        return parts
+
+    def _busy(self, parts: dict[str, float], number: int, op: Op) -> None:
+        work, seconds = self.work[number], self.end[number] - self.start[number]
+        if isinstance(work, Priced):
+            assert isinstance(op.work, Collective)
+            parts[f"{op.work.axis} exposed"] += seconds
+            return
+        for (name, _), part in work.parts.items():
+            parts[name if name in PHASES else f"{name} exposed"] += part
+        parts["slowdown"] += self.stretch[number]
+        parts["launch"] += seconds - work.busy - self.stretch[number]
+
+    def volumes(self) -> list[dict[str, tuple[float, float]]]:
+        """Per lane: axis -> (bytes, elements) that one of its ranks sends in the step."""
+        return [self._volume(lane) for lane in range(len(self.lanes))]
+
+    def _volume(self, lane: int) -> dict[str, tuple[float, float]]:
+        cohort = self.lanes[lane].cohort
+        result: dict[str, tuple[float, float]] = {}
+        inside: dict[int, list[tuple[str, float, float]]] = {}
+        for number, op in self.ops(lane):
+            work = op.work
+            if isinstance(work, Block):
+                if id(work) not in inside:
+                    inside[id(work)] = self._inside(work, cohort)
+                sent = inside[id(work)]
+            else:
+                priced = self.work[number]
+                assert isinstance(priced, Priced)
+                sent = [(work.axis, priced.sent, priced.sent / work.width)]
+            for axis, size, elements in sent:
+                before = result.get(axis, (0.0, 0.0))
+                result[axis] = (before[0] + size, before[1] + elements)
+        return result
+
+    def _inside(self, block: Block, cohort: int) -> list[tuple[str, float, float]]:
+        result = []
+        for times, item in block.items():
+            if isinstance(item, Collective):
+                size = times * self.pricing.collective(item, cohort).sent
+                result.append((item.axis, size, size / item.width))
+        return result
+
+
+def kind(op: Op) -> str:
+    """What an op is: the phase of a block, the operation of a collective, "send"."""
+    if isinstance(op.work, Block):
+        return op.work.name
+    return op.work.operation if isinstance(op.work, Collective) else "send"
+
+
+def label(op: Op) -> str:
+    """For people."""
+    return op.work.name if isinstance(op.work, Block) else op.work.label
+
+
+def _explain(parts: dict[str, float], start: float, end: float, incoming: list[Interval], skip: int, idle: str) -> int:
+    """Add the idle time from start to end to the axis whose transfer was going on, the rest to `idle`.
+
+    Returns how many transfers have ended for good, so that the next search starts there.
+    """
+    while skip < len(incoming) and incoming[skip][1] <= start:
+        skip += 1
+    during = []
+    for transfer in incoming[skip:]:
+        if transfer[0] >= end:
+            break
+        if transfer[1] > start:
+            during.append(transfer)
+    cuts = sorted({start, end, *(min(max(t, start), end) for transfer in during for t in transfer[:2])})
+    for left, right in zip(cuts, cuts[1:], strict=False):
+        axes = [axis for a, b, axis in during if a <= left and b >= right]
+        parts[f"{AXES[min(axes)]} exposed" if axes else idle] += right - left
+    return skip

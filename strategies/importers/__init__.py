@@ -1,0 +1,112 @@
+"""Readers of Hugging Face `config.json`: one function per model type, found in this folder without editing any other file.
+
+An importer takes a `Reader` of the file and returns fields of `strategies.model.Model`. What it does not ask the reader for is
+reported to the user as ignored, so the report is exact by construction. Defaults of absent keys are those of the
+configuration classes of transformers (github.com/huggingface/transformers, `models/*/configuration_*.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from topologies.reading import UserError
+from topologies.registry import Registry
+
+
+class Reader:
+    """The keys of one `config.json`; remembers which were read. `where` is the file, for messages."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self._data = data
+        self.read: set[str] = set()
+
+    def integer(self, key: str) -> int:
+        """A positive whole number that the file must have. Raises UserError when it is absent or something else."""
+        if key not in self._data:
+            raise UserError(f"{self.where}: field '{key}' is required")
+        value = self.optional(key)
+        if not value:
+            raise UserError(f"{self.where}: {key}={value} must be a positive whole number")
+        return value
+
+    def optional(self, key: str, absent: int | None = None) -> int | None:
+        """A whole number or null; `absent` when the key is not there."""
+        value = self.value(key, absent)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise UserError(f"{self.where}: {key}={value!r} must be a whole number, not negative")
+        return value
+
+    def flag(self, key: str, absent: bool) -> bool:
+        """true or false; `absent` when the key is not there or null."""
+        value = self.value(key)
+        if not isinstance(value, bool | None):
+            raise UserError(f"{self.where}: {key}={value!r} must be true or false")
+        return absent if value is None else value
+
+    def rate(self, key: str, absent: float = 0.0) -> bool:
+        """Whether a dropout probability is above zero."""
+        value = self.value(key, absent)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise UserError(f"{self.where}: {key}={value!r} must be a number")
+        return bool(value)
+
+    def value(self, key: str, absent: Any = None) -> Any:
+        """Whatever the file says, counted as read."""
+        self.read.add(key)
+        return self._data.get(key, absent)
+
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures`, or ''."""
+        names = self.value("architectures") or [""]
+        if not isinstance(names, list) or not isinstance(names[0], str):
+            raise UserError(f"{self.where}: architectures={names!r} must be a list of names")
+        return names[0]
+
+    @property
+    def has_language_head(self) -> bool:
+        """Whether the architecture predicts tokens (…ForCausalLM) or is the bare …Model. Raises UserError for other heads."""
+        name = self.architecture
+        if not name or name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+            return True
+        if name.endswith("Model"):
+            return False
+        raise UserError(f"{self.where}: architectures[0]='{name}': only language models (…ForCausalLM) and bare …Model are read")
+
+
+Importer = Callable[[Reader], dict[str, Any]]
+model_type: Registry[Importer] = Registry("model type", package="strategies.importers")
+
+
+def is_hugging_face(data: Mapping[str, Any]) -> bool:
+    """Whether a file is a `config.json` rather than fields of `Model`."""
+    return any(key in data for key in ("model_type", "architectures", "text_config"))
+
+
+def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
+    """Fields of `Model` in a `config.json`, and the keys that were ignored, sorted (nested ones as `text_config.key`).
+
+    The language model of a multimodal file lies under `text_config`; what that does not say is looked up one level higher.
+    Raises UserError for an unknown model type or a missing key.
+    """
+    inner = data.get("text_config", {})
+    if not isinstance(inner, Mapping):
+        raise UserError(f"{where}: text_config={inner!r} must be a mapping")
+    reader = Reader({**data, **inner}, where)
+    fields = _importer(reader)(reader)
+    outer_ignored = [key for key in data if key not in reader.read and key != "text_config"]
+    return fields, sorted(outer_ignored + [f"text_config.{key}" for key in inner if key not in reader.read])
+
+
+def _importer(reader: Reader) -> Importer:
+    kind = reader.value("model_type")
+    if kind is None:  # LlamaForCausalLM, GPT2LMHeadModel, DeepseekV3Model → llama, gpt2, deepseek_v3
+        stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", reader.architecture).lower()
+        kind = next((name for name in model_type if name.replace("_", "") == stem), stem)
+    try:
+        return model_type[str(kind).removesuffix("_text")]
+    except UserError as error:
+        raise UserError(f"{reader.where}: {error}") from None

@@ -1,0 +1,45 @@
+"""BERT: an encoder with learned positions, a norm after each block, and heads for its pre-training tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.importers import Reader, model_type
+from topologies.reading import UserError
+
+# architecture -> (masked-token head, pooler, next-sentence classes)
+_HEADS = {
+    "BertModel": (False, True, 0),
+    "BertForMaskedLM": (True, False, 0),
+    "BertForPreTraining": (True, True, 2),
+    "BertForNextSentencePrediction": (False, True, 2),
+}
+
+
+@model_type("bert")
+def bert(config: Reader) -> dict[str, Any]:
+    """BERT with the head that `architectures` names; without one, that of pre-training (masked tokens and next sentence)."""
+    name = config.architecture or "BertForPreTraining"
+    if name not in _HEADS:
+        raise UserError(f"{config.where}: architectures[0]='{name}' is not read; known: {', '.join(_HEADS)}")
+    head, pooler, classes = _HEADS[name]
+    return {
+        "family": "encoder",
+        "hidden": config.integer("hidden_size"),
+        "layers": config.integer("num_hidden_layers"),
+        "heads": config.integer("num_attention_heads"),
+        "ffn": config.integer("intermediate_size"),
+        "vocabulary": config.integer("vocab_size"),
+        "context": config.integer("max_position_embeddings"),
+        "token_types": config.optional("type_vocab_size", 2),
+        "tied": config.flag("tie_word_embeddings", True),
+        "embedding_norm": True,
+        "final_norm": False,
+        "head": head,
+        "head_bias": head,
+        "head_transform": head,
+        "pooler": pooler,
+        "pooler_classes": classes,
+        "dropout": config.rate("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.rate("attention_probs_dropout_prob", 0.1),
+    }

@@ -1,0 +1,164 @@
+"""The plan: how a model is trained. One frozen class of fields, one `check` that compares it with a model and a cluster.
+
+The same `Plan` drives the simulation and a real execution. Every field is honoured or refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from sim.grid import ORDER, Grid
+from strategies.data_parallel import hooks
+from strategies.model import Model
+from strategies.schedules import schedules
+from topologies.reading import Config, UserError
+from topologies.units import Bytes
+
+MIB = 2.0**20
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
+
+
+class Plan(Config):
+    """How a model is trained. Degrees multiply: world size W = tp·cp·ep·dp·pp."""
+
+    tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
+    pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
+    dp: PositiveInt | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
+    sequence_parallel: bool = Field(False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)")
+    schedule: str = Field("1f1b", description="pipeline schedule, by name (`shardyard list schedules`)")
+    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
+    microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
+    global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
+    accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
+    sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
+    recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
+    attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field("bf16", description="arithmetic and activations; 16-bit keeps fp32 masters")
+    gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
+    optimizer: Literal["adam", "momentum", "sgd"] = Field("adam", description="adam keeps two states per parameter, momentum one, sgd none")
+    dropout: bool = Field(False, description="dropout after attention and MLP (its masks are activations)")
+    bucket: Bytes = Field(25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0)
+    overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
+    layers_per_stage: tuple[PositiveInt, ...] | None = Field(None, description="layers of each stage; by default as equal as they can be")
+    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
+    order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, name: str) -> str:
+        schedules[name]
+        return name
+
+    @field_validator("data_parallel")
+    @classmethod
+    def _hook(cls, name: str) -> str:
+        hooks[name]
+        return name
+
+    @field_validator("order")
+    @classmethod
+    def _order(cls, text: str) -> str:
+        if sorted(text.split("-")) != sorted(ORDER):
+            raise ValueError(f"must name each of {', '.join(ORDER)} once, joined by '-'")
+        return text
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one weight or activation element."""
+        return BYTES[self.precision]
+
+    @property
+    def bytes_per_gradient(self) -> int:
+        """Bytes of one gradient element."""
+        return 4 if self.gradients == "fp32" else self.bytes_per_element
+
+    @property
+    def bytes_per_optimizer_state(self) -> int:
+        """Bytes of optimizer state per parameter: fp32 states, and an fp32 master copy when weights have 16 bits.
+
+        Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1).
+        """
+        states = {"adam": 8, "momentum": 4, "sgd": 0}[self.optimizer]
+        return states + (4 if self.bytes_per_element == 2 else 0)
+
+    def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
+        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
+        return Resolved.of(self, model, gpus, where)
+
+
+class Resolved(Config):
+    """A plan with every default filled in for one model and one cluster."""
+
+    plan: Plan
+    dp: int
+    sequence: int
+    microbatches: int
+    global_batch: int
+    layers: tuple[int, ...]  # per stage
+
+    @classmethod
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str) -> Resolved:
+        """See `Plan.resolve`."""
+        dp = _data_parallel(plan, gpus, where)
+        sequence = plan.sequence or model.context
+        microbatches = _microbatches(plan, dp, where)
+        _divides(model, plan, sequence, where)
+        layers = _placement(plan, model, where)
+        return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
+                   global_batch=dp * plan.microbatch * microbatches, layers=layers)  # fmt: skip
+
+    @property
+    def grid(self) -> Grid:
+        """The rank grid in the plan's order."""
+        return Grid.of(tuple(self.plan.order.split("-")), tp=self.plan.tp, dp=self.dp, pp=self.plan.pp)
+
+
+def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
+    inner = plan.tp * plan.pp
+    dp = plan.dp or max(1, gpus // inner)
+    if inner * dp != gpus:
+        raise UserError(f"{where}: tp·pp·dp = {plan.tp}·{plan.pp}·{dp} = {inner * dp} ≠ {gpus} GPUs")
+    return dp
+
+
+def _microbatches(plan: Plan, dp: int, where: str) -> int:
+    if plan.global_batch is None:
+        return plan.accumulation or 1
+    quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
+    if rest or not quotient:
+        raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
+    if plan.accumulation not in (None, quotient):
+        product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
+        raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
+    return quotient
+
+
+def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
+    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
+        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
+        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
+            raise UserError(f"{where}: tp={plan.tp} does not divide {count} {what}")
+    if plan.sequence_parallel and plan.tp == 1:
+        raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
+    if plan.sequence_parallel and sequence % plan.tp:
+        raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if model.positions == "learned" and sequence > model.context:
+        raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def _placement(plan: Plan, model: Model, where: str) -> tuple[int, ...]:
+    if plan.pp > model.layers:
+        raise UserError(f"{where}: pp={plan.pp} stages exceed {model.layers} layers")
+    if plan.layers_per_stage is not None:
+        given = plan.layers_per_stage
+        if len(given) != plan.pp or sum(given) != model.layers:
+            raise UserError(f"{where}: layers_per_stage has {len(given)} stages and {sum(given)} layers ≠ pp={plan.pp}, {model.layers} layers")
+        return given
+    # The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed:
+    # 126 layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).
+    each, rest = divmod(model.layers, plan.pp)
+    start = (plan.pp - rest + 1) // 2
+    return tuple(each + (start <= stage < start + rest) for stage in range(plan.pp))

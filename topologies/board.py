@@ -1,0 +1,81 @@
+"""The inside of one node: a short list of links, and tables of the routes over them.
+
+A wiring is a function `Node → Board` in one file of `topologies/wirings`, registered under the name that descriptions use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from topologies.registry import Registry
+from topologies.topology import Ids
+
+if TYPE_CHECKING:
+    from topologies.hardware import Node
+
+KINDS = ("nvlink", "pcie", "host", "loopback", "nic", "spine")
+Path = tuple[int, ...]
+Duplex = tuple[int, int]  # link ids: away from the GPU, towards the GPU
+
+
+class Link(NamedTuple):
+    """A directed link: kind of KINDS, name for people, bytes per second, seconds."""
+
+    kind: str
+    name: str
+    capacity: float
+    latency: float
+
+
+class Board:
+    """Links of a node and routes over them, filled by a wiring. Link ids count from 0 in the order of `link`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.links: list[Link] = []
+        self._inside: dict[tuple[int, int], Path] = {}
+        self._ways: list[tuple[Path, Path]] = [((), ()) for _ in range(node.gpus)]
+
+    def link(self, kind: str, name: str, capacity: float, latency: float = 0.0) -> int:
+        """Add a directed link; returns its id. Raises ValueError when its capacity is missing from the description."""
+        if capacity <= 0:
+            raise ValueError(f"node.{kind} is required by wiring='{self.node.wiring}'")
+        self.links.append(Link(kind, name, capacity, latency))
+        return len(self.links) - 1
+
+    def port(self, kind: str, name: str, scale: float = 1.0, latency: float | None = None) -> Duplex:
+        """Add a link in each direction at the node's rate for `kind` times `scale`, by default each with half its latency."""
+        each = getattr(self.node.latency, kind) / 2 if latency is None else latency
+        capacity = getattr(self.node, kind) * scale
+        return self.link(kind, f"{name} out", capacity, each), self.link(kind, f"{name} in", capacity, each)
+
+    def join(self, source: int, destination: int, path: Path) -> None:
+        """Declare the route from one GPU to another of the node."""
+        self._inside[source, destination] = path
+
+    def uplink(self, ways: Mapping[int, tuple[Path, Path]]) -> None:
+        """Add the NICs; `ways[g]` is the path from GPU g to its NIC and the path back. Without NICs nothing is added."""
+        node = self.node
+        if not node.nics:
+            return
+        nics = [self.port("nic", f"nic {i}", scale=node.nics / node.rails) for i in range(node.rails)]
+        for gpu, (away, back) in ways.items():
+            out, into = nics[gpu * node.rails // node.gpus]
+            self._ways[gpu] = ((*away, out), (into, *back))
+
+    def tables(self) -> tuple[Ids, Ids, Ids]:
+        """Link ids padded with −1: inside (gpus, gpus, hops), out to the fabric (gpus, hops), in from the fabric (gpus, hops)."""
+        gpus = self.node.gpus
+        inside = _padded([self._inside.get((a, b), ()) for a in range(gpus) for b in range(gpus)])
+        return inside.reshape(gpus, gpus, -1), _padded([out for out, _ in self._ways]), _padded([into for _, into in self._ways])
+
+
+def _padded(paths: list[Path]) -> Ids:
+    width = max(len(path) for path in paths)
+    return np.array([path + (-1,) * (width - len(path)) for path in paths], dtype=np.int64).reshape(len(paths), width)
+
+
+wirings: Registry[Callable[[Node], Board]] = Registry("wiring", package="topologies.wirings")

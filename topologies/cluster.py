@@ -1,0 +1,137 @@
+"""A cluster: nodes of one kind on a fabric, from the catalogue or from the user's own file.
+
+`ls topologies/clusters topologies/gpus` is the catalogue. A file may say `based_on: dgx-h100` and give only what differs; nested
+fields are merged one by one (`peak` is replaced as a whole), `null` takes a field away.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from topologies.hardware import Dtype, Fabric, Gpu, Latency, Node
+from topologies.network import Network
+from topologies.reading import Config, UserError, build, load_yaml, nearest
+from topologies.topology import Topology
+
+__all__ = ["Cluster", "Dtype", "Fabric", "Gpu", "Latency", "Node", "cluster_names", "gpu_names", "load_cluster", "load_gpu"]
+
+_HERE = Path(__file__).parent
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Cluster(Config):
+    """`nodes` equal nodes on a fabric. Hashable: equal clusters are one key of a cache."""
+
+    name: str
+    node: Node
+    nodes: int = Field(default=1, ge=1)
+    fabric: Fabric = Fabric()
+    source: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs in all."""
+        return self.nodes * self.node.gpus
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        if self.nodes > 1 and not self.node.nics:
+            raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
+        return self
+
+    def topology(self) -> Topology:
+        """Links and routes; built once per cluster."""
+        return _network(self)
+
+
+@functools.lru_cache(maxsize=64)
+def _network(cluster: Cluster) -> Network:
+    return Network(cluster)
+
+
+def cluster_names() -> list[str]:
+    """Names in the catalogue of clusters, sorted."""
+    return _names("clusters")
+
+
+def gpu_names() -> list[str]:
+    """Names in the catalogue of GPUs, sorted."""
+    return _names("gpus")
+
+
+def load_gpu(name: str) -> Gpu:
+    """A GPU of the catalogue. Raises UserError with the nearest name when there is none of that name."""
+    return build(Gpu, _gpu(name), f"gpu '{name}'")
+
+
+def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
+    """A cluster of the catalogue, or the one that a YAML or JSON file describes.
+
+    nodes: replaces the number of nodes. overrides: fields that replace those of the description, nested or with dots in their
+    names (`{"node.nic": "200 Gb/s"}`). Raises UserError for unknown names, unreadable files and impossible descriptions.
+    """
+    data = _cluster(name_or_path, ())
+    for key, value in (overrides or {}).items():
+        for part in reversed(str(key).split(".")):
+            value = {part: value}
+        data = _complete(_merge(data, value))
+    if nodes is not None:
+        data["nodes"] = nodes
+    return build(Cluster, data, name_or_path)
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.stem for path in (_HERE / folder).glob("*.yaml"))
+
+
+def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """The complete raw mapping behind a name or a path, with `based_on` and GPU names resolved."""
+    if name in seen:
+        raise UserError(f"{name}: based_on={name!r} refers to itself")
+    is_path = "/" in name or name.endswith(_SUFFIXES)
+    if not is_path and name not in cluster_names():
+        raise UserError(f"unknown cluster '{name}'{nearest(name, cluster_names())}")
+    path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"
+    data = {"name": path.stem} | load_yaml(path)
+    base = data.pop("based_on", None)
+    if base is not None:
+        beside = path.parent / str(base)
+        data = _merge(_cluster(str(beside) if beside.suffix in _SUFFIXES else str(base), (*seen, name)), data)
+    return _complete(data)
+
+
+def _complete(data: dict[str, Any]) -> dict[str, Any]:
+    """Replace the name of a GPU by its description."""
+    node = data.get("node")
+    if isinstance(node, Mapping) and "gpu" in node:
+        data = data | {"node": dict(node) | {"gpu": _gpu(node["gpu"])}}
+    return data
+
+
+def _gpu(description: object) -> Any:
+    if isinstance(description, Mapping) and "based_on" in description:
+        rest = {key: value for key, value in description.items() if key != "based_on"}
+        return _merge(_gpu(str(description["based_on"])), rest)
+    if not isinstance(description, str):
+        return description
+    if description not in gpu_names():
+        raise UserError(f"unknown GPU '{description}'{nearest(description, gpu_names())}")
+    return {"name": description} | load_yaml(_HERE / "gpus" / f"{description}.yaml")
+
+
+def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the fields of `change`; nested mappings merge, except `peak`; None removes."""
+    result = dict(base)
+    for key, value in change.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key != "peak" and "based_on" not in value:
+            result[key] = _merge(result[key], value)
+        else:
+            result[key] = value
+    return result
