@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,10 @@ TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b
 NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
 NVLS = 8  # ranks from which all-reduce runs in the switch on Hopper and Blackwell, so it says nothing of a ring
-SAMPLE = 5000  # points per fit
+BASE = 8.4e-6  # seconds that a collective takes before its first step: NCCL's own figure for rings, src/graph/tuning.cc
+LARGE = 2**22  # smallest buffer fitted to: below, NCCL uses other protocols, and training sends little
+CAPACITY = {"a100": ("nvlink", 300e9), "h100": ("nvlink", 450e9), "h200": ("nvlink", 450e9), "b200": ("nvlink", 900e9), "l40s": ("pcie", 31e9)}
+SAMPLE = 3000  # points per fit
 
 
 def heldout(*columns: Iterable[Any]) -> NDArray[np.bool_]:
@@ -41,42 +44,53 @@ def heldout(*columns: Iterable[Any]) -> NDArray[np.bool_]:
     return np.array([zlib.crc32(",".join(str(int(x)) for x in row).encode()) % 4 == 0 for row in zip(*columns, strict=True)])
 
 
-def minimise(loss: Callable[[Array], float], start: Array, rounds: int = 6) -> Array:
-    """Lowest point that Nelder-Mead finds from `start`, restarted with ever smaller steps to both sides."""
-    from scipy.optimize import minimize
+def minimise(loss: Callable[[Array], float], bounds: Mapping[str, tuple[float, float]], generations: int = 100) -> dict[str, float]:
+    """Where `loss` is lowest within `bounds`: differential evolution, then Nelder-Mead; the same answer every time.
 
-    best = start
-    for number in range(rounds):
-        step = (0.6 if number % 2 else -0.6) / (1 + number // 2)
-        simplex = np.vstack([best, best + np.diag(np.full(len(best), step))])
-        best = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 1500, "initial_simplex": simplex}).x
-    return np.asarray(best)
+    Quantities whose bounds span more than a factor of ten are searched by their logarithm.
+    """
+    from scipy.optimize import differential_evolution, minimize
+
+    low, high = (np.array([pair[i] for pair in bounds.values()]) for i in (0, 1))
+    logarithmic = (low > 0) & (high > 10 * low)
+    scale = [np.log(v) if wide else v for pair, wide in zip(bounds.values(), logarithmic, strict=True) for v in pair]
+    pairs = np.array(scale).reshape(-1, 2)
+
+    def real(x: Array) -> Array:
+        x = np.clip(x, pairs[:, 0], pairs[:, 1])
+        return np.where(logarithmic, np.exp(np.where(logarithmic, x, 0)), x)
+
+    search = differential_evolution(lambda x: loss(real(x)), pairs, maxiter=generations, popsize=8, seed=0, polish=False, tol=1e-6)
+    best = search.x
+    for _ in range(3):
+        best = minimize(lambda x: loss(real(x)), best, method="Nelder-Mead", options={"maxfev": 1500, "adaptive": True}).x
+    return dict(zip(bounds, real(best).tolist(), strict=True))
 
 
-def sigmoid(x: float) -> float:
-    """Any number to a fraction."""
-    return float(1 / (1 + np.exp(-np.clip(x, -6, 30))))
+GEMM_BOUNDS = {
+    "efficiency": (0.5, 1.0), "depth": (1.0, 1000.0), "wave": (0.0, 1.0), "memory": (0.5, 0.95), "fixed": (1e-6, 1e-5),
+    "split": (1e-7, 2e-5), "blend": (1.5, 9.0),
+    "size1": (0.3, 1.0), "size2": (0.3, 1.0), "size3": (0.3, 1.0), "size4": (0.3, 1.0),
+}  # fmt: skip
+QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
+ATTENTION_BOUNDS = {
+    "efficiency": (0.3, 1.0), "head_half": (1.0, 200.0), "keys_half": (10.0, 1000.0), "wave": (0.0, 1.0), "fixed": (1e-6, 4e-5)
+}  # fmt: skip
+
+RING_BOUNDS = {"efficiency": (0.2, 1.0), "latency": (1e-7, 1e-4)}
 
 
-def gemm_curve(x: Array) -> GemmCurve:
+def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
     """The curve that the fit's free numbers stand for; units are not parsed here, for speed."""
-    sizes = [1.0, *(sigmoid(v) for v in x[8:12])]
+    sizes = [1.0, *(found[f"size{i}"] for i in range(1, 5))]
     tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i]) for m, n, i in SIZES)
-    depth, memory, fixed, split, cache, blend = (float(np.exp(v)) for v in (x[1], x[3], x[4], x[5], x[6], x[7]))
-    return GemmCurve.model_construct(
-        efficiency=sigmoid(x[0]), depth=depth, wave=sigmoid(x[2]), memory=min(memory, 0.95), fixed=fixed * 1e-6, tiles=tiles,
-        split=split * 1e-6, cache=cache * 1e6, blend=min(1 + blend, 12.0),
-    )  # fmt: skip
+    own = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
+    return GemmCurve.model_construct(tiles=tiles, **own)  # type: ignore[arg-type]
 
 
-def gemm_start() -> Array:
-    """Where the fit begins: a plausible GPU."""
-    return np.array([2.0, np.log(200), 1.0, np.log(0.85), np.log(3), np.log(2), np.log(30), np.log(2), 2, 1.5, 1, 0.5, np.log(8), np.log(0.5)])
-
-
-def quantisation(x: Array, m: Array, k: Array, bandwidth: float) -> Array:
-    """The fp8 rows include the pass that quantises the activations: per row and per element; it is no part of the price."""
-    return np.asarray(m * np.exp(x[12]) * 1e-9 + 3 * m * k / (bandwidth * np.exp(x[13])))
+def quantisation(found: Mapping[str, float], m: Array, k: Array, bandwidth: float) -> Array:
+    """The fp8 rows include the pass that quantises the activations: per row and per byte; it is no part of the price."""
+    return np.asarray(m * found["per_row"] + 3 * m * k / (bandwidth * found["per_byte"]))
 
 
 def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str) -> tuple[GemmCurve, dict[str, float]]:
@@ -85,29 +99,24 @@ def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str) -> tuple[GemmCurve,
     size = 1 if dtype == "fp8" else 2
     traffic = size * (m * k + k * n) + 2 * m * n
 
-    def predict(x: Array, at: Any) -> Array:
+    bounds = GEMM_BOUNDS | (QUANTISE_BOUNDS if dtype == "fp8" else {})
+
+    def predict(x: Iterable[float], at: Any) -> Array:
+        found = dict(zip(bounds, x, strict=True))
         shape = (np.ones(len(m[at])), m[at], n[at], k[at])
-        price = gemm_seconds(gemm_curve(x), gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, shape, traffic[at], np.minimum)
-        return np.asarray(price + quantisation(x, m[at], k[at], gpu.memory_bandwidth) if dtype == "fp8" else price)
+        price = gemm_seconds(gemm_curve(found), gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, shape, traffic[at], np.minimum)
+        return np.asarray(price + quantisation(found, m[at], k[at], gpu.memory_bandwidth) if dtype == "fp8" else price)
 
     kept_out = heldout(m, n, k)
     free = np.flatnonzero(~kept_out)
     sample = np.random.default_rng(0).choice(free, min(SAMPLE, len(free)), replace=False)
     weight = np.where((m >= 512) & (n >= 256) & (k >= 256), 1.0, 0.25)[sample]
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, sample) / seconds[sample])), weights=weight)), gemm_start())
-    error = np.abs(predict(found, slice(None)) / seconds - 1)
+    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, sample) / seconds[sample])), weights=weight)), bounds)
+    error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
     large = kept_out & (m >= 512)
     bulk = large & (n >= 512) & (k >= 512)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[bulk]}
     return gemm_curve(found), {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(error[large], 0.9))}
-
-
-def attention_curve(x: Array, backward: float) -> AttentionCurve:
-    """The curve that the fit's free numbers stand for."""
-    head, keys, fixed = (float(np.exp(v)) for v in x[1:4])
-    return AttentionCurve.model_construct(
-        efficiency=sigmoid(x[0]), head_half=head, keys_half=keys, block=128, wave=sigmoid(x[4]), fixed=fixed * 1e-6, backward=backward
-    )
 
 
 def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, float]]:
@@ -115,19 +124,20 @@ def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[
     columns = ("batch_size", "num_heads", "num_key_value_heads", "isl", "head_dim", "seconds")
     batch, heads, groups, length, dim, seconds = (table[c].to_numpy(float) for c in columns)
 
-    def predict(x: Array, at: Any) -> Array:
+    def predict(x: Iterable[float], at: Any) -> Array:
+        curve = AttentionCurve.model_construct(block=128, backward=backward, **dict(zip(ATTENTION_BOUNDS, x, strict=True)))
         shape = (batch[at], heads[at], groups[at], length[at], length[at], dim[at], np.ones(len(batch[at])))
-        return np.asarray(attention_seconds(attention_curve(x, backward), gpu.peak["bf16"], gpu.sms, shape, np.minimum))
+        return np.asarray(attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum))
 
     kept_out = heldout(batch, heads, groups, length, dim)
     free = np.flatnonzero(~kept_out)
     weight = np.where((length >= 1024) & (batch * heads >= 8), 1.0, 0.25)[free]
-    start = np.array([1.0, np.log(40), np.log(150), np.log(8), 1.0])
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, free) / seconds[free])), weights=weight)), start)
-    error = np.abs(predict(found, slice(None)) / seconds - 1)
+    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, free) / seconds[free])), weights=weight)), ATTENTION_BOUNDS)
+    error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
     large = kept_out & (length >= 1024) & (batch * heads >= 8)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large]}
-    return attention_curve(found, backward), {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(error[large], 0.9))}
+    curve = AttentionCurve.model_construct(block=128, backward=backward, **found)
+    return curve, {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(error[large], 0.9))}
 
 
 def fit_ring(table: pd.DataFrame, capacity: float, base: float) -> tuple[float, float, dict[str, float]]:
@@ -136,12 +146,112 @@ def fit_ring(table: pd.DataFrame, capacity: float, base: float) -> tuple[float, 
     steps = np.where(table.operation == "all_reduce", 2, 1) * (ranks - 1)
 
     def predict(x: Array) -> Array:
-        return np.asarray(base + steps * np.exp(x[1]) * 1e-6 + steps / ranks * size / (capacity * sigmoid(x[0])))
+        return np.asarray(base + steps * x[1] + steps / ranks * size / (capacity * x[0]))
 
-    kept_out = heldout(ranks, size)
+    kept_out = heldout(steps, ranks, size)
     weight = np.where(kept_out, 0.0, np.where(ranks > 2, 1.0, 0.5))
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x) / seconds)), weights=weight)), np.array([1.0, 1.0]), 3)
-    error = np.abs(predict(found) / seconds - 1)
+    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x) / seconds)), weights=weight)), RING_BOUNDS)
+    error = np.abs(predict(np.array(list(found.values()))) / seconds - 1)
     large = size >= 2**25
     errors = {"fit": error[~kept_out], "all": error[kept_out], "large": error[kept_out & large]}
-    return sigmoid(found[0]), float(np.exp(found[1])) * 1e-6, {name: float(np.median(e)) for name, e in errors.items()}
+    return found["efficiency"], found["latency"], {name: float(np.median(e)) for name, e in errors.items()}
+
+
+def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:
+    """Rate of the backward pass over that of `curve`'s forward pass, from published rates of both passes together.
+
+    Columns seqlen, batch, heads, head_dim, tflops, causal. The backward pass has 2.5 times the FLOPs, so with rates F, B and R of forward,
+    backward and both, 3.5/R = 1/F + 2.5/B. The median over sequences of 1,024 and more.
+    """
+    length, batch, heads, dim, both = (table[c].to_numpy(float) for c in ("seqlen", "batch", "heads", "head_dim", "tflops"))
+    shape = (batch, heads, heads, length, length, dim, np.ones(len(length)))
+    flops = 2 * batch * heads * length**2 * dim
+    forward = flops / attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum)
+    backward = 2.5 / (3.5 / (both * 1e12) - 1 / forward)
+    return float(np.median((backward / forward)[length >= 1024]))
+
+
+def tidy(value: float, unit: str = "") -> float | str:
+    """Four digits for a file; seconds as "2.9 us"."""
+    return f"{value * 1e6:.4g} us" if unit == "us" else float(f"{value:.4g}")
+
+
+def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
+    """A curve as a profile's file spells it."""
+    data = curve.model_dump()
+    for name, value in data.items():
+        if name == "tiles":
+            data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
+        elif isinstance(value, float):
+            data[name] = tidy(value, "us" if name in ("fixed", "split") else "")
+    return data
+
+
+def note(data: dict[str, Any], part: str, errors: Mapping[str, float], ranges: Mapping[str, Array]) -> None:
+    """Write a fit's errors and the measured range into the provenance of `part`."""
+    extent = {name: [float(np.min(v)), float(np.max(v))] for name, v in ranges.items()}
+    rounded = {name: tidy(value) for name, value in errors.items()}
+    data["provenance"][part] |= {"fit_error": rounded["fit"], "heldout_error": rounded["large"], "errors": rounded, "measured_range": extent}
+
+
+def refit(tables: Path, name: str) -> None:
+    """Fit GEMM, attention and NVLink prices of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
+    import pandas as pd
+
+    path = FOLDER / f"{name}.yaml"
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    profile = load_profile(name)
+    gpu = load_gpu(profile.gpu)
+    products = pd.read_csv(tables / "kernels" / f"gemm_{TABLES[name]}.csv.gz")
+    for dtype, spelt in NAMES.items():
+        if dtype not in profile.gemm:
+            continue
+        rows = products[products.gemm_dtype == spelt].groupby(["m", "n", "k"], as_index=False).seconds.median()
+        curve, errors = fit_gemm(rows, gpu, dtype)
+        data["gemm"][dtype] = described(curve)
+        if dtype == "bf16":
+            note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
+        else:
+            data["provenance"]["gemm"]["errors"] |= {f"{dtype} {key}": tidy(value) for key, value in errors.items()}
+        print(name, dtype, errors)
+    _refit_attention(tables, name, data, gpu)
+    _refit_links(tables, name, data)
+    path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
+    load_profile(name)
+
+
+def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardware) -> None:
+    import pandas as pd
+
+    rows = pd.read_csv(tables / "kernels" / "attention_forward.csv.gz")
+    # decode kernels are for single queries; below 256 tokens launch and padding hide everything
+    rows = rows[rows.device.str.contains(f"NVIDIA {name.upper()}") & (rows.isl >= 256) & ~rows.kernel_source.str.contains("decode")]
+    curve, errors = fit_attention(rows, gpu, data["attention"]["backward"])
+    if name == "a100":
+        other = pd.read_csv(tables / "kernels" / "attention_other.csv")
+        both = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd") & (other.causal.astype(str) == "True")]
+        curve = curve.model_copy(update={"backward": fit_backward(both, gpu, curve)})
+    data["attention"] = described(curve)
+    length = rows.isl.to_numpy()
+    ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
+    note(data, "attention", errors, ranges | {"queries": length, "keys": length})
+    print(name, "attention", errors, curve.backward)
+
+
+def _refit_links(tables: Path, name: str, data: dict[str, Any]) -> None:
+    import pandas as pd
+
+    kind, capacity = CAPACITY[name]
+    rows = pd.read_csv(tables / "nccl" / "nvlink_one_node.csv").rename(columns={"op": "operation", "time_s": "seconds"})
+    rows["bytes"] = 2 * rows.message_elements
+    rows = rows[rows.machine.str.contains(f"NVIDIA {name.upper()}") & (rows.operation != "alltoall") & (rows.bytes >= LARGE)]
+    rows = rows[rows.ranks == 2] if kind == "pcie" else rows[(rows.operation != "all_reduce") | (rows.ranks < NVLS) | (name == "a100")]
+    efficiency, latency, errors = fit_ring(rows, capacity, BASE)
+    data["links"][kind] = {"efficiency": tidy(efficiency), "latency": tidy(latency, "us")}
+    note(data, "links", errors, {"ranks": rows.ranks.to_numpy(), "bytes": rows.bytes.to_numpy()})
+    print(name, kind, efficiency, latency, errors)
+
+
+if __name__ == "__main__":
+    for profile_name in sys.argv[2:] or TABLES:
+        refit(Path(sys.argv[1]), profile_name)

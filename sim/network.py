@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from simpy import Environment, Event
 
@@ -95,7 +95,7 @@ class Network:
         flow.event.callbacks.append(self._drained)
 
     def _drained(self, event: Event) -> None:
-        flow, whole = event.value
+        flow, whole = cast(tuple[Flow, bool], event.value)
         flow.event = None
         now = self.env.now
         neighbours: dict[Flow, None] = {}

@@ -16,16 +16,22 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, model_validator
 
 from sim.program import Kernel
+from topologies.board import KINDS
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, Seconds
-
-LINKS = ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
-BYTES = {"fp8": 1, "int8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+_PART = {
+    "gemm": "gemm",
+    "attention_forward": "attention",
+    "attention_backward": "attention",
+    "memory": "memory",
+    "optimizer": "memory",
+}  # kind of kernel -> part of the profile that prices it
+_SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal")}
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
 
@@ -45,6 +51,7 @@ class Hardware(Protocol):
 class Provenance(Config):
     """Where the numbers of one part of a profile come from."""
 
+    measured: bool  # on a GPU of this kind; otherwise the numbers follow from `rule`
     machine: str  # what was measured
     versions: str  # software versions as far as the source names them
     date: str  # of the measurement, or of the source's commit
@@ -52,7 +59,8 @@ class Provenance(Config):
     grid: str  # which shapes or sizes were measured
     rule: str = ""  # how the constants follow from the measurements, with every assumption
     fit_error: NotNegative | None = None  # median relative error on the points fitted to
-    heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit
+    heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
+    errors: dict[str, NotNegative] = {}  # more of them, by what was left out of the fit
     measured_range: dict[str, tuple[float, float]] = {}  # quantity -> lowest and highest value measured
 
 
@@ -73,7 +81,6 @@ class GemmCurve(Config):
     wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # 1: the last wave of tiles counts as whole; 0: perfectly balanced
     split: Seconds = 2e-6  # extra time of a product whose k is cut in parts, when there are few tiles
     memory: Fraction = 0.8  # of the memory bandwidth when limited by it
-    cache: Bytes = 0.0  # operands far smaller than this were found in the cache
     blend: float = Field(4.0, ge=1)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
     fixed: Seconds = 0.0  # start and end of a kernel
 
@@ -132,21 +139,27 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        missing = set(LINKS) - set(self.links)
+        missing = [kind for kind in KINDS if kind not in self.links]
         if missing:
-            raise ValueError(f"links={sorted(self.links)} must price every kind of link; missing: {', '.join(sorted(missing))}")
+            raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
 
 
 def gemm_seconds(
-    curve: GemmCurve, peak: float, bandwidth: float, sms: int, shape: tuple[Any, Any, Any, Any], traffic: Any, least: Callable[..., Any] = min
+    curve: GemmCurve,
+    peak: float,
+    bandwidth: float,
+    sms: int,
+    shape: tuple[Any, Any, Any, Any],
+    traffic: Any,
+    least: Callable[..., Any] = min,
 ) -> Any:
     """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile.
 
     Numbers, or arrays of one length when `least` is `np.minimum`.
     """
     batch, m, n, k = shape
-    move = traffic * (traffic / (traffic + curve.cache)) / (bandwidth * curve.memory)
+    move = traffic / (bandwidth * curve.memory)
     partial = 8 * batch * m * n / (bandwidth * curve.memory)  # an fp32 partial result is written and read
     best: Any = None
     for tile in curve.tiles:
@@ -156,7 +169,7 @@ def gemm_seconds(
         waves = curve.wave * -(-tiles // sms) + (1 - curve.wave) * least_waves
         whole = waves * step * (k + curve.depth)
         parts = least(sms // tiles + (tiles > sms), 8)
-        cut = step * (k / parts + curve.depth) + curve.split + parts * partial
+        cut = waves * step * (k / parts + curve.depth) + curve.split + parts * partial
         seconds = least(whole, cut)
         best = seconds if best is None else least(best, seconds)
     return curve.fixed + (best**curve.blend + move**curve.blend) ** (1 / curve.blend)
@@ -185,12 +198,13 @@ class Prices:
     def __init__(self, profile: Profile, gpu: Hardware) -> None:
         self.profile = profile
         self.gpu = gpu
+        self._sms = max(gpu.sms, 1)  # a CPU process counts as one
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
 
     def _seconds(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":
             return self._gemm(kernel)
-        if kernel.kind in ("attention_forward", "attention_backward"):
+        if kernel.kind.startswith("attention"):
             return self._attention(kernel)
         memory = self.profile.memory
         efficiency = self.profile.optimizer if kernel.kind == "optimizer" else memory.efficiency
@@ -210,14 +224,25 @@ class Prices:
         batch, m, n, k = kernel.shape
         gpu = self.gpu
         curve = self._curve(kernel.dtype)
-        return float(gemm_seconds(curve, self._peak(kernel.dtype), gpu.memory_bandwidth, gpu.sms, (batch, m, n, k), kernel.bytes))
+        return float(gemm_seconds(curve, self._peak(kernel.dtype), gpu.memory_bandwidth, self._sms, (batch, m, n, k), kernel.bytes))
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.attention
-        forward: float = attention_seconds(curve, self._peak(kernel.dtype), self.gpu.sms, kernel.shape)
+        forward: float = attention_seconds(curve, self._peak(kernel.dtype), self._sms, kernel.shape)
         arithmetic = forward * 2.5 / curve.backward if kernel.kind == "attention_backward" else forward
         return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
 
     def extrapolation(self, kernel: Kernel) -> str | None:
         """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
+        part = _PART[kernel.kind]
+        provenance = self.profile.provenance.get(part)
+        if provenance is None or not provenance.measured:
+            return f"{part}: not measured for profile '{self.profile.name}'"
+        if part == "gemm" and self._curve(kernel.dtype) is not self.profile.gemm.get(kernel.dtype):
+            if _SIBLING.get(kernel.dtype) not in self.profile.gemm:
+                return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
+        for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
+            low, high = provenance.measured_range.get(name, (value, value))
+            if not low <= value <= high:
+                return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}"
         return None

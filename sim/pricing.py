@@ -83,7 +83,9 @@ class Pricing:
         repeat = work.repeat if isinstance(work, Collective) else 1
         demands = self.wiring.demands[traffic]
         parts = tuple(Part(demand.share * work.bytes * repeat, demand.flows) for demand in demands)
-        steps = sum(count * latency for demand in demands for count, latency in zip(demand.steps, self._latency, strict=True))
+        steps = sum(
+            demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True)) for demand in demands
+        )
         latency = on_grid(repeat * (steps + (self.prices.profile.collective_launch if demands else 0.0)))
         capacity = self.capacity
         transfer = sum(on_grid(p.bytes / min(capacity[link] / count for link, count in p.flows)) for p in parts if p.flows)

@@ -7,6 +7,7 @@ that runs repeat exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from simpy import Environment, Event
@@ -217,7 +218,7 @@ class _Player:
         return event
 
     def _computed(self, event: Event) -> None:
-        op = event.value
+        op = cast(int, event.value)
         work = self.work[op]
         if self.slowdown > 1:
             del self.computing[self.lane_of[op]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.collectives import Ids, Place, Schedule, algorithms
+from sim.collectives import Ids, Phase, Place, Schedule, algorithms
 from sim.grid import Grid
 from topologies.topology import Topology
 
@@ -39,13 +39,15 @@ class Stretch:
     """A part of a collective during which the same links carry the same share.
 
     share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link;
-    steps: for each kind of link, on how many rounds of the longest path it is the slowest hop (latency is priced from it).
+    steps: for each kind of link, on how many rounds of the longest path it is the outermost hop (the profile prices its protocol);
+    wire: seconds that links and switches themselves add along that path.
     """
 
     share: float
     links: Ids
     flows: Floats
     steps: Floats
+    wire: float
 
 
 def members(grid: Grid, traffic: Traffic) -> Ids:
@@ -87,43 +89,44 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         source, destination = groups[:, phase.source], groups[:, phase.destination]
         routes = topology.routes(source.ravel(), destination.ravel())
         links, flows = np.unique(routes[routes >= 0], return_counts=True)
-        slowest = _slowest_kind(topology, routes).reshape(source.shape)
-        steps = _steps(slowest[0], phase.source, phase.destination, phase.channel, times, len(topology.kinds))
-        result.append(Stretch(times / plan.chunks, links, flows.astype(float), steps))
+        hops = _hops(topology, routes).reshape(*source.shape, -1)
+        path = _longest(hops[0], phase, times)
+        result.append(Stretch(times / plan.chunks, links, flows.astype(float), path[:-1], float(path[-1])))
     return tuple(result)
 
 
-def _slowest_kind(topology: Topology, routes: Ids) -> Ids:
-    """The kind of link that sets the latency of each route: the outermost in the order of `kinds`, −1 for no link."""
-    kinds = np.where(routes >= 0, topology.kind(np.maximum(routes, 0)), -1)
-    return kinds.max(axis=1, initial=-1)
+def _hops(topology: Topology, routes: Ids) -> Floats:
+    """Per route: 1 in the column of its outermost kind of link, and in the last column the latency of its links in seconds."""
+    real = routes >= 0
+    links = np.maximum(routes, 0)
+    kinds = np.where(real, topology.kind(links), -1).max(axis=1, initial=-1)
+    hops = np.zeros((len(routes), len(topology.kinds) + 1))
+    hops[np.flatnonzero(kinds >= 0), kinds[kinds >= 0]] = 1.0
+    hops[:, -1] = np.where(real, topology.latency(links), 0.0).sum(axis=1)
+    return hops
 
 
-def _steps(kind: Ids, source: Ids, destination: Ids, channel: Ids, times: int, kinds: int) -> Floats:
-    """How often each kind is on the path that data takes in `times` rounds, following receiver to next sender; the worst start.
+def _longest(hops: Floats, phase: Phase, times: int) -> Floats:
+    """Sum of hops on the path that data takes in `times` rounds, from receiver to next sender; of the slowest start.
 
     A ring's data crosses fast and slow hops in turns: its latency is the sum along the path, not `times` slowest hops.
     """
-    counts = np.zeros((len(kind), kinds))
-    counts[np.flatnonzero(kind >= 0), kind[kind >= 0]] = 1.0
-    if times == 1:
-        total = counts
-    else:
-        width = int(max(source.max(), destination.max())) + 1
-        where = np.full((int(channel.max()) + 1) * width, -1)
-        where[channel * width + source] = np.arange(len(source))
-        total = _along(counts, where[channel * width + destination], times)
-    weight = total @ np.arange(1, kinds + 1) ** 4  # outer kinds are slower by far
-    return np.asarray(total[int(np.argmax(weight))])
+    if times > 1:
+        width = int(max(phase.source.max(), phase.destination.max())) + 1
+        sender = np.full((int(phase.channel.max()) + 1) * width, -1)
+        sender[phase.channel * width + phase.source] = np.arange(len(phase.source))
+        hops = _along(hops, sender[phase.channel * width + phase.destination], times)
+    order = np.lexsort((hops[:, -1], *hops[:, :-1].T))  # outer kinds are the slower ones
+    return np.asarray(hops[order[-1]])
 
 
-def _along(counts: Floats, following: Ids, times: int) -> Floats:
-    """Sum of `counts` over `times` edges from every edge, by doubling."""
-    total, at = np.zeros_like(counts), np.arange(len(following))
+def _along(hops: Floats, following: Ids, times: int) -> Floats:
+    """Sum of `hops` over `times` edges from every edge, by doubling."""
+    total, at = np.zeros_like(hops), np.arange(len(following))
     while times:
         if times & 1:
-            total, at = total + counts[at], following[at]
-        counts, following, times = counts + counts[following], following[following], times >> 1
+            total, at = total + hops[at], following[at]
+        hops, following, times = hops + hops[following], following[following], times >> 1
     return total
 
 
@@ -133,6 +136,7 @@ class Demand(NamedTuple):
     share: float
     flows: tuple[tuple[int, float], ...]
     steps: tuple[float, ...]
+    wire: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     for number, (traffic, stretch) in enumerate(parts):
         links, one = np.unique(merged[at[number]], return_index=True)
         flows = tuple(zip(links.tolist(), stretch.flows[one].tolist(), strict=True))
-        demands[traffic] += (Demand(stretch.share, flows, tuple(stretch.steps.tolist())),)
+        demands[traffic] += (Demand(stretch.share, flows, tuple(stretch.steps.tolist()), stretch.wire),)
     names = topology.kinds
     return Wiring(
         tuple(capacity[first].tolist()), tuple(names[k] for k in kind[first]), tuple(touched[first].tolist()),

@@ -5,7 +5,7 @@ A wiring is a function `Node → Board` in one file of `topologies/wirings`, reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,13 +56,27 @@ class Board:
         """Declare the route from one GPU to another of the node."""
         self._inside[source, destination] = path
 
-    def uplink(self, ways: Mapping[int, tuple[Path, Path]]) -> None:
+    def star(self, kind: str, noun: str) -> None:
+        """A port per GPU through which it reaches every other: out of the one, into the other."""
+        ports = [self.port(kind, f"{noun} {gpu} {kind}") for gpu in range(self.node.gpus)]
+        for a, (out, _) in enumerate(ports):
+            for b, (_, into) in enumerate(ports):
+                if a != b:
+                    self.join(a, b, (out, into))
+
+    def slots(self) -> None:
+        """A PCIe slot per GPU with its NIC beside it under the same switch; nothing when the node has no NICs."""
+        if self.node.nics:
+            ports = [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(self.node.gpus)]
+            self.uplink([((out,), (into,)) for out, into in ports])
+
+    def uplink(self, ways: Sequence[tuple[Path, Path]]) -> None:
         """Add the NICs; `ways[g]` is the path from GPU g to its NIC and the path back. Without NICs nothing is added."""
         node = self.node
         if not node.nics:
             return
         nics = [self.port("nic", f"nic {i}", scale=node.nics / node.rails) for i in range(node.rails)]
-        for gpu, (away, back) in ways.items():
+        for gpu, (away, back) in enumerate(ways):
             out, into = nics[gpu * node.rails // node.gpus]
             self._ways[gpu] = ((*away, out), (into, *back))
 

@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from topologies.hardware import Dtype, Fabric, Gpu, Latency, Node
 from topologies.network import Network
 from topologies.reading import Config, UserError, build, load_yaml, nearest
-from topologies.topology import Topology
 
 __all__ = ["Cluster", "Dtype", "Fabric", "Gpu", "Latency", "Node", "cluster_names", "gpu_names", "load_cluster", "load_gpu"]
 
@@ -44,8 +43,8 @@ class Cluster(Config):
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
         return self
 
-    def topology(self) -> Topology:
-        """Links and routes; built once per cluster."""
+    def topology(self) -> Network:
+        """Links and routes (a `Topology`); built once per cluster."""
         return _network(self)
 
 

@@ -15,7 +15,9 @@ Values = NDArray[np.float64]
 
 
 class Topology(Protocol):
-    """How GPUs are wired. GPUs are numbered 0 … gpus − 1; directed links are numbered 0 … links − 1."""
+    """How GPUs are wired. GPUs are numbered 0 … gpus − 1; directed links are numbered 0 … links − 1. Hashable."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def gpus(self) -> int:

@@ -45,7 +45,7 @@ def _phase(rings: Ids, lag: int, reduce: bool) -> Phase:
 
 def _owned(rings: Ids, position: Ids, channel: Ids, lag: int, turn: int) -> Ids:
     channels, size = rings.shape
-    return rings[channel, (position - turn - lag) % size] * channels + channel
+    return np.asarray(rings[channel, (position - turn - lag) % size] * channels + channel)
 
 
 @algorithms("reduce_scatter/ring")

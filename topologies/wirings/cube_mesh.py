@@ -39,7 +39,5 @@ def cube_mesh(node: Node) -> Board:
             elif a != b:
                 between = max(range(GPUS), key=lambda c: (min(counts.get((a, c), 0), counts.get((c, b), 0)), -c))
                 board.join(a, b, (pair[a, between], pair[between, b]))
-    if node.nics:
-        slots = [board.port("pcie", f"gpu {gpu} pcie") for gpu in range(GPUS)]
-        board.uplink({gpu: ((out,), (into,)) for gpu, (out, into) in enumerate(slots)})
+    board.slots()
     return board

@@ -36,7 +36,7 @@ class _Tree:
             for b in range(node.gpus):
                 if a != b:
                     self.board.join(a, b, self._between(a, b))
-        self.board.uplink({gpu: self._to_nic(gpu) for gpu in range(node.gpus)})
+        self.board.uplink([self._to_nic(gpu) for gpu in range(node.gpus)])
 
     def _switch(self, gpu: int) -> int:
         """Number of the GPU's switch; without switches, every GPU by itself."""

@@ -1,0 +1,211 @@
+"""shardyard: how long is a training step, what does it move, what does it hold, and what would it cost to do it differently?
+
+The front door: the command line (`shardyard --help`) and the public Python API. It imports the rooms and holds no logic of its own.
+
+>>> import shardyard
+>>> job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"tp": 2, "sequence_parallel": True, "global_batch": 16})
+>>> timeline = shardyard.simulate(job)
+>>> summary = shardyard.summarise(timeline)
+>>> summary.fits
+True
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sim.summary import Summary
+    from sim.timeline import Timeline
+    from strategies.job import Job
+
+__all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "read_job", "simulate", "summarise"]
+
+_LAZY = {
+    "Job": "strategies.job", "Summary": "sim.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
+    "read_job": "strategies.job", "summarise": "sim.summary",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that `shardyard --help` is instant."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shardyard' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def simulate(job: Job, *, fold: bool = True) -> Timeline:
+    """Play one training step of `job`. fold=False gives every rank its own actor. Raises UserError for impossible jobs."""
+    from calibration.profiles import load_profile, profile_for
+    from sim.prices import Prices
+    from sim.run import run
+    from strategies.lower import lower
+
+    gpu = job.cluster.node.gpu
+    profile = load_profile(job.profile) if job.profile else profile_for(gpu.name)
+    program = lower(job.model, job.resolve())
+    return run(program, job.cluster.topology(), Prices(profile, gpu), fold=fold)
+
+
+def describe(job: Job, command: str = "") -> dict[str, Any]:
+    """The job's inputs, for people and reports."""
+    plan = job.resolve()
+    return {
+        "name": job.name,
+        "model": job.model.name,
+        "parameters": job.model.parameters,
+        "cluster": f"{job.cluster.nodes} × {job.cluster.name}",
+        "gpu": job.cluster.node.gpu.name,
+        "gpus": job.cluster.gpus,
+        "plan": {
+            **job.plan.model_dump(mode="json"), "dp": plan.dp, "sequence": plan.sequence, "global_batch": plan.global_batch,
+            "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
+        },
+        "ignored": list(job.ignored),
+        "hash": job.hash,
+        "version": _version(),
+        "command": command,
+    }  # fmt: skip
+
+
+def _version() -> str:
+    try:
+        return version("shardyard")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Commands(click.Group):
+    """A user's mistake is one line on stderr and exit code 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line."""
+        from topologies.reading import UserError
+
+        try:
+            return super().main(*args, **kwargs)
+        except UserError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+
+
+def _options(command: Any) -> Any:
+    """What makes a job."""
+    for option in reversed((
+        click.option("--model", help="Preset, config.json or YAML, instead of the job's."),
+        click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
+        click.option("--nodes", type=int, help="Number of nodes."),
+        click.option("--plan", help="YAML of the plan, instead of the job's."),
+        click.option("--profile", help="Profile of measured prices; by default the one of the cluster's GPU."),
+        click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change one field: plan.tp=4, cluster.node.nic='200 Gb/s'."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="shardyard")
+def main() -> None:
+    """Simulate distributed training: step time, memory and communication of any plan on any cluster."""
+
+
+@main.command("simulate")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@_options
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
+@click.option("--report", metavar="FOLDER", help="Also write an HTML page, figures, CSV and a Perfetto trace.")
+@click.option("--unfolded", is_flag=True, help="Give every rank its own actor (same answer, slower).")
+def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool, **given: Any) -> None:
+    """Predict one training step of a job."""
+    from sim.summary import summarise
+    from strategies.job import read_job
+
+    asked = read_job(job, **given)
+    timeline = simulate(asked, fold=not unfolded)
+    summary, inputs = summarise(timeline), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    if as_json:
+        click.echo(json.dumps({"job": inputs, **summary.to_dict()}, indent=2))
+    else:
+        from reports.tables import one_screen, show
+
+        show(one_screen(summary, inputs))
+    if report:
+        from reports.page import write_report
+
+        paths = write_report(report, timeline, summary, inputs)
+        click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
+
+
+@main.command("compare")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB.yaml…")
+@_options
+@click.option("--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="Add a variant of the first job: 'plan.tp=4,plan.pp=2'.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON with stable keys.")
+def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
+    """Several jobs side by side: what differs, and what it does."""
+    from sim.summary import summarise
+    from strategies.job import read_job
+
+    asked = [read_job(job, overrides, **given) for job in jobs]
+    asked += [read_job(jobs[0], (*overrides, *variant.split(",")), name=variant, **given) for variant in variants]
+    rows = [(job.name, summarise(simulate(job)), describe(job)) for job in asked]
+    if as_json:
+        click.echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
+    else:
+        from reports.tables import comparison, show
+
+        show(comparison(rows))
+
+
+@main.command("list")
+@click.argument("sort", required=False)
+def _list(sort: str | None) -> None:
+    """Names that can be used: models, clusters, gpus, profiles, schedules, data_parallel, algorithms, metrics."""
+    catalogues = _catalogues()
+    if sort is None:
+        for name, names in catalogues.items():
+            click.echo(f"{name}: {', '.join(names())}")
+        return
+    if sort not in catalogues:
+        from topologies.reading import UserError, nearest
+
+        raise UserError(f"unknown list '{sort}'{nearest(sort, catalogues)}")
+    for name in catalogues[sort]():
+        click.echo(name)
+
+
+def _catalogues() -> dict[str, Any]:
+    from calibration.profiles import profile_names
+    from reports.metrics import metric_names
+    from sim.collectives import algorithms
+    from strategies.data_parallel import hooks
+    from strategies.model import model_names
+    from strategies.schedules import schedules
+    from topologies.cluster import cluster_names, gpu_names
+
+    return {
+        "models": model_names, "clusters": cluster_names, "gpus": gpu_names, "profiles": profile_names,
+        "schedules": lambda: list(schedules), "data_parallel": lambda: list(hooks), "algorithms": lambda: list(algorithms),
+        "metrics": metric_names,
+    }  # fmt: skip
+
+
+@main.command("explain")
+@click.argument("metric")
+def _explain(metric: str) -> None:
+    """What a metric means, with its formula and source."""
+    from reports.metrics import explain
+
+    click.echo(explain(metric))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The answer: one step's numbers, all of them functions of the timeline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sim.memory import ledger
+from sim.timeline import AXES, Timeline
+
+FLOPS_RULE = (
+    "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by causality); "
+    "HFU adds what is recomputed"
+)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Peak memory of one stage's ranks, in bytes; `kinds` is what is held at that moment."""
+
+    stage: int
+    rank: int
+    kinds: dict[str, float]
+    overhead: float  # context, communicators and the allocator's reserve
+    peak: float  # everything
+    time: float  # when, seconds into the step
+    op: str  # during which op
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What one rank sends along one axis in a step; psi: elements in units of the model's parameters Ψ."""
+
+    bytes: float
+    elements: float
+    psi: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
+
+    gpus: int
+    step_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    model_flops_per_gpu: float  # achieved FLOP/s
+    mfu: float
+    hfu: float
+    flops_rule: str
+    gpu_hours_per_step: float
+    breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
+    bubble: float  # fraction of the step
+    exposed: float  # fraction of the step
+    volume: dict[str, Volume]  # by axis, of the rank that sends most
+    memory: tuple[StageMemory, ...]
+    memory_capacity: float
+    fits: bool
+    events: int
+    profile: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> StageMemory:
+        """The stage with the highest peak."""
+        return max(self.memory, key=lambda stage: stage.peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        data = asdict(self)
+        worst = self.worst
+        data["memory_peak"] = worst.peak
+        data["memory_over"] = max(0.0, worst.peak - self.memory_capacity)
+        data["memory_worst_stage"] = worst.stage
+        return data
+
+
+def summarise(timeline: Timeline) -> Summary:
+    """Everything that people ask first."""
+    program, prices = timeline.program, timeline.pricing.prices
+    world, step = program.grid.world, timeline.step
+    breakdown = timeline.breakdown()
+    memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
+    capacity = prices.gpu.memory
+    peak = world * prices.gpu.peak[program.dtype] * step
+    return Summary(
+        gpus=world,
+        step_seconds=step,
+        tokens_per_second=program.tokens / step,
+        tokens_per_second_per_gpu=program.tokens / step / world,
+        model_flops_per_gpu=program.model_flops / step / world,
+        mfu=program.model_flops / peak,
+        hfu=program.hardware_flops / peak,
+        flops_rule=FLOPS_RULE,
+        gpu_hours_per_step=world * step / 3600,
+        breakdown=breakdown,
+        bubble=breakdown["bubble"] / step,
+        exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES) / step,
+        volume=_volumes(timeline),
+        memory=memory,
+        memory_capacity=capacity,
+        fits=max(stage.peak for stage in memory) <= capacity,
+        events=timeline.events,
+        profile=prices.profile.name,
+    )
+
+
+def _memory(timeline: Timeline, lane: int) -> StageMemory:
+    book = ledger(timeline, lane)
+    overhead = timeline.pricing.prices.profile.overhead
+    groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
+    extra = overhead.context + groups * overhead.communicator + overhead.reserve * book.peak
+    time, op = book.when
+    actor = timeline.lanes[lane]
+    stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
+    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op)
+
+
+def _volumes(timeline: Timeline) -> dict[str, Volume]:
+    most: dict[str, tuple[float, float]] = {}
+    for volume in timeline.volumes():
+        for axis, sent in volume.items():
+            most[axis] = max(most.get(axis, (0.0, 0.0)), sent)
+    psi = timeline.program.parameters
+    return {axis: Volume(*most[axis], most[axis][1] / psi) for axis in AXES if axis in most}

@@ -1,0 +1,36 @@
+"""Data parallel hooks: one file each, saying what happens around a stage's forward and backward passes and at the update.
+
+A hook also says which of the model states (parameters, gradients, optimizer states) its dp ranks shard (ZeRO's stages).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from topologies.registry import Registry
+
+if TYPE_CHECKING:
+    from sim.program import Ref
+    from strategies.stage import Stage
+
+
+class Hook(ABC):
+    """What dp ranks do together. Without dp (degree 1) hooks add no communication."""
+
+    shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
+
+    def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
+        """Add the forward pass of a microbatch; returns the op whose end makes its output available."""
+        return stage.forward(microbatch, after)
+
+    @abstractmethod
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+        """Add the backward pass; `last`: no other microbatch follows in this step."""
+
+    @abstractmethod
+    def update(self, stage: Stage) -> None:
+        """Add the optimizer's update after everything in `stage.reduced`."""
+
+
+hooks: Registry[type[Hook]] = Registry("data_parallel", package="strategies.data_parallel")

@@ -1,0 +1,25 @@
+"""DistributedDataParallel: every rank holds everything; gradients are all-reduced in buckets while the backward pass goes on.
+
+Li et al. 2020, arXiv:2006.15704. Microbatches before the last one accumulate without communication (`no_sync`). Moves 2Ψ·(n−1)/n.
+"""
+
+from __future__ import annotations
+
+from sim.program import Ref
+from strategies.data_parallel import Hook, hooks
+from strategies.stage import Stage
+
+
+@hooks("ddp")
+class DDP(Hook):
+    """All-reduce of gradients."""
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+        """Buckets are reduced in the last microbatch only."""
+        if stage.plan.dp == 1 or not last:
+            return stage.backward(microbatch, after)
+        return stage.backward_in_buckets(microbatch, after, "all_reduce")
+
+    def update(self, stage: Stage) -> None:
+        """Every rank updates all of its parameters."""
+        stage.update(1, tuple(stage.reduced))

@@ -1,0 +1,46 @@
+"""ZeRO-1 and ZeRO-2: optimizer states (and gradients) are sharded over the dp ranks. Rajbhandari et al. 2020, arXiv:1910.02054.
+
+Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an all-reduce.
+ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does).
+"""
+
+from __future__ import annotations
+
+from sim.program import Collective, Op, Ref
+from strategies.data_parallel import Hook, hooks
+from strategies.stage import Stage
+
+
+@hooks("zero1")
+class Zero1(Hook):
+    """Sharded optimizer states."""
+
+    shards = frozenset({"optimizer"})
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+        """Buckets are reduce-scattered in the last microbatch only."""
+        if stage.plan.dp == 1 or not last:
+            return stage.backward(microbatch, after)
+        return stage.backward_in_buckets(microbatch, after, "reduce_scatter")
+
+    def update(self, stage: Stage) -> None:
+        """Update the own shard, then gather everybody's."""
+        dp, plan = stage.plan.dp, stage.plan.plan
+        updated = stage.update(dp, tuple(stage.reduced))
+        if dp == 1:
+            return
+        size = stage.parameters * plan.bytes_per_element
+        count = max(1, -int(-size // plan.bucket))
+        gather = Collective("all_gather", size / count, "dp", "parameters", plan.algorithm, count, plan.bytes_per_element)
+        stage.add(Op("dp", gather, (updated,)))
+
+
+@hooks("zero2")
+class Zero2(Zero1):
+    """Sharded optimizer states and gradients."""
+
+    shards = frozenset({"optimizer", "gradient"})
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+        """Buckets are reduce-scattered in every microbatch, and their memory given back."""
+        return super().backward(stage, microbatch, after, last=True)

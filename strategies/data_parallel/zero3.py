@@ -1,0 +1,72 @@
+"""ZeRO-3 (FSDP's full sharding): parameters are sharded too, and gathered part by part just before they are used.
+
+Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a reduce-scatter of
+gradients: 3Ψ·(n−1)/n per microbatch. With overlap the next part is gathered while the present one computes (prefetch depth 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.program import Collective, Memory, Op, Ref
+from strategies.data_parallel import Hook, hooks
+from strategies.stage import Stage
+
+
+@hooks("zero3")
+class Zero3(Hook):
+    """Sharded parameters, gradients and optimizer states."""
+
+    shards = frozenset({"optimizer", "gradient", "parameter"})
+
+    def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
+        """Gather, compute and release each part."""
+        return self._pass(stage, microbatch, after, range(len(stage.parts)), backward=False)
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+        """The same in reverse, and a reduce-scatter of each part's gradients."""
+        return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), backward=True)
+
+    def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], backward: bool) -> Ref:
+        if stage.plan.dp == 1:
+            return stage.backward(microbatch, after) if backward else stage.forward(microbatch, after)
+        overlap = stage.plan.plan.overlap
+        computed: list[Ref] = []
+        gathered = [self._gather(stage, order[0], after)]
+        for position, part in enumerate(order):
+            if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
+                gathered.append(self._gather(stage, order[position + 1], tuple(computed[-1:])))
+            waits = (gathered[position], *(after if not position else ()))
+            computed.append(self._compute(stage, microbatch, part, waits, backward))
+            if not overlap and position + 1 < len(order):
+                gathered.append(self._gather(stage, order[position + 1], (computed[-1], *stage.reduced[-1:])))
+        return computed[-1]
+
+    def _compute(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
+        whole = self._whole(stage, part)
+        if not backward:
+            return stage.forward(microbatch, after, part, part + 1, free=whole)
+        plan = stage.plan.plan
+        size = self._elements(stage, part) * plan.bytes_per_gradient
+        gradient: Memory = (("temporary", size),)  # the unsharded gradient, until it is reduced
+        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=whole)
+        stage.reduce("reduce_scatter", size, 1, (ref,), free=gradient)
+        return ref
+
+    def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
+        plan = stage.plan.plan
+        size = self._elements(stage, part) * plan.bytes_per_element
+        work = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element)
+        return stage.add(Op("dp gather", work, after, allocate=self._whole(stage, part)))
+
+    def _whole(self, stage: Stage, part: int) -> Memory:
+        """The gathered parameters of a part."""
+        return (("temporary", self._elements(stage, part) * stage.plan.plan.bytes_per_element),)
+
+    def _elements(self, stage: Stage, part: int) -> int:
+        last = part == len(stage.parts) - 1
+        return stage.parts[part].parameters + (stage.tied if last else 0)
+
+    def update(self, stage: Stage) -> None:
+        """Update the own shard; parameters are gathered when next used."""
+        stage.update(stage.plan.dp, tuple(stage.reduced[-len(stage.parts) :]))

@@ -1,0 +1,146 @@
+"""A job: model + plan + cluster (+ profile), everything that determines a prediction, read from one YAML file or from its parts.
+
+    model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
+    cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
+    nodes: 8
+    plan: {tp: 8, pp: 2, global_batch: 128}
+    profile: h100                 # optional: by default the one measured on the cluster's GPU
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strategies.model import Model, load_model
+from strategies.plan import Plan, Resolved
+from topologies.cluster import Cluster, load_cluster
+from topologies.reading import UserError, build, load_yaml, nearest
+
+FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked. `ignored` lists keys of the model's file that mean nothing here."""
+
+    name: str
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    profile: str | None = None
+    ignored: tuple[str, ...] = ()
+    where: str = "plan"
+
+    def resolve(self) -> Resolved:
+        """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
+        return self.plan.resolve(self.model, self.cluster.gpus, self.where)
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that change with any input."""
+        parts = [part.model_dump(mode="json") for part in (self.model, self.plan, self.cluster)]
+        return hashlib.sha256(json.dumps([*parts, self.profile], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_job(path: str | Path | None = None, overrides: Iterable[str] = (), **given: Any) -> Job:
+    """The job in a file, with the fields `given` in place of the file's and `overrides` ("plan.tp=4") in place of both.
+
+    Names of files inside the file are relative to it. Raises UserError.
+    """
+    data: dict[str, Any] = load_yaml(Path(path)) if path else {}
+    folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
+    for field in data:
+        if field not in FIELDS:
+            raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
+    data |= {field: value for field, value in given.items() if value is not None}
+    from_file = {field for field in data if given.get(field) is None}
+    changes = _changes(overrides)
+    for field in changes:
+        if field not in FIELDS:
+            raise UserError(f"--set {field}…: unknown field '{field}'{nearest(field, FIELDS)}")
+    for field in ("model", "cluster"):
+        if field not in data and field not in changes:
+            raise UserError(f"{where}: field '{field}' is required")
+    base = {field: _near(data.get(field), folder if field in from_file else Path()) for field in FIELDS}
+    for field in ("name", "nodes", "profile", "model", "cluster"):  # replaced as a whole by --set FIELD=VALUE
+        if field in changes and not isinstance(changes[field], dict):
+            base[field] = changes.pop(field)
+    model, ignored = _model(base["model"], changes.get("model", {}), where)
+    cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
+    plan, at = _plan(base["plan"], changes.get("plan", {}), where)
+    name = base["name"] or (Path(path).stem if path else model.name)
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at)
+
+
+def _near(value: Any, folder: Path) -> Any:
+    """A file named inside a file lies beside it."""
+    if isinstance(value, str) and (folder / value).exists() and ("/" in value or "." in value):
+        return str(folder / value)
+    return value
+
+
+def _changes(overrides: Iterable[str]) -> dict[str, Any]:
+    """`["plan.tp=4", "nodes=2"]` as nested mappings; values are YAML."""
+    result: dict[str, Any] = {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {text}: the value is not valid YAML") from None
+        *path, last = name.split(".")
+        into = result
+        for part in path:
+            into = into.setdefault(part, {})
+            if not isinstance(into, dict):
+                raise UserError(f"--set {text}: '{part}' is already set as a whole")
+        into[last] = parsed
+    return result
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for field, value in changes.items():
+        old = merged.get(field)
+        merged[field] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, list[str]]:
+    if isinstance(value, Mapping):
+        return build(Model, _merge(value, changes), f"{where}: model"), []
+    model, ignored = load_model(str(value))
+    if changes:
+        model = build(Model, _merge(model.model_dump(exclude_none=True), changes), f"--set model of '{value}'")
+    return model, ignored
+
+
+def _cluster(value: Any, nodes: Any, changes: Mapping[str, Any], where: str) -> Cluster:
+    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+        raise UserError(f"{where}: nodes={nodes!r}: must be a whole number of at least 1")
+    if isinstance(value, Mapping):
+        changes = _merge(value, changes)
+        value = changes.pop("based_on", None)
+        if value is None:
+            return build(Cluster, changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
+    return load_cluster(str(value), nodes, changes)
+
+
+def _plan(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Plan, str]:
+    """The plan, and where it was written."""
+    if isinstance(value, str):
+        data, at = load_yaml(Path(value)), value
+    elif value is None or isinstance(value, Mapping):
+        data, at = dict(value or {}), f"{where}: plan" if where != "job" else "plan"
+    else:
+        raise UserError(f"{where}: plan={value!r}: expected fields or the name of a file")
+    return build(Plan, _merge(data, changes), at), at

@@ -1,0 +1,146 @@
+"""Layer work: what the embedding, one layer and the head cost on one rank for one microbatch.
+
+`parts(model, plan)` gives kernels, collectives, activation bytes and parameters; `saved_tensors(model, plan)` lists the
+activations of a layer by name. Which kernels there are and what they move is stated in `strategies.layers.pieces`.
+
+FLOPs of a kernel are those that it executes: a causal flash kernel executes half of its products. `model_flops` follows the rule
+of Megatron-LM and most papers (arXiv:2104.04473 appendix): matrix products only, attention in full even when causal, backward
+twice forward, no recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+
+from sim.program import Kernel
+from strategies.layers.ends import embedding, head
+from strategies.layers.pieces import Item, Items, Piece, Share
+from strategies.layers.transformer import transformer_layer
+from strategies.model import Model
+from strategies.plan import Resolved
+from topologies.reading import UserError
+
+__all__ = ["Item", "Items", "Part", "Parts", "parts", "restored_tensors", "saved_tensors"]
+
+Tensors = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Work of the embedding, one layer or the head on one rank for one microbatch. Bytes, FLOPs, elements."""
+
+    name: str  # "embedding", "layer" or "head"
+    forward: Items
+    input_gradient: Items  # backward with respect to activations
+    weight_gradient: Items  # backward with respect to parameters: may wait
+    recompute: Items  # forward work repeated just before the backward pass
+    saved: float  # bytes of activations kept from its forward to its backward
+    restored: float  # bytes of activations that recomputation makes anew: they exist only while its backward runs
+    temporary: float  # bytes of the largest workspace of its backward or forward, besides saved and restored
+    parameters: int  # elements on this rank
+    replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
+    model_flops: float  # of the whole tp group, forward and backward
+
+    @property
+    def backward(self) -> Items:
+        """The whole backward pass, in an order in which it can run."""
+        return self.recompute + self.input_gradient + self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model under a plan: the embedding, one `Part` per kind of layer, the head."""
+
+    embedding: Part
+    layers: tuple[Part, ...]  # one per kind
+    kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
+    head: Part  # final norm, language-model head and loss
+    tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
+
+    def layer(self, index: int) -> Part:
+        """Layer 0 … layers − 1 of the model."""
+        return self.layers[self.kinds[index]]
+
+
+@lru_cache(maxsize=1024)
+def parts(model: Model, plan: Resolved) -> Parts:
+    """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
+    _check(model, plan)
+    share, recompute = Share(model, plan), plan.plan.recompute
+    return Parts(
+        embedding=_part("embedding", embedding(share), share, "none"),
+        layers=(_part("layer", transformer_layer(share), share, recompute),),
+        kinds=(0,) * model.layers,
+        head=_part("head", head(share), share, "none"),
+        tied=share.rows * model.hidden if model.head and model.tied else 0,
+    )
+
+
+def saved_tensors(model: Model, plan: Resolved) -> Tensors:
+    """Activations of one layer that a rank keeps from forward to backward of a microbatch: name -> bytes.
+
+    As arXiv:2205.05198 counts them, section 4: tensors of tokens × features and masks of a byte per element; the mean and
+    deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
+    """
+    _check(model, plan)
+    return _tensors(transformer_layer(Share(model, plan)), plan.plan.recompute)[0]
+
+
+def restored_tensors(model: Model, plan: Resolved) -> Tensors:
+    """Activations of one layer that recomputation makes anew in the backward pass: name -> bytes."""
+    _check(model, plan)
+    return _tensors(transformer_layer(Share(model, plan)), plan.plan.recompute)[1]
+
+
+def _check(model: Model, plan: Resolved) -> None:
+    where = f"model {model.name}"
+    if model.experts is not None:
+        raise UserError(
+            f"{where}: experts={model.experts.experts}: a mixture of experts is not simulated yet: its layers must be dense"
+        )
+    if model.latent is not None:
+        rule = "latent attention is not simulated yet: only ordinary attention is"
+        raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
+    if model.norms != 2:
+        raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
+    if model.window is not None and model.window < plan.sequence and plan.plan.attention == "flash":
+        rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
+        raise UserError(f"{where}: window={model.window}: {rule}")
+
+
+def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
+    """Tensors (kept, restored) under a recomputation setting; full recomputation keeps what the first piece gets."""
+    outer = {name: float(size) for piece in pieces for name, size in piece.saved.items()}
+    inner = {name: float(size) for piece in pieces for name, size in piece.inner.items()}
+    if recompute == "none":
+        return outer | inner, {}
+    if recompute == "selective":
+        return outer, inner
+    first = next(iter(outer))
+    return {first: outer[first]}, {name: size for name, size in (outer | inner).items() if name != first}
+
+
+def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
+    kept, restored = _tensors(pieces, recompute)
+    again = [piece for piece in pieces if recompute == "full" or recompute == "selective" and piece.core]
+    gradient = share.element * share.stream  # of the residual stream, on its way from part to part
+    return Part(
+        name=name,
+        forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
+        input_gradient=tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces))),
+        weight_gradient=tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces))),
+        recompute=tuple(_recomputed(item) for piece in again for item in piece.forward),
+        saved=sum(kept.values()),
+        restored=sum(restored.values()),
+        temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
+        parameters=sum(piece.parameters for piece in pieces),
+        replicated=sum(piece.replicated for piece in pieces),
+        model_flops=3.0 * sum(piece.flops for piece in pieces),
+    )
+
+
+def _recomputed(item: Item) -> Item:
+    return replace(item, phase="recompute") if isinstance(item, Kernel) else item

@@ -1,0 +1,96 @@
+"""What stands before the first layer and after the last: embeddings, and the final norm, the language-model head and the loss.
+
+The vocabulary is cut over the tp ranks (arXiv:1909.08053 section 3). Token ids and labels are inputs of the step and not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, whole_linear
+
+FLOAT = 4  # bytes of fp32, in which the loss is computed whatever the precision
+
+
+def embedding(share: Share) -> list[Piece]:
+    """Token, position and segment embedding, the norm that may follow (BERT), and dropout."""
+    model = share.model
+    pieces = [_tokens(share)]
+    if model.positions == "learned":
+        rows = share.parted // share.batch  # positions of this rank
+        pieces.append(_added_rows(share, "position embedding", rows, model.context))
+    if model.token_types:
+        pieces.append(_added_rows(share, "segment embedding", model.token_types, model.token_types))
+    if model.embedding_norm:
+        pieces.append(norm(share, "embedding norm"))
+    if share.resolved.plan.dropout:
+        moved = (2 * share.element + 1) * share.stream
+        work = [(share.memory("embedding dropout", phase, moved),) for phase in ("forward", "backward")]
+        pieces.append(Piece(work[0], work[1], saved={"embedding dropout mask": share.stream}))
+    return pieces
+
+
+def _tokens(share: Share) -> Piece:
+    """Every rank looks up all tokens, zero where another rank has the row; the sum is whole. Backward adds to the rows."""
+    elements = share.tokens * share.model.hidden
+    size = share.element * elements
+    scatter = share.memory("token embedding", "backward", size + 2 * share.resolved.plan.bytes_per_gradient * elements)
+    return Piece(
+        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding")),
+        weight_gradient=(*share.gather("token embedding gradient"), scatter),
+        temporary=size,
+        parameters=share.rows * share.model.hidden,
+    )
+
+
+def _added_rows(share: Share, label: str, rows: int, parameters: int) -> Piece:
+    """An embedding that is whole on every rank, added to the residual stream; `rows` of it are read."""
+    hidden, size = share.model.hidden, share.element * share.stream
+    gradient = share.memory(label, "backward", size + share.accumulated(rows * hidden))
+    forward = share.memory(label, "forward", 2 * size + share.element * rows * hidden)
+    return Piece((forward,), weight_gradient=(gradient,), parameters=parameters * hidden, replicated=parameters * hidden)
+
+
+def head(share: Share) -> list[Piece]:
+    """Final norm, BERT's transform and pooler, the matrix hidden → vocabulary, the loss; each if the model has it."""
+    model = share.model
+    pieces = [norm(share, "final norm")] if model.final_norm else []
+    if model.pooler:  # on the first token of each sequence
+        size = share.batch * model.hidden
+        pieces += [
+            whole_linear(share, "pooler", share.batch, model.hidden),
+            pointwise(share, "pooler tanh", size, size, "pooler output"),
+        ]
+    if model.pooler_classes:
+        pieces.append(whole_linear(share, "classifier", share.batch, model.pooler_classes))
+    if model.head_transform:
+        gelu = pointwise(share, "head activation", share.stream, share.stream, "head transform output")
+        pieces += [
+            whole_linear(share, "head transform", share.parted, model.hidden, share.tokens // share.parted),
+            gelu,
+            norm(share, "head norm"),
+        ]
+    if model.head:
+        matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
+        tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
+        pieces += [replace(matrix, parameters=matrix.parameters - tied), _loss(share)]
+    return pieces
+
+
+def _loss(share: Share) -> Piece:
+    """Cross-entropy of logits that are cut over the vocabulary (Megatron-LM): three small all-reduces of a number per token.
+
+    Forward: a pass that casts to fp32 and takes the maximum, one for exponentials and their sum, one that divides. The
+    probabilities stay for backward, which makes the gradient from them in one pass.
+    """
+    logits, cast = share.tokens * share.rows, share.element != FLOAT
+    small = {name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens) for name in ("maximum", "target", "sum")}
+    first = share.memory("loss maximum", "forward", logits * (share.element + FLOAT * cast))
+    second = share.memory("loss exponential", "forward", logits * 2 * FLOAT)
+    third = share.memory("loss division", "forward", logits * 2 * FLOAT)
+    return Piece(
+        forward=(first, *small["maximum"], second, *small["target"], *small["sum"], third),
+        input_gradient=(share.memory("loss", "backward", logits * (FLOAT + share.element)),),
+        saved={"loss probabilities": FLOAT * logits},
+        temporary=share.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place
+    )

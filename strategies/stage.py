@@ -1,0 +1,111 @@
+"""One pipeline stage being lowered: its parts in order, and the ops added so far. Schedules and data parallel hooks write programs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.layers import Part
+from strategies.plan import Resolved
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class Stage:
+    """Stage `number` of the pipeline: `parts` (embedding, layers, head) on every rank of one cohort."""
+
+    def __init__(self, number: int, cohort: int, parts: Sequence[Part], plan: Resolved) -> None:
+        self.number, self.cohort_number, self.parts, self.plan = number, cohort, tuple(parts), plan
+        self.cohort = Cohort({"pp": number})
+        self.tied = 0  # parameters of a second copy of the tied embedding
+        self.reduced: list[Ref] = []  # gradient collectives that the update waits for
+        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory, Memory]] = {}
+
+    @property
+    def parameters(self) -> int:
+        """Elements on one rank of the stage, before any data parallel sharding."""
+        return sum(part.parameters for part in self.parts) + self.tied
+
+    def add(self, op: Op) -> Ref:
+        """Append an op; its address."""
+        return Ref(self.cohort_number, self.cohort.add(op))
+
+    def forward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()) -> Ref:
+        """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
+        block, saved, temporary, _ = self._block(FORWARD, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, saved + temporary, temporary + free, microbatch))
+
+    def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
+                 allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
+        """Backward pass of parts last − 1 … first, which gives their activations back."""
+        block, saved, _, temporary = self._block(BACKWARD, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, temporary + allocate, saved + temporary + free, microbatch))
+
+    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory, Memory]:
+        key = (direction, first, last)
+        if key not in self._blocks:
+            parts = self.parts[first:last]
+            order = parts if direction == FORWARD else parts[::-1]
+            runs = []
+            for part, same in groupby(order):
+                runs.append(Run(len(list(same)), part.forward if direction == FORWARD else part.backward))
+            self._blocks[key] = (
+                Block(direction, tuple(runs)),
+                (("activation", sum(part.saved for part in parts)),),
+                (("temporary", max(part.temporary for part in parts)),),
+                (("temporary", max(part.restored + part.temporary for part in parts)),),
+            )
+        return self._blocks[key]
+
+    def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
+        """Gradients in the order in which the backward pass makes them: (first part, last part + 1, bytes of a bucket, buckets).
+
+        A bucket is full at the end of a part; a part bigger than a bucket is several of equal size (PyTorch DDP's buckets
+        hold whole parameters: Li et al. 2020, arXiv:2006.15704, section 4.2).
+        """
+        result, end, held = [], len(self.parts), 0.0
+        for first in range(len(self.parts) - 1, -1, -1):
+            held += self.parts[first].parameters * self.plan.plan.bytes_per_gradient
+            if first == len(self.parts) - 1:
+                held += self.tied * self.plan.plan.bytes_per_gradient
+            if held >= size or first == 0:
+                count = max(1, -int(-held // size))
+                result.append((first, end, held / count, count))
+                end, held = first, 0.0
+        return result
+
+    def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:
+        """Reduce gradients over the dp ranks: `count` collectives of `size` bytes."""
+        plan = self.plan.plan
+        work = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
+        ref = self.add(Op("dp", work, after, allocate, free))
+        self.reduced.append(ref)
+        return ref
+
+    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], operation: str) -> Ref:
+        """Backward pass that reduces each bucket of gradients as soon as it is complete, or all of them at the end without overlap."""
+        plan = self.plan.plan
+        buckets = self.buckets(plan.bucket)
+        if not plan.overlap:
+            ref = self.backward(microbatch, after)
+            for _, _, size, count in buckets:
+                self.reduce(operation, size, count, (ref,))
+            return ref
+        for first, last, size, count in buckets:
+            ref = self.backward(microbatch, after, first, last)
+            self.reduce(operation, size, count, (ref,))
+            after = ()
+        return ref
+
+    def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
+        """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
+
+        Per parameter: the gradient is read, each optimizer state (and the fp32 master) is read and written, the weight is written.
+        """
+        plan = self.plan.plan
+        width = plan.bytes_per_element
+        traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
+        count = self.parameters / shards
+        kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
+        return self.add(Op(COMPUTE, Block("optimizer", (Run(1, (kernel,)),)), after))
