@@ -26,11 +26,12 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Traffic in flight: its parts one after the other, then `latency` seconds, then `done(end)`."""
+    """Traffic in flight: its parts one after the other, then `left_sender()`, then `latency` seconds, then `done()`."""
 
     parts: Sequence[Part]
     latency: float
-    done: Callable[[float], None]
+    done: Callable[[], None]
+    left_sender: Callable[[], None] | None = None
     part: int = 0
     left: float = 0.0  # bytes left of the current part, per flow, at time `since`
     rate: float = 0.0
@@ -53,10 +54,11 @@ class Network:
         self.events = 0  # scheduled so far
         self._on: dict[int, dict[Flow, float]] = {}  # link -> flows on it, with multiplicity
 
-    def start(self, parts: Sequence[Part], latency: float, done: Callable[[float], None]) -> None:
-        """Begin a transfer now."""
-        flow = Flow(parts, latency, done)
-        self._enter(flow)
+    def start(
+        self, parts: Sequence[Part], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
+    ) -> None:
+        """Begin a transfer now. left_sender: called when its last byte has left, `done` when it has arrived, `latency` seconds later."""
+        self._enter(Flow(parts, latency, done, left_sender))
 
     def alone(self, parts: Sequence[Part]) -> float:
         """Seconds that the parts take on idle links, without latency."""
@@ -89,7 +91,7 @@ class Network:
             flow.event.callbacks = []  # an event that is no longer meant
         wait = on_grid(flow.left / flow.rate)
         flow.drain = now + wait
-        whole = alone and flow.part == len(flow.parts) - 1
+        whole = alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None
         self.events += 1
         flow.event = self.env.timeout(wait + flow.latency if whole else wait, (flow, whole))
         flow.event.callbacks.append(self._drained)
@@ -108,11 +110,14 @@ class Network:
         flow.part += 1
         if flow.part < len(flow.parts):
             self._enter(flow)
-        elif whole or not flow.latency:
-            flow.done(now)
+            return
+        if flow.left_sender is not None:
+            flow.left_sender()
+        if whole or not flow.latency:
+            flow.done()
         else:
             self.events += 1
-            self.env.timeout(flow.latency).callbacks.append(lambda _: flow.done(self.env.now))
+            self.env.timeout(flow.latency).callbacks.append(lambda _: flow.done())
 
     def _share(self, touched: list[Flow]) -> None:
         """Max-min fair rates of every flow connected with the `touched` ones."""

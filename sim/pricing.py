@@ -47,6 +47,7 @@ class Pricing:
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
         self._blocks: dict[tuple[int, int], Fused] = {}
+        self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
         traffics = {traffic: None for work, cohort in _communications(program) for traffic in self._candidates(work, cohort)}
         if not fold:
@@ -101,23 +102,34 @@ class Pricing:
         return found
 
     def _fuse(self, block: Block, cohort: int) -> Fused:
-        launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
         busy = critical = host = 0.0
         parts: dict[tuple[str, str], float] = {}
         for times, items in block.runs:
-            once = (0.0, 0.0, 0.0)
-            for item in items:
-                if isinstance(item, Kernel):
-                    key, seconds = (item.phase, item.label), self.prices.seconds(item)
-                else:
-                    key, seconds = (item.axis, item.label), self.collective(item, cohort).alone
-                seconds = on_grid(seconds + launch if synchronous else seconds)
+            once = self._items(items, cohort)
+            for key, seconds in once.parts.items():
                 parts[key] = parts.get(key, 0.0) + times * seconds
-                step = (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch)
-                once = _then(once, step)
-            repeated = (times * once[0], once[1] + (times - 1) * max(once[0], once[2]), times * once[2])
+            repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
             busy, critical, host = _then((busy, critical, host), repeated)
         return Fused(busy, on_grid(critical), on_grid(host), parts)
+
+    def _items(self, items: tuple[Kernel | Collective, ...], cohort: int) -> Fused:
+        """One run of `items`; the layers of a stage share theirs."""
+        key = (id(items), cohort)
+        found = self._runs.get(key)
+        if found is None:
+            launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
+            state = (0.0, 0.0, 0.0)
+            parts: dict[tuple[str, str], float] = {}
+            for item in items:
+                if isinstance(item, Kernel):
+                    part, seconds = (item.phase, item.label), self.prices.seconds(item)
+                else:
+                    part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
+                seconds = on_grid(seconds + launch if synchronous else seconds)
+                parts[part] = parts.get(part, 0.0) + seconds
+                state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
+            found = self._runs[key] = Fused(*state, parts)
+        return found
 
     def touched(self) -> set[int]:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played item by item.

@@ -258,7 +258,7 @@ class _Player:
             self.start_time[other] = now
             if slows:
                 self._communicates(self.lane_of[other], 1)
-        self.network.start(work.parts, work.latency, lambda end: self._communicated(those, slows))
+        self.network.start(work.parts, work.latency, lambda: self._communicated(those, slows))
 
     def _meeting(self, op: int, lane: int, work: Priced) -> tuple[list[int], int, tuple[object, ...]]:
         """Who takes part: the ops so far, how many must come, and the key by which they find each other."""

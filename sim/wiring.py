@@ -39,8 +39,8 @@ class Stretch:
     """A part of a collective during which the same links carry the same share.
 
     share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link;
-    steps: for each kind of link, on how many rounds of the longest path it is the outermost hop (the profile prices its protocol);
-    wire: seconds that links and switches themselves add along that path.
+    steps: by how much this stretch lengthens the longest path that data takes: for each kind of link, on how many hops it is the
+    outermost (the profile prices its protocol); wire: seconds that links and switches themselves add along that path.
     """
 
     share: float
@@ -81,6 +81,8 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     groups = members(grid, traffic)
     result: list[Stretch] = []
     phases = list(plan.phases)
+    arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
+    longest = arrival[0].copy()
     while phases:
         phase = phases.pop(0)
         times = phase.times
@@ -90,8 +92,14 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         routes = topology.routes(source.ravel(), destination.ravel())
         links, flows = np.unique(routes[routes >= 0], return_counts=True)
         hops = _hops(topology, routes).reshape(*source.shape, -1)
-        path = _longest(hops[0], phase, times)
-        result.append(Stretch(times / plan.chunks, links, flows.astype(float), path[:-1], float(path[-1])))
+        if times > 1:
+            arrival = np.repeat(_slowest(arrival)[None] + _longest(hops[0], phase, times)[None], len(arrival), axis=0)
+        else:
+            for receiver, path in zip(phase.destination, arrival[phase.source] + hops[0], strict=True):
+                arrival[receiver] = _slowest(np.stack([arrival[receiver], path]))
+        before, longest = longest, _slowest(arrival)
+        more = longest - before
+        result.append(Stretch(times / plan.chunks, links, flows.astype(float), more[:-1], float(more[-1])))
     return tuple(result)
 
 
@@ -107,17 +115,19 @@ def _hops(topology: Topology, routes: Ids) -> Floats:
 
 
 def _longest(hops: Floats, phase: Phase, times: int) -> Floats:
-    """Sum of hops on the path that data takes in `times` rounds, from receiver to next sender; of the slowest start.
+    """Sum of hops on the path that data takes in `times` rounds, each receiver sending on; of the slowest start.
 
     A ring's data crosses fast and slow hops in turns: its latency is the sum along the path, not `times` slowest hops.
     """
-    if times > 1:
-        width = int(max(phase.source.max(), phase.destination.max())) + 1
-        sender = np.full((int(phase.channel.max()) + 1) * width, -1)
-        sender[phase.channel * width + phase.source] = np.arange(len(phase.source))
-        hops = _along(hops, sender[phase.channel * width + phase.destination], times)
-    order = np.lexsort((hops[:, -1], *hops[:, :-1].T))  # outer kinds are the slower ones
-    return np.asarray(hops[order[-1]])
+    width = int(max(phase.source.max(), phase.destination.max())) + 1
+    sender = np.full((int(phase.channel.max()) + 1) * width, -1)
+    sender[phase.channel * width + phase.source] = np.arange(len(phase.source))
+    return _slowest(_along(hops, sender[phase.channel * width + phase.destination], times))
+
+
+def _slowest(hops: Floats) -> Floats:
+    """The row with most hops of the outermost kind, then of the next one: outer kinds are slower by far."""
+    return np.asarray(hops[np.lexsort((hops[:, -1], *hops[:, :-1].T))[-1]])
 
 
 def _along(hops: Floats, following: Ids, times: int) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sim.program import Collective, Kernel, Op, Program, Ref, Send
 from strategies.data_parallel import Hook, hooks
 from strategies.layers import Part, Parts, parts
@@ -28,8 +26,8 @@ def lower(model: Model, plan: Resolved) -> Program:
     for stage in stages:
         _schedule(stage, hook, size, waits, transfers)
     for number, op, key in waits:
-        ops = stages[number].cohort.ops
-        ops[op] = replace(ops[op], after=(*ops[op].after, transfers[key]))
+        waiting = stages[number].cohort.ops[op]
+        waiting.after = (*waiting.after, transfers[key])
     for stage in stages:
         _finish(stage, hook, model, stages)
     return Program(plan.grid, [stage.cohort for stage in stages], *_flops(work, plan),
@@ -52,10 +50,16 @@ def _stage(model: Model, plan: Resolved, work: Parts, number: int) -> Stage:
 def _schedule(stage: Stage, hook: Hook, size: float, waits: list[tuple[int, int, Key]], transfers: dict[Key, Ref]) -> None:
     """Add the stage's passes in the schedule's order, each with the transfer of its result to the next stage."""
     plan, pp = stage.plan, stage.plan.plan.pp
+    width, number = plan.plan.bytes_per_element, stage.number
+    sends = {}  # one object per kind: each distinct piece of work is priced once
+    if number < pp - 1:
+        sends["F"] = "pp next", Send(size, number + 1, "activations", width=width)
+    if number > 0:
+        sends["B"] = "pp previous", Send(size, number - 1, "gradients", width=width)
     backwards, held_up = 0, ()  # type: int, tuple[Ref, ...]
-    for kind, microbatch in schedules[plan.plan.schedule](stage.number, pp, plan.microbatches):
+    for kind, microbatch in schedules[plan.plan.schedule](number, pp, plan.microbatches):
         forward = kind == "F"
-        source, target = (stage.number - 1, stage.number + 1) if forward else (stage.number + 1, stage.number - 1)
+        source = number - 1 if forward else number + 1
         op = len(stage.cohort.ops)
         if forward:
             ref = hook.forward(stage, microbatch, held_up)
@@ -64,11 +68,10 @@ def _schedule(stage: Stage, hook: Hook, size: float, waits: list[tuple[int, int,
             ref = hook.backward(stage, microbatch, held_up, backwards == plan.microbatches)
         if 0 <= source < pp:
             first = next(i for i in range(op, len(stage.cohort.ops)) if stage.cohort.ops[i].stream == "compute")
-            waits.append((stage.number, first, (source, kind, microbatch)))
-        if 0 <= target < pp:
-            send = Send(size, target, "activations" if forward else "gradients", width=plan.plan.bytes_per_element)
-            stream = "pp next" if forward else "pp previous"
-            sent = transfers[stage.number, kind, microbatch] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
+            waits.append((number, first, (source, kind, microbatch)))
+        if kind in sends:
+            stream, send = sends[kind]
+            sent = transfers[number, kind, microbatch] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
             held_up = () if plan.plan.overlap_p2p else (sent,)
 
 

@@ -108,4 +108,16 @@ class Stage:
         traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
         count = self.parameters / shards
         kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
-        return self.add(Op(COMPUTE, Block("optimizer", (Run(1, (kernel,)),)), after))
+        block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
+        return self.add(Op(COMPUTE, block, after))
+
+    def _replicated(self) -> tuple[Collective, ...]:
+        """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp ranks.
+
+        Megatron-LM does this between the backward pass and the update (finalize_model_grads).
+        """
+        plan = self.plan.plan
+        size = sum(part.replicated for part in self.parts) * plan.bytes_per_gradient
+        if not plan.sequence_parallel or not size:
+            return ()
+        return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)

@@ -26,6 +26,7 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same safe loader in C, ten times faster, where it was built
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -43,7 +44,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {reason}") from None
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""

@@ -43,11 +43,7 @@ class Part:
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     model_flops: float  # of the whole tp group, forward and backward
-
-    @property
-    def backward(self) -> Items:
-        """The whole backward pass, in an order in which it can run."""
-        return self.recompute + self.input_gradient + self.weight_gradient
+    backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +121,18 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
-    again = [piece for piece in pieces if recompute == "full" or recompute == "selective" and piece.core]
+    again = [piece for piece in pieces if recompute == "full" or (recompute == "selective" and piece.core)]
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
+    repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
+    inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
+    weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
     return Part(
         name=name,
         forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
-        input_gradient=tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces))),
-        weight_gradient=tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces))),
-        recompute=tuple(_recomputed(item) for piece in again for item in piece.forward),
+        input_gradient=inputs,
+        weight_gradient=weights,
+        recompute=repeated,
+        backward=repeated + inputs + weights,
         saved=sum(kept.values()),
         restored=sum(restored.values()),
         temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),

@@ -148,20 +148,14 @@ def column_linear(share: Share, label: str, outputs: int, bias: bool, local: int
     hidden, tokens = share.model.hidden, share.tokens
     local = local or outputs // share.tp
     gathered = share.element * tokens * hidden
-    regather, bias_gradient = (
-        share.gather(f"{label} input"),
-        (share.memory(f"{label} bias", "backward", share.element * tokens * local),),
-    )
+    gather = share.gather(f"{label} input")
+    bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
     return Piece(
-        forward=(*share.gather(f"{label} input"), share.gemm(label, "forward", tokens, local, hidden)),
+        forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
         input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient")),
-        weight_gradient=(
-            *regather,
-            share.weight_gemm(f"{label} weight", local, hidden, tokens),
-            *(bias_gradient if bias else ()),
-        ),
+        weight_gradient=(*gather, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
         saved={source or f"{label} input": share.element * share.stream},
-        temporary=gathered + (gathered if regather else 0),  # the input's gradient, and the input of all tokens
+        temporary=gathered + (gathered if gather else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
         flops=2.0 * tokens * hidden * outputs,
     )

@@ -115,7 +115,8 @@ def test_precision_dropout_gate_and_shared_heads() -> None:
 def test_recomputation_restores_what_it_does_not_keep(fields: dict[str, Any], attention: str) -> None:
     model = Model(**fields)
     part = {r: parts(model, resolved(model, attention=attention, recompute=r)).layer(0) for r in ("none", "selective", "full")}
-    assert part["none"].restored == 0 and part["none"].recompute == ()
+    assert part["none"].restored == 0
+    assert part["none"].recompute == ()
     assert part["full"].saved + part["full"].restored == part["none"].saved
     assert flops(part["full"].recompute) == flops(part["full"].forward)
     assert flops(part["selective"].recompute) == 4 * 32 * 32 * 64 * (0.5 if attention == "flash" else 1)
@@ -147,21 +148,22 @@ class Torch:
         return self.torch.empty(*size, device="meta", dtype=self.torch.bfloat16, requires_grad=True)
 
     def layer(self, x: Any) -> Any:
-        F, (batch, sequence) = self.torch.nn.functional, self.shape
-        y = F.layer_norm(x, x.shape[-1:], self.norms[0], self.norms[1])
+        functional, (batch, sequence) = self.torch.nn.functional, self.shape
+        y = functional.layer_norm(x, x.shape[-1:], self.norms[0], self.norms[1])
         widths = [self.heads * self.dim, self.kv * self.dim, self.kv * self.dim]
         q, k, v = (
-            t.view(batch, sequence, -1, self.dim).transpose(1, 2) for t in F.linear(y, self.weights["qkv"]).split(widths, -1)
+            t.view(batch, sequence, -1, self.dim).transpose(1, 2)
+            for t in functional.linear(y, self.weights["qkv"]).split(widths, -1)
         )
         if self.kv < self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv, 1) for t in (k, v))
         y = (q @ k.transpose(2, 3) / math.sqrt(self.dim)).softmax(-1) @ v
-        x = x + F.linear(y.transpose(1, 2).reshape(batch, sequence, -1), self.weights["output"])
-        y = F.linear(F.layer_norm(x, x.shape[-1:], self.norms[2], self.norms[3]), self.weights["up"])
+        x = x + functional.linear(y.transpose(1, 2).reshape(batch, sequence, -1), self.weights["output"])
+        y = functional.linear(functional.layer_norm(x, x.shape[-1:], self.norms[2], self.norms[3]), self.weights["up"])
         if self.model.gated:
             gate, up = y.chunk(2, -1)
-            return x + F.linear(F.silu(gate) * up, self.weights["down"])
-        return x + F.linear(F.gelu(y), self.weights["down"])
+            return x + functional.linear(functional.silu(gate) * up, self.weights["down"])
+        return x + functional.linear(functional.gelu(y), self.weights["down"])
 
 
 def torch_flops(model: Model, tp: int, batch: int, sequence: int, head: bool) -> tuple[int, int]:
@@ -241,7 +243,8 @@ def test_causal_flash_executes_half() -> None:
         4 * 2 * 4 * 32 * 32 * 8 / 2,
     )
     assert backward.flops == 2.5 * forward.flops
-    assert kernels["encoder"][0].flops == 2 * forward.flops and kernels["encoder"][0].shape[-1] == 0
+    assert kernels["encoder"][0].flops == 2 * forward.flops
+    assert kernels["encoder"][0].shape[-1] == 0
 
 
 # kernels and collectives
@@ -421,4 +424,5 @@ def test_what_is_not_simulated_is_refused(fields: dict[str, Any], text: str) -> 
     model = Model(**GPT, **fields)
     with pytest.raises(UserError, match="not simulated yet") as error:
         parts(model, resolved(model))
-    assert text in str(error.value) and "\n" not in str(error.value)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,115 @@
+"""The shipped profiles: complete, honest about their source, and as accurate on the raw measurements as they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.kernel_fit import BASE, NAMES, TABLES, fit_backward, fit_ring, heldout
+from calibration.profiles import load_profile, profile_for, profile_names
+from sim.prices import gemm_seconds
+from topologies.cluster import gpu_names, load_gpu
+from topologies.reading import UserError
+
+RAW = Path(__file__).parents[3] / "shared" / "data"
+PARTS = {"gemm", "attention", "memory", "links", "launch", "overhead"}
+
+
+def test_shipped_names() -> None:
+    assert profile_names() == ["a100", "b200", "cpu-gloo", "generic", "h100", "h200", "l40s", "v100"]
+
+
+def test_every_catalogue_gpu_has_one_profile_that_names_it() -> None:
+    claims = [gpu for name in profile_names() for gpu in (load_profile(name).gpu, *load_profile(name).applies_to)]
+    assert sorted(set(claims) - {"any"}) == sorted(gpu_names())
+    assert len(claims) == len(set(claims))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("a100-sxm-40gb", "a100"), ("h100-pcie", "h100"), ("gb200", "b200"), ("cpu-core", "cpu-gloo"), ("tpu-v9", "generic")]
+)
+def test_profile_for(gpu: str, name: str) -> None:
+    assert profile_for(gpu).name == name
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_part_has_a_source_and_a_rule(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert set(profile.provenance) == PARTS
+    for provenance in profile.provenance.values():
+        assert provenance.source and provenance.grid and provenance.rule
+        assert provenance.machine or not provenance.measured
+
+
+def test_unmeasured_profile_says_so() -> None:
+    assert not any(provenance.measured for provenance in load_profile("generic").provenance.values())
+
+
+def test_profile_from_a_file(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "calibration" / "profiles" / "h100.yaml").read_text(encoding="utf-8")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text.replace("name: h100", "name: mine", 1), encoding="utf-8")
+    assert load_profile(mine).name == load_profile(str(mine)).name == "mine"
+    mine.write_text(text.replace("slowdown: 1.13", "slowdown: 0.5"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine.yaml: slowdown=0.5"):
+        load_profile(mine)
+
+
+def test_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'h200'"):
+        load_profile("h20")
+
+
+@pytest.mark.parametrize("field", ["links", "provenance"])
+def test_missing_field_is_named(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(load_profile("h100").model_dump_json(exclude={field}), encoding="utf-8")
+    with pytest.raises(UserError, match="p.yaml"):
+        load_profile(path)
+
+
+def test_ring_fit_finds_what_made_the_times() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [(op, n, 2.0**e) for op in ("all_reduce", "all_gather") for n in (2, 4, 8) for e in range(22, 30)]
+    table = pandas.DataFrame(rows, columns=["operation", "ranks", "bytes"])
+    steps = np.where(table.operation == "all_reduce", 2, 1) * (table.ranks - 1)
+    table["seconds"] = BASE + steps * 3e-6 + steps / table.ranks * table.bytes / (300e9 * 0.75)
+    efficiency, latency, errors = fit_ring(table, 300e9, BASE)
+    assert efficiency == pytest.approx(0.75, rel=0.01)
+    assert latency == pytest.approx(3e-6, rel=0.05)
+    assert errors["all"] < 0.01
+
+
+def test_backward_rate_follows_from_both_passes() -> None:
+    """Equal rates of both passes: forward, backward and their mean are one number."""
+    pandas = pytest.importorskip("pandas")
+    curve = load_profile("a100").attention.model_copy(update={"fixed": 0.0, "keys_half": 0.0, "head_half": 0.0, "wave": 0.0})
+    row = {"seqlen": 4096, "batch": 8, "heads": 27, "head_dim": 128, "tflops": curve.efficiency * 312, "causal": True}
+    assert fit_backward(pandas.DataFrame([row]), load_gpu("a100-sxm-80gb"), curve) == pytest.approx(1.0, rel=0.01)
+
+
+def test_heldout_rows_are_the_same_every_time() -> None:
+    marks = heldout(np.arange(4000), np.arange(4000))
+    assert 0.2 < marks.mean() < 0.3
+    assert (marks == heldout(np.arange(4000), np.arange(4000))).all()
+
+
+@pytest.mark.skipif(not RAW.is_dir(), reason="the raw measurements are not shipped")
+@pytest.mark.parametrize("name", TABLES)
+def test_stated_error_on_heldout_products(name: str) -> None:
+    """The file's held-out error is what its rounded constants give on the raw rows; near 5 % on training shapes but for the L40S."""
+    pandas = pytest.importorskip("pandas")
+    profile, gpu = load_profile(name), load_gpu(load_profile(name).gpu)
+    table = pandas.read_csv(RAW / "kernels" / f"gemm_{TABLES[name]}.csv.gz")
+    table = table[table.gemm_dtype == NAMES["bf16"]].groupby(["m", "n", "k"], as_index=False).seconds.median()
+    table = table[heldout(table.m, table.n, table.k) & (table.m >= 512)]
+    m, n, k, seconds = (table[column].to_numpy(float) for column in ("m", "n", "k", "seconds"))
+    shape = (np.ones(len(m)), m, n, k)
+    traffic = 2 * (m * k + k * n + m * n)
+    found = gemm_seconds(profile.gemm["bf16"], gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms, shape, traffic, np.minimum)
+    error = float(np.median(np.abs(found / seconds - 1)))
+    assert error == pytest.approx(profile.provenance["gemm"].heldout_error, abs=0.002)
+    assert error < (0.11 if name == "l40s" else 0.055)
