@@ -1,8 +1,8 @@
 """Fits the shipped profiles to published kernel and collective measurements.
 
-`refit(Path("tables"), "h100")` reads the raw tables of that folder, fits GEMM, attention and NVLink prices of the profile's GPU and writes
-them back, with their errors, into the profile's file; facts that a person wrote there (launch, overheads, sources) stay as they are.
-Every third to fourth shape is kept out of the fit by a hash of its name and gives the held-out error. No training step is read.
+`refit(Path("tables"), "h100")` reads the raw tables of that folder, fits the prices of products, attention and the links inside a
+node, and writes them with their errors into the profile's file; facts that a person wrote there (launch, overheads) stay.
+A quarter of the shapes is kept out of the fit by a hash of their sizes and gives the held-out error. No training step is read.
 
 Measurements: github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c, in seconds. Run as a script with the
 tables' folder and profile names: `python -m calibration.kernel_fit ../shared/data h100 a100`.
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}  # profile -> table of products
+# profile -> table of products
+TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
 NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
 NVLS = 8  # ranks from which all-reduce runs in the switch on Hopper and Blackwell, so it says nothing of a ring
 BASE = 8.4e-6  # seconds that a collective takes before its first step: NCCL's own figure for rings, src/graph/tuning.cc
-LARGE = 2**22  # smallest buffer fitted to: below, NCCL uses other protocols, and training sends little
-CAPACITY = {"a100": ("nvlink", 300e9), "h100": ("nvlink", 450e9), "h200": ("nvlink", 450e9), "b200": ("nvlink", 900e9), "l40s": ("pcie", 31e9)}
+LARGE = 2**23  # smallest buffer fitted to: below, NCCL uses other protocols, and training sends little
+CAPACITY = {  # profile -> kind of link between its GPUs, nominal bytes per second in one direction
+    "a100": ("nvlink", 300e9), "h100": ("nvlink", 450e9), "h200": ("nvlink", 450e9), "b200": ("nvlink", 900e9),
+    "l40s": ("pcie", 31e9),
+}  # fmt: skip
 SAMPLE = 3000  # points per fit
 
 
@@ -44,8 +48,8 @@ def heldout(*columns: Iterable[Any]) -> NDArray[np.bool_]:
     return np.array([zlib.crc32(",".join(str(int(x)) for x in row).encode()) % 4 == 0 for row in zip(*columns, strict=True)])
 
 
-def minimise(loss: Callable[[Array], float], bounds: Mapping[str, tuple[float, float]], generations: int = 100) -> dict[str, float]:
-    """Where `loss` is lowest within `bounds`: differential evolution, then Nelder-Mead; the same answer every time.
+def minimise(objective: Callable[[Array], float], bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Where `objective` is lowest within `bounds`: differential evolution, then Nelder-Mead; the same answer every time.
 
     Quantities whose bounds span more than a factor of ten are searched by their logarithm.
     """
@@ -60,10 +64,10 @@ def minimise(loss: Callable[[Array], float], bounds: Mapping[str, tuple[float, f
         x = np.clip(x, pairs[:, 0], pairs[:, 1])
         return np.where(logarithmic, np.exp(np.where(logarithmic, x, 0)), x)
 
-    search = differential_evolution(lambda x: loss(real(x)), pairs, maxiter=generations, popsize=8, seed=0, polish=False, tol=1e-6)
+    search = differential_evolution(lambda x: objective(real(x)), pairs, maxiter=100, popsize=8, seed=0, polish=False, tol=1e-6)
     best = search.x
     for _ in range(3):
-        best = minimize(lambda x: loss(real(x)), best, method="Nelder-Mead", options={"maxfev": 1500, "adaptive": True}).x
+        best = minimize(lambda x: objective(real(x)), best, method="Nelder-Mead", options={"maxfev": 1500, "adaptive": True}).x
     return dict(zip(bounds, real(best).tolist(), strict=True))
 
 
@@ -84,8 +88,24 @@ def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
     """The curve that the fit's free numbers stand for; units are not parsed here, for speed."""
     sizes = [1.0, *(found[f"size{i}"] for i in range(1, 5))]
     tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i]) for m, n, i in SIZES)
-    own = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
-    return GemmCurve.model_construct(tiles=tiles, **own)  # type: ignore[arg-type]
+    own: dict[str, Any] = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
+    return GemmCurve.model_construct(tiles=tiles, **own)
+
+
+def attention_curve(found: Mapping[str, float], backward: float) -> AttentionCurve:
+    """The curve that the fit's free numbers stand for, blocks of 128 queries."""
+    own: dict[str, Any] = dict(found)
+    return AttentionCurve.model_construct(block=128, backward=backward, **own)
+
+
+def summary(errors: Mapping[str, Array]) -> dict[str, float]:
+    """Median of each set of relative errors, and the 90th percentile of "large"."""
+    return {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(errors["large"], 0.9))}
+
+
+def loss(found: Array, seconds: Array, weight: Array) -> float:
+    """Mean absolute logarithm of predicted over measured seconds: robust, and the same for twice and half."""
+    return float(np.average(np.abs(np.log(found / seconds)), weights=weight))
 
 
 def quantisation(found: Mapping[str, float], m: Array, k: Array, bandwidth: float) -> Array:
@@ -111,33 +131,35 @@ def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str) -> tuple[GemmCurve,
     free = np.flatnonzero(~kept_out)
     sample = np.random.default_rng(0).choice(free, min(SAMPLE, len(free)), replace=False)
     weight = np.where((m >= 512) & (n >= 256) & (k >= 256), 1.0, 0.25)[sample]
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, sample) / seconds[sample])), weights=weight)), bounds)
+    found = minimise(lambda x: loss(predict(x, sample), seconds[sample], weight), bounds)
     error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
     large = kept_out & (m >= 512)
     bulk = large & (n >= 512) & (k >= 512)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[bulk]}
-    return gemm_curve(found), {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(error[large], 0.9))}
+    return gemm_curve(found), summary(errors)
 
 
 def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, float]]:
-    """Curve and relative errors for causal forward passes: columns batch_size, isl, num_heads, num_key_value_heads, head_dim, seconds."""
+    """Curve and relative errors for causal forward passes.
+
+    Columns batch_size, isl (sequence), num_heads, num_key_value_heads, head_dim, seconds.
+    """
     columns = ("batch_size", "num_heads", "num_key_value_heads", "isl", "head_dim", "seconds")
     batch, heads, groups, length, dim, seconds = (table[c].to_numpy(float) for c in columns)
 
     def predict(x: Iterable[float], at: Any) -> Array:
-        curve = AttentionCurve.model_construct(block=128, backward=backward, **dict(zip(ATTENTION_BOUNDS, x, strict=True)))
+        curve = attention_curve(dict(zip(ATTENTION_BOUNDS, x, strict=True)), backward)
         shape = (batch[at], heads[at], groups[at], length[at], length[at], dim[at], np.ones(len(batch[at])))
         return np.asarray(attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum))
 
     kept_out = heldout(batch, heads, groups, length, dim)
     free = np.flatnonzero(~kept_out)
     weight = np.where((length >= 1024) & (batch * heads >= 8), 1.0, 0.25)[free]
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x, free) / seconds[free])), weights=weight)), ATTENTION_BOUNDS)
+    found = minimise(lambda x: loss(predict(x, free), seconds[free], weight), ATTENTION_BOUNDS)
     error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
     large = kept_out & (length >= 1024) & (batch * heads >= 8)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large]}
-    curve = AttentionCurve.model_construct(block=128, backward=backward, **found)
-    return curve, {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(error[large], 0.9))}
+    return attention_curve(found, backward), summary(errors)
 
 
 def fit_ring(table: pd.DataFrame, capacity: float, base: float) -> tuple[float, float, dict[str, float]]:
@@ -150,18 +172,18 @@ def fit_ring(table: pd.DataFrame, capacity: float, base: float) -> tuple[float, 
 
     kept_out = heldout(steps, ranks, size)
     weight = np.where(kept_out, 0.0, np.where(ranks > 2, 1.0, 0.5))
-    found = minimise(lambda x: float(np.average(np.abs(np.log(predict(x) / seconds)), weights=weight)), RING_BOUNDS)
+    found = minimise(lambda x: loss(predict(x), seconds, weight), RING_BOUNDS)
     error = np.abs(predict(np.array(list(found.values()))) / seconds - 1)
     large = size >= 2**25
     errors = {"fit": error[~kept_out], "all": error[kept_out], "large": error[kept_out & large]}
-    return found["efficiency"], found["latency"], {name: float(np.median(e)) for name, e in errors.items()}
+    return found["efficiency"], found["latency"], summary(errors)
 
 
 def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:
     """Rate of the backward pass over that of `curve`'s forward pass, from published rates of both passes together.
 
-    Columns seqlen, batch, heads, head_dim, tflops, causal. The backward pass has 2.5 times the FLOPs, so with rates F, B and R of forward,
-    backward and both, 3.5/R = 1/F + 2.5/B. The median over sequences of 1,024 and more.
+    Columns seqlen, batch, heads, head_dim, tflops of causal attention. The backward pass has 2.5 times the FLOPs, so with rates
+    F, B and R of forward, backward and both, 3.5/R = 1/F + 2.5/B. The median over sequences of 1,024 and more.
     """
     length, batch, heads, dim, both = (table[c].to_numpy(float) for c in ("seqlen", "batch", "heads", "head_dim", "tflops"))
     shape = (batch, heads, heads, length, length, dim, np.ones(len(length)))
@@ -191,7 +213,8 @@ def note(data: dict[str, Any], part: str, errors: Mapping[str, float], ranges: M
     """Write a fit's errors and the measured range into the provenance of `part`."""
     extent = {name: [float(np.min(v)), float(np.max(v))] for name, v in ranges.items()}
     rounded = {name: tidy(value) for name, value in errors.items()}
-    data["provenance"][part] |= {"fit_error": rounded["fit"], "heldout_error": rounded["large"], "errors": rounded, "measured_range": extent}
+    figures = {"fit_error": rounded["fit"], "heldout_error": rounded["large"], "errors": rounded, "measured_range": extent}
+    data["provenance"][part] |= figures
 
 
 def refit(tables: Path, name: str) -> None:
@@ -206,7 +229,7 @@ def refit(tables: Path, name: str) -> None:
     for dtype, spelt in NAMES.items():
         if dtype not in profile.gemm:
             continue
-        rows = products[products.gemm_dtype == spelt].groupby(["m", "n", "k"], as_index=False).seconds.median()
+        rows = products[products.gemm_dtype == spelt].groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
         curve, errors = fit_gemm(rows, gpu, dtype)
         data["gemm"][dtype] = described(curve)
         if dtype == "bf16":
@@ -224,18 +247,18 @@ def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardwar
     import pandas as pd
 
     rows = pd.read_csv(tables / "kernels" / "attention_forward.csv.gz")
-    # decode kernels are for single queries; below 256 tokens launch and padding hide everything
-    rows = rows[rows.device.str.contains(f"NVIDIA {name.upper()}") & (rows.isl >= 256) & ~rows.kernel_source.str.contains("decode")]
+    rows = rows[rows.device.str.contains(f"NVIDIA {name.upper()}") & ~rows.kernel_source.str.contains("decode")]
+    rows = rows[rows.isl >= 256]  # below, launch and padding hide everything
     curve, errors = fit_attention(rows, gpu, data["attention"]["backward"])
-    if name == "a100":
+    if name == "a100":  # the one GPU with published rates of both passes by the kernels that were fitted to
         other = pd.read_csv(tables / "kernels" / "attention_other.csv")
-        both = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd") & (other.causal.astype(str) == "True")]
-        curve = curve.model_copy(update={"backward": fit_backward(both, gpu, curve)})
+        other = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd")]
+        curve = curve.model_copy(update={"backward": fit_backward(other[other.causal.astype(str) == "True"], gpu, curve)})
     data["attention"] = described(curve)
     length = rows.isl.to_numpy()
     ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
     note(data, "attention", errors, ranges | {"queries": length, "keys": length})
-    print(name, "attention", errors, curve.backward)
+    print(name, "attention", errors)
 
 
 def _refit_links(tables: Path, name: str, data: dict[str, Any]) -> None:
@@ -244,12 +267,13 @@ def _refit_links(tables: Path, name: str, data: dict[str, Any]) -> None:
     kind, capacity = CAPACITY[name]
     rows = pd.read_csv(tables / "nccl" / "nvlink_one_node.csv").rename(columns={"op": "operation", "time_s": "seconds"})
     rows["bytes"] = 2 * rows.message_elements
-    rows = rows[rows.machine.str.contains(f"NVIDIA {name.upper()}") & (rows.operation != "alltoall") & (rows.bytes >= LARGE)]
-    rows = rows[rows.ranks == 2] if kind == "pcie" else rows[(rows.operation != "all_reduce") | (rows.ranks < NVLS) | (name == "a100")]
+    rows = rows[rows.machine.str.contains(f"NVIDIA {name.upper()}") & (rows.bytes >= LARGE)]
+    ring = (rows.operation != "all_reduce") | (rows.ranks < NVLS) | (name == "a100")
+    rows = rows[(rows.operation != "alltoall") & (rows.ranks == 2 if kind == "pcie" else ring)]
     efficiency, latency, errors = fit_ring(rows, capacity, BASE)
     data["links"][kind] = {"efficiency": tidy(efficiency), "latency": tidy(latency, "us")}
     note(data, "links", errors, {"ranks": rows.ranks.to_numpy(), "bytes": rows.bytes.to_numpy()})
-    print(name, kind, efficiency, latency, errors)
+    print(name, kind, errors)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from sim.prices import Profile
@@ -9,6 +10,12 @@ from topologies.reading import UserError, build, load_yaml, nearest
 
 FOLDER = Path(__file__).parent / "profiles"
 GENERIC = "generic"
+
+
+@functools.cache
+def _shipped(name: str) -> Profile:
+    path = FOLDER / f"{name}.yaml"
+    return build(Profile, load_yaml(path), str(path))
 
 
 def profile_names() -> list[str]:
@@ -20,18 +27,16 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, or the profile in that file. Raises UserError."""
     text = str(name_or_path)
     if text in profile_names():
-        path = FOLDER / f"{text}.yaml"
-    elif isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
-        path = Path(name_or_path)
-    else:
-        raise UserError(f"unknown profile '{text}'{nearest(text, profile_names())}")
-    return build(Profile, load_yaml(path), str(path))
+        return _shipped(text)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
+        return build(Profile, load_yaml(Path(name_or_path)), text)
+    raise UserError(f"unknown profile '{text}'{nearest(text, profile_names())}")
 
 
 def profile_for(gpu_name: str) -> Profile:
     """The shipped profile whose `applies_to` lists `gpu_name`; the generic one, which says so, when none does."""
     for name in profile_names():
-        profile = load_profile(name)
+        profile = _shipped(name)
         if gpu_name == profile.gpu or gpu_name in profile.applies_to:
             return profile
-    return load_profile(GENERIC)
+    return _shipped(GENERIC)

@@ -39,7 +39,7 @@ class Hardware(Protocol):
     """What prices need to know of a GPU: specified peaks in FLOP/s by dtype, bytes per second, multiprocessors."""
 
     @property
-    def peak(self) -> Mapping[str, float]: ...
+    def peak(self) -> Mapping[Any, float]: ...
 
     @property
     def memory_bandwidth(self) -> float: ...
@@ -60,8 +60,8 @@ class Provenance(Config):
     rule: str = ""  # how the constants follow from the measurements, with every assumption
     fit_error: NotNegative | None = None  # median relative error on the points fitted to
     heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
-    errors: dict[str, NotNegative] = {}  # more of them, by what was left out of the fit
-    measured_range: dict[str, tuple[float, float]] = {}  # quantity -> lowest and highest value measured
+    errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
+    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
 
 
 class Tile(Config):
@@ -222,9 +222,8 @@ class Prices:
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
-        gpu = self.gpu
-        curve = self._curve(kernel.dtype)
-        return float(gemm_seconds(curve, self._peak(kernel.dtype), gpu.memory_bandwidth, self._sms, (batch, m, n, k), kernel.bytes))
+        curve, peak = self._curve(kernel.dtype), self._peak(kernel.dtype)
+        return float(gemm_seconds(curve, peak, self.gpu.memory_bandwidth, self._sms, (batch, m, n, k), kernel.bytes))
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.attention
@@ -238,9 +237,8 @@ class Prices:
         provenance = self.profile.provenance.get(part)
         if provenance is None or not provenance.measured:
             return f"{part}: not measured for profile '{self.profile.name}'"
-        if part == "gemm" and self._curve(kernel.dtype) is not self.profile.gemm.get(kernel.dtype):
-            if _SIBLING.get(kernel.dtype) not in self.profile.gemm:
-                return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
+        if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):
+            return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
         for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
             low, high = provenance.measured_range.get(name, (value, value))
             if not low <= value <= high:

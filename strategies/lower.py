@@ -84,10 +84,8 @@ def _finish(stage: Stage, hook: Hook, model: Model, stages: list[Stage]) -> None
         last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == "compute")
         stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.cohort_number, last), *stage.reduced[-1:]))))
     hook.update(stage)
-    held = {"parameter": plan.plan.bytes_per_element, "gradient": plan.plan.bytes_per_gradient,
-            "optimizer": plan.plan.bytes_per_optimizer_state}  # fmt: skip
     stage.cohort.resident = tuple(
-        (kind, stage.parameters * width / (plan.dp if kind in hook.shards else 1)) for kind, width in held.items()
+        (kind, stage.parameters * width / (plan.dp if kind in hook.shards else 1)) for kind, width in plan.plan.bytes_of_states.items()
     )
 
 

@@ -84,6 +84,11 @@ class Plan(Config):
         states = {"adam": 8, "momentum": 4, "sgd": 0}[self.optimizer]
         return states + (4 if self.bytes_per_element == 2 else 0)
 
+    @property
+    def bytes_of_states(self) -> dict[str, int]:
+        """Bytes per parameter of each model state, before sharding."""
+        return {"parameter": self.bytes_per_element, "gradient": self.bytes_per_gradient, "optimizer": self.bytes_per_optimizer_state}
+
     def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
         """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
         return Resolved.of(self, model, gpus, where)

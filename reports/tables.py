@@ -1,0 +1,207 @@
+"""What the terminal shows: one line, one screen, and runs side by side. rich leaves colours out by itself where none belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.advice import advice
+from reports.words import (
+    KINDS,
+    Job,
+    bar,
+    components,
+    cost,
+    count,
+    digits,
+    gigabytes,
+    gpu_hours,
+    held,
+    percent,
+    provenance,
+    seconds,
+    size,
+    stages,
+    tokens_per_step,
+)
+from sim.summary import StageMemory, Summary
+
+NOTES = 4  # notes on one screen; the page shows all
+
+
+def verdict(summary: Summary, job: Job) -> str:
+    """The answer in one line: how long, how fast, how well, whether it fits; if not, where, by how much, why, what to try."""
+    worst, capacity = summary.worst, summary.memory_capacity
+    what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({summary.gpus} GPU{'s' * (summary.gpus != 1)})"
+    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
+    of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
+    if summary.fits:
+        return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
+    most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
+    why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
+    ideas = advice(summary, job)
+    hint = f"; try {' or '.join([', '.join(ideas[:-1]), ideas[-1]] if ideas[1:] else ideas)}" if ideas else ""
+    over = f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}"
+    return f"{what}: {over}{hint}; {speed} if it fitted"
+
+
+def one_screen(summary: Summary, job: Job) -> RenderableType:
+    """What people ask first, on at most 35 lines of 100 columns: answer, breakdown, volumes, memory, notes, provenance."""
+    notes = [f"note: {note}" for note in summary.notes[:NOTES]]
+    if len(summary.notes) > NOTES:
+        notes.append(f"… and {len(summary.notes) - NOTES} more notes")
+    middle = Table.grid(padding=(0, 2))
+    middle.add_row(_breakdown(summary), _volumes(summary) if summary.volume else "")
+    return Group(
+        Text(verdict(summary, job), "bold green" if summary.fits else "bold red"), "",
+        _headline(summary, job), "", middle, "", _memory(summary), "",
+        *(Text(note, "yellow") for note in notes),
+        Text(provenance(summary, job), "dim"),
+    )  # fmt: skip
+
+
+def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
+    """(label, value) of the figures that come first, in the order in which people ask for them."""
+    worst = summary.worst
+    return [
+        ("step", seconds(summary.step_seconds)),
+        ("tokens/s", count(summary.tokens_per_second)),
+        ("tokens/s/GPU", count(summary.tokens_per_second_per_gpu)),
+        ("MFU", percent(summary.mfu)),
+        ("HFU", percent(summary.hfu)),
+        ("peak memory", f"{gigabytes(worst.peak)} of {gigabytes(summary.memory_capacity)} GB"),
+        ("exposed communication", percent(summary.exposed)),
+        ("bubble", percent(summary.bubble)),
+        ("tokens per step", count(tokens_per_step(summary))),
+        cost(summary, job),
+    ]
+
+
+def _headline(summary: Summary, job: Job) -> RenderableType:
+    """The headline in three columns of label and value; the last, which may be long, on its own line."""
+    *short, (label, value) = headline(summary, job)
+    grid = Table.grid(padding=(0, 2))
+    cells = [cell for name, text in short for cell in (Text(name, "dim"), Text(text, "bold"))]
+    for start in range(0, len(cells), 6):
+        grid.add_row(*cells[start : start + 6])
+    return Group(grid, Text.assemble((f"{label}  ", "dim"), (value, "bold")))
+
+
+def _table(*columns: str) -> Table:
+    """An airy table: the first column to the left, numbers to the right, a column without a name to the left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number and column else "left", header_style="dim", no_wrap=True)
+    return table
+
+
+def _breakdown(summary: Summary) -> RenderableType:
+    table = _table("component", "time", "of step", "")
+    for name in components([summary.breakdown]):
+        share = summary.breakdown[name] / summary.step_seconds
+        if share >= 0.0005:  # the rest would show as 0.0 %
+            table.add_row(name, seconds(summary.breakdown[name]), percent(share), Text(bar(share, 24), "cyan"))
+    return Group(Text("where the step goes (mean over ranks)", "bold"), table)
+
+
+def _shown(summary: Summary) -> list[StageMemory]:
+    """At most four stages: first, last, worst, and the one after the first."""
+    every = stages(summary)
+    numbers = sorted({every[0].stage, summary.worst.stage, every[-1].stage, every[min(1, len(every) - 1)].stage})
+    return [entry for entry in every if entry.stage in numbers]
+
+
+def _memory(summary: Summary) -> RenderableType:
+    shown, capacity = _shown(summary), summary.memory_capacity
+    used = [kind for kind in KINDS if any(held(entry)[kind] for entry in shown)]
+    left = len(stages(summary)) - len(shown)
+    more = f"; stages not shown hold no more than stage {summary.worst.stage}" if left else ""
+    table = _table("stage", *used, "peak", "used")
+    for entry in shown:
+        style = "red" if entry.peak > capacity else ""
+        sizes = (gigabytes(held(entry)[kind]) for kind in used)
+        table.add_row(str(entry.stage), *sizes, gigabytes(entry.peak), f"{100 * entry.peak / capacity:.0f} %", style=style)
+    return Group(Text(f"peak memory of one GPU in GB, of {gigabytes(capacity)}{more}", "bold"), table)
+
+
+def _volumes(summary: Summary) -> RenderableType:
+    table = _table("axis", "bytes", "elements")
+    for axis, volume in summary.volume.items():
+        table.add_row(axis, size(volume.bytes), f"{digits(volume.psi)} Ψ")
+    return Group(Text("sent by a rank in a step", "bold"), table)
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------------
+
+Run = tuple[str, Summary, Job]
+
+
+def comparison(runs: Sequence[Run]) -> RenderableType:
+    """Runs side by side, in the order given: the inputs that differ, the metrics, and each component's change against the first.
+
+    The run with most tokens/s/GPU among those that fit is marked. Raises ValueError without runs.
+    """
+    if not runs:
+        raise ValueError("comparison needs at least one run")
+    fitting = [run for run in runs if run[1].fits]
+    best = max(fitting, key=lambda run: run[1].tokens_per_second_per_gpu) if fitting else None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for run in runs:
+        table.add_column(f"{'★ ' if run is best else ''}{run[0]}", justify="right", style="bold" if run is best else "")
+    for name, values in _differences([job for _, _, job in runs]):
+        table.add_row(Text(name, "dim"), *(Text(value) for value in values))
+    table.add_section()
+    for label, show in _METRICS:
+        table.add_row(label, *(show(summary) for _, summary, _ in runs))
+    table.add_section()
+    for name in components(summary.breakdown for _, summary, _ in runs):
+        table.add_row(name, *_changes([summary.breakdown.get(name, 0.0) for _, summary, _ in runs]))
+    caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
+    return Group(table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"))
+
+
+_METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("step", lambda s: seconds(s.step_seconds)),
+    ("tokens/s", lambda s: count(s.tokens_per_second)),
+    ("tokens/s/GPU", lambda s: count(s.tokens_per_second_per_gpu)),
+    ("MFU", lambda s: percent(s.mfu)),
+    ("HFU", lambda s: percent(s.hfu)),
+    ("exposed communication", lambda s: percent(s.exposed)),
+    ("bubble", lambda s: percent(s.bubble)),
+    ("peak memory", lambda s: f"{gigabytes(s.worst.peak)} of {gigabytes(s.memory_capacity)} GB"),
+    ("fits", lambda s: "yes" if s.fits else f"over by {size(s.worst.peak - s.memory_capacity)}"),
+    ("GPU-hours per 10⁹ tokens", lambda s: digits(gpu_hours(s, 1e9))),
+)
+
+
+def _changes(values: Sequence[float]) -> list[str]:
+    """Seconds, and for every value but the first its change."""
+    first, *others = values
+    signs = ["+" if value >= first else "−" for value in others]
+    changes = (f" ({sign}{seconds(abs(value - first))})" for sign, value in zip(signs, others, strict=True))
+    return [seconds(first), *(seconds(value) + change for value, change in zip(others, changes, strict=True))]
+
+
+def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
+    """Inputs that are not the same in all jobs, by name: nested fields with dots, without what only identifies a run."""
+    flat = [flatten({key: value for key, value in job.items() if key not in ("command", "hash")}) for job in jobs]
+    names = dict.fromkeys(name for fields in flat for name in fields)
+    rows = [(name.removeprefix("plan."), [str(fields.get(name, "–")) for fields in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dots in the names."""
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            result |= flatten(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result

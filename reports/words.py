@@ -1,0 +1,104 @@
+"""Numbers as people read them, the same on every table, figure and page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import floor, log10
+from typing import Any
+
+from sim.summary import StageMemory, Summary
+from sim.timeline import COMPONENTS
+from topologies.units import show
+
+Job = Mapping[str, Any]
+"""What was simulated, as plain data: "model", "cluster", "plan" (field -> value), "command", "version", "hash", and anything else
+that should stand under the provenance. Every key may be missing. "tokens" (of the whole training) and "price" (of a GPU-hour) add
+the cost of the training; "gpus_per_node" tells how far tensor parallelism may go."""
+
+KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer", "overhead")
+
+
+def digits(value: float, count: int = 3) -> str:
+    """`value` with `count` significant digits and no exponent: 41.2, 0.00123, 1,230."""
+    if not value:
+        return "0"
+    before = floor(log10(abs(float(f"{value:.{count - 1}e}")))) + 1
+    return f"{round(value, count - before):,.{max(0, count - before)}f}"
+
+
+def seconds(value: float) -> str:
+    """`1.23 s`, `456 ms`."""
+    return show(value, "s", 3)
+
+
+def count(value: float) -> str:
+    """`213 k`, `1.5 M`."""
+    text = show(value, "", 3)
+    return f"{text[:-1]} {text[-1]}" if text[-1].isalpha() else text
+
+
+def size(value: float) -> str:
+    """`61.2 GB`, where GB = 1e9 bytes."""
+    return show(value, "B", 3)
+
+
+def gigabytes(value: float) -> str:
+    """The number of GB = 1e9 bytes, without its unit: `61.2`."""
+    return digits(value / 1e9) if value else "0"
+
+
+def percent(fraction: float) -> str:
+    """`41.2 %`."""
+    return f"{100 * fraction:.1f} %"
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of up to `width` characters, in eighths."""
+    eighths = round(8 * width * min(max(fraction, 0.0), 1.0))
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def held(stage: StageMemory) -> dict[str, float]:
+    """Bytes by kind of KINDS when the stage's peak is reached; they add up to its peak."""
+    return {kind: stage.overhead if kind == "overhead" else stage.kinds.get(kind, 0.0) for kind in KINDS}
+
+
+def stages(summary: Summary) -> list[StageMemory]:
+    """One entry per stage, in order: the rank of it that holds most."""
+    most: dict[int, StageMemory] = {}
+    for entry in summary.memory:
+        if entry.stage not in most or entry.peak > most[entry.stage].peak:
+            most[entry.stage] = entry
+    return [most[stage] for stage in sorted(most)]
+
+
+def components(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:
+    """The components that take any time in any of `breakdowns`, in their order."""
+    every = list(breakdowns)
+    return [name for name in COMPONENTS if any(parts.get(name) for parts in every)]
+
+
+def tokens_per_step(summary: Summary) -> float:
+    """Tokens of the whole job in one step."""
+    return summary.tokens_per_second * summary.step_seconds
+
+
+def gpu_hours(summary: Summary, tokens: float) -> float:
+    """GPU-hours that `tokens` tokens take."""
+    return summary.gpu_hours_per_step * tokens / tokens_per_step(summary)
+
+
+def cost(summary: Summary, job: Job) -> tuple[str, str]:
+    """(label, value): GPU-hours of the training of job["tokens"], with its cost; of a billion tokens when that is not given."""
+    tokens = float(job.get("tokens") or 1e9)
+    hours = gpu_hours(summary, tokens)
+    price = job.get("price")
+    money = f" (cost {float(price) * hours:,.0f} at {price} per hour)" if price else ""
+    return f"GPU-hours per {count(tokens)} tokens".replace("1 G tokens", "10⁹ tokens"), f"{digits(hours)}{money}"
+
+
+def provenance(summary: Summary, job: Job) -> str:
+    """Where the numbers come from, on one line."""
+    parts = [f"shardyard {job.get('version', '?')}", f"profile {summary.profile}"]
+    parts += [f"{key} {job[key]}" for key in ("hash", "seed") if job.get(key) is not None]
+    return " · ".join([*parts, f"{summary.events} events", *([f"`{job['command']}`"] if job.get("command") else [])])

@@ -1,0 +1,167 @@
+"""Playing programs: order, waiting, host, contention, slowdown; folded equals unfolded; the breakdown sums to the step exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibration.profiles import load_profile
+from shardyard import read_job, simulate
+from sim.grid import Grid
+from sim.memory import ledger
+from sim.prices import Prices
+from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
+from sim.run import run
+from sim.summary import summarise
+from strategies.lower import lower
+
+
+def kernel(seconds: float, phase: str = "forward") -> Kernel:
+    """A kernel of `seconds` on the toy GPU (1 TB/s)."""
+    return Kernel("memory", f"{seconds}", phase, 0.0, seconds * 1e12)
+
+
+def block(*seconds: float, times: int = 1, phase: str = "forward") -> Block:
+    return Block(phase, (Run(times, tuple(kernel(s, phase) for s in seconds)),))
+
+
+def program(*cohorts: Cohort, **degrees: int) -> Program:
+    return Program(Grid.of(**degrees), list(cohorts), 1.0, 1.0, "bf16", 1.0, 1)
+
+
+def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_prices) -> None:
+    one = Cohort({}, [
+        Op("compute", block(3.0)), Op("dp", Collective("all_gather", 2e9, "dp", "gather")),
+        Op("compute", block(1.0), (Ref(0, 1),)), Op("dp", Collective("all_gather", 2e9, "dp", "gather"), (Ref(0, 0),)),
+    ])  # fmt: skip
+    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices())
+    assert [(row.start, row.end) for row in timeline.rows()] == [(0, 3), (0, 1), (3, 4), (3, 4)]
+    assert timeline.step == 4.0
+
+
+def test_deadlock_is_an_error(toy_cluster, toy_prices) -> None:
+    one = Cohort({}, [Op("compute", block(1.0), (Ref(0, 1),)), Op("compute", block(1.0))])
+    with pytest.raises(RuntimeError, match="waits for itself"):
+        run(program(one), toy_cluster(1).topology(), toy_prices())
+
+
+@pytest.mark.parametrize(("kernel_seconds", "expected"), [(3.0, 1 + 5 * 3.0), (0.5, 5 * 1.0 + 0.5)])
+def test_small_kernels_are_bound_by_their_launches(kernel_seconds, expected, toy_cluster, toy_prices) -> None:
+    """Launching takes 1 s each: five long kernels hide four launches; five short ones run as they are launched."""
+    one = Cohort({}, [Op("compute", block(kernel_seconds, times=5))])
+    timeline = run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s"))
+    assert timeline.step == pytest.approx(expected)
+    assert timeline.breakdowns[0]["launch"] == pytest.approx(expected - 5 * kernel_seconds)
+
+
+def test_synchronous_launches_are_part_of_the_kernel(toy_cluster, toy_prices) -> None:
+    one = Cohort({}, [Op("compute", block(0.5, times=4))])
+    assert run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s", synchronous=True)).step == pytest.approx(6.0)
+
+
+def test_traffic_shares_a_link(toy_cluster, toy_prices) -> None:
+    """Two sends of 4 GB leave GPU 0 at 1 GB/s: together they take 8 s, one of them half its rate until then."""
+    cohorts = [Cohort({"pp": 0}, [Op("a", Send(4e9, 1, "x")), Op("b", Send(4e9, 2, "y"))]), Cohort({"pp": 1}), Cohort({"pp": 2})]
+    timeline = run(program(*cohorts, pp=3), toy_cluster(3).topology(), toy_prices())
+    assert [row.end for row in timeline.rows()] == pytest.approx([8.0, 8.0])
+
+
+def test_compute_is_slower_while_a_collective_runs(toy_cluster, toy_prices) -> None:
+    """2 s of gathering beside 4 s of compute at half speed: 1 s of work is done by then, 3 s are left."""
+    one = Cohort({}, [Op("compute", block(4.0)), Op("dp", Collective("all_gather", 4e9, "dp", "gather"))])
+    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(slowdown=2.0))
+    assert timeline.step == pytest.approx(5.0)
+    assert timeline.breakdowns[0] == pytest.approx(dict.fromkeys(timeline.breakdowns[0], 0.0) | {"forward": 4.0, "slowdown": 1.0})
+
+
+def test_blocks_whose_collectives_meet_other_traffic_are_played_item_by_item(toy_cluster, toy_prices) -> None:
+    """tp and dp share the ports of one node: the tp all-gather (1 s alone) takes 2 s beside the dp one."""
+    inline = Block("forward", (Run(1, (kernel(1.0), Collective("all_gather", 2e9, "tp", "inline"))),))
+    one = Cohort({}, [Op("compute", inline), Op("dp", Collective("all_gather", 8e9, "dp", "gather"))])
+    timeline = run(program(one, tp=2, dp=2), toy_cluster(4).topology(), toy_prices())
+    compute = [row for row in timeline.rows() if row.op.stream == "compute"]
+    assert compute[-1].end == pytest.approx(3.0)
+    assert timeline.step == pytest.approx(1 + 4.0)
+    assert timeline.breakdowns[0]["tp exposed"] == pytest.approx(2.0)
+
+
+def test_the_ledger_gives_back_before_it_takes(toy_cluster, toy_prices) -> None:
+    ops = [Op("compute", block(1.0), allocate=(("activation", 5.0),)), Op("compute", block(1.0), free=(("activation", 5.0),)),
+           Op("compute", block(1.0), allocate=(("temporary", 4.0),), free=(("temporary", 4.0),))]  # fmt: skip
+    timeline = run(program(Cohort({}, ops, (("parameter", 2.0),))), toy_cluster(1).topology(), toy_prices())
+    book = ledger(timeline, 0)
+    assert book.peak == 7.0
+    assert book.at_peak["activation"] == 5.0
+    assert book.held[-1].sum() == 2.0
+
+
+PLANS = [
+    dict(data_parallel="ddp", accumulation=2),
+    dict(data_parallel="zero1", tp=2, sequence_parallel=True, accumulation=2),
+    dict(data_parallel="zero3", accumulation=2),
+    dict(pp=2, tp=2, accumulation=4),
+    dict(pp=4, accumulation=6, data_parallel="zero2"),
+    dict(pp=2, schedule="naive", accumulation=3, recompute="full"),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_folded_equals_unfolded(plan, nodes, toy_job, toy_prices) -> None:
+    """Every rank of the unfolded run has the times of its cohort, to the bit."""
+    job = toy_job(8, nodes, bucket="20 kB", **plan)
+    program = lower(job.model, job.resolve())
+    prices = toy_prices(launch="1 us", slowdown=1.2, collective_launch="3 us")
+    folded, unfolded = (run(program, job.cluster.topology(), prices, fold=fold) for fold in (True, False))
+    times: dict[int, list[tuple[float, float]]] = {}
+    for row in folded.rows():
+        times.setdefault(folded.lanes[row.lane].cohort, []).append((row.start, row.end))
+    assert len(unfolded.lanes) == 8 * nodes
+    for lane, actor in enumerate(unfolded.lanes):
+        mine = [(unfolded.start[number], unfolded.end[number]) for number, _ in unfolded.ops(lane)]
+        assert mine == times[actor.cohort]
+    first = {lane.cohort: number for number, lane in reversed(list(enumerate(unfolded.lanes)))}
+    assert folded.breakdowns == [unfolded.breakdowns[first[lane.cohort]] for lane in folded.lanes]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> None:
+    job = toy_job(8, 2, bucket="20 kB", **plan)
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(launch="1 us", slowdown=1.3))
+    for parts in timeline.breakdowns:
+        assert sum(parts.values()) == timeline.step  # equal, not almost
+        assert min(parts.values()) >= 0
+    assert sum(timeline.breakdown().values()) == pytest.approx(timeline.step, rel=1e-12)
+
+
+@pytest.mark.parametrize("plan", [dict(tp=8), dict(tp=8, pp=2), dict(tp=8, data_parallel="zero3"), dict(tp=8, pp=2, data_parallel="zero1")], ids=str)
+def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
+    """The same job at dp × 64 takes the same number of events."""
+    counts = []
+    for nodes in (4, 256):
+        job = toy_job(8, nodes, accumulation=4, bucket="20 kB", **plan)
+        assert job.resolve().dp > 1
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+        counts.append((timeline.events, len(timeline.end)))
+    assert counts[0] == counts[1]
+
+
+def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
+    """GPT-3 175B with real prices at dp 8 and dp 512: 512 and 32,768 GPUs. What meets what shifts a little with dp's own times."""
+    events = []
+    for nodes in (64, 4096):
+        job = read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=dict(tp=8, pp=8, accumulation=64, recompute="full"))
+        events.append(simulate(job).events)
+    assert events[1] == pytest.approx(events[0], rel=0.01)
+
+
+def test_runs_repeat_exactly(toy_job, toy_prices) -> None:
+    job = toy_job(8, 2, pp=4, accumulation=6, data_parallel="zero1")
+    runs = [run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(slowdown=1.1)) for _ in range(2)]
+    assert runs[0].end == runs[1].end
+    assert summarise(runs[0]) == summarise(runs[1])
+
+
+def test_the_front_door_gives_the_same(toy_job) -> None:
+    job = toy_job(8, dp=8)
+    prices = Prices(load_profile("generic"), job.cluster.node.gpu)
+    assert simulate(job).step == run(lower(job.model, job.resolve()), job.cluster.topology(), prices).step

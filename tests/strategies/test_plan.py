@@ -1,0 +1,91 @@
+"""A plan is completed, or refused with the formula and the numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardyard import read_job
+from strategies.plan import Plan
+from strategies.schedules import schedules
+from topologies.reading import UserError, build
+
+MISTAKES = [
+    (dict(tp=4, pp=2, dp=3), 4, "tp·pp·dp = 4·2·3 = 24 ≠ 32 GPUs"),
+    (dict(tp=3), 3, "tp=3 does not divide 32 attention heads"),
+    (dict(pp=64), 8, "pp=64 stages exceed 32 layers"),
+    (dict(global_batch=33), 1, "global_batch=33 is not a multiple of dp·microbatch = 8·1"),
+    (dict(global_batch=32, accumulation=2, microbatch=1), 1, "global_batch=32 ≠ dp·microbatch·accumulation = 8·1·2 = 16"),
+    (dict(sequence_parallel=True), 1, "sequence_parallel=true needs tp > 1"),
+    (dict(pp=2, layers_per_stage=[16, 15]), 1, "2 stages and 31 layers ≠ pp=2, 32 layers"),
+    (dict(tpp=2), 1, "unknown field 'tpp'; did you mean 'tp'?"),
+    (dict(tp=0), 1, "tp=0: input should be greater than 0"),
+    (dict(schedule="1f1d"), 1, "unknown schedule '1f1d'; did you mean '1f1b'?"),
+    (dict(data_parallel="zero4"), 1, "unknown data_parallel 'zero4'"),
+    (dict(bucket=25), 1, "needs a unit"),
+    (dict(order="tp-dp"), 1, "must name each of"),
+    (dict(precision="int4"), 1, "precision='int4'"),
+]
+
+
+@pytest.mark.parametrize(("plan", "nodes", "message"), MISTAKES, ids=lambda x: str(x)[:40])
+def test_mistakes_are_one_line_with_the_rule(plan, nodes, message) -> None:
+    with pytest.raises(UserError) as caught:
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=nodes, plan=plan).resolve()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("plan")
+
+
+def test_layers_are_placed_not_floored() -> None:
+    """Llama 3 405B: 126 layers over 16 stages, one fewer on the first and the last (arXiv:2407.21783, section 3.3.2)."""
+    job = read_job(model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(tp=8, pp=16))
+    assert job.resolve().layers == (7, *[8] * 14, 7)
+
+
+@pytest.mark.parametrize(("layers", "pp"), [(126, 16), (96, 8), (7, 3), (5, 5), (80, 12)])
+def test_every_layer_is_on_one_stage(layers, pp) -> None:
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=pp, plan=dict(tp=8, pp=pp), overrides=[f"model.layers={layers}"])
+    placed = job.resolve().layers
+    assert sum(placed) == layers
+    assert max(placed) - min(placed) <= 1
+
+
+def test_defaults_follow_from_the_cluster() -> None:
+    plan = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=dict(tp=4, pp=2, global_batch=64, microbatch=2)).resolve()
+    assert (plan.dp, plan.microbatches, plan.sequence) == (4, 8, 131072)
+
+
+def test_states_are_sixteen_bytes_per_parameter() -> None:
+    """Mixed precision Adam: 2 + 2 + 12 (Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1)."""
+    states = Plan().bytes_of_states
+    assert states == {"parameter": 2, "gradient": 2, "optimizer": 12}
+    table = {0.32e9: 5.12e9, 17.2e9: 275.2e9, 175e9: 2800e9}  # BERT-large, Turing-NLG, GPT-3
+    for parameters, size in table.items():
+        assert sum(states.values()) * parameters == pytest.approx(size)
+
+
+def in_flight(name: str, stage: int, stages: int, microbatches: int) -> int:
+    held = most = 0
+    for action in schedules[name](stage, stages, microbatches):
+        held += 1 if action.kind == "F" else -1
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (4, 1), (4, 3), (4, 4), (4, 9), (8, 64)])
+def test_schedules_run_every_pass_once_and_hold_what_theory_says(stages, microbatches) -> None:
+    """1F1B holds min(p − s, m) activations (Narayanan et al. 2021), naive one."""
+    for name in schedules:
+        for stage in range(stages):
+            actions = list(schedules[name](stage, stages, microbatches))
+            assert sorted(actions) == sorted((kind, mb) for kind in "FB" for mb in range(microbatches))
+            for mb in range(microbatches):
+                assert actions.index(("F", mb)) < actions.index(("B", mb))
+    for stage in range(stages):
+        assert in_flight("1f1b", stage, stages, microbatches) == min(stages - stage, microbatches)
+        assert in_flight("naive", stage, stages, microbatches) == 1
+
+
+def test_units_at_the_door() -> None:
+    assert build(Plan, {"bucket": "25 MiB"}, "plan").bucket == 25 * 2**20
+    assert build(Plan, {"bucket": "25 MB"}, "plan").bucket == 25e6
