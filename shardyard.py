@@ -1,9 +1,10 @@
 """shardyard: how long is a training step, what does it move, what does it hold, and what would it cost to do it differently?
 
-The front door: the command line (`shardyard --help`) and the public Python API. It imports the rooms and holds no logic of its own.
+The front door: the command line (`shardyard --help`) and the public Python API. It imports the rooms and holds no logic of its
+own.
 
 >>> import shardyard
->>> job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"tp": 2, "sequence_parallel": True, "global_batch": 16})
+>>> job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"tp": 2, "sequence": 8192, "global_batch": 16})
 >>> timeline = shardyard.simulate(job)
 >>> summary = shardyard.summarise(timeline)
 >>> summary.fits
@@ -16,14 +17,16 @@ import json
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from sim.summary import Summary
+    from sim.summary import Summary, summarise
     from sim.timeline import Timeline
-    from strategies.job import Job
+    from strategies.job import Job, read_job
+    from topologies.reading import UserError
 
 __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "read_job", "simulate", "summarise"]
 
@@ -83,6 +86,15 @@ def _version() -> str:
         return "unknown"
 
 
+def _print(renderable: Any) -> None:
+    """To the terminal; wide enough for tables when it is not one."""
+    from rich.console import Console
+
+    console = Console()
+    console.width = console.width if console.is_terminal else 120
+    console.print(renderable)
+
+
 class _Commands(click.Group):
     """A user's mistake is one line on stderr and exit code 2."""
 
@@ -104,8 +116,8 @@ def _options(command: Any) -> Any:
         click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
         click.option("--nodes", type=int, help="Number of nodes."),
         click.option("--plan", help="YAML of the plan, instead of the job's."),
-        click.option("--profile", help="Profile of measured prices; by default the one of the cluster's GPU."),
-        click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change one field: plan.tp=4, cluster.node.nic='200 Gb/s'."),
+        click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
+        click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -134,20 +146,22 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
     if as_json:
         click.echo(json.dumps({"job": inputs, **summary.to_dict()}, indent=2))
     else:
-        from reports.tables import one_screen, show
+        from reports.tables import one_screen
 
-        show(one_screen(summary, inputs))
+        _print(one_screen(summary, inputs))
     if report:
         from reports.page import write_report
 
-        paths = write_report(report, timeline, summary, inputs)
+        paths = write_report(Path(report), timeline, summary, inputs)
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
 
 
 @main.command("compare")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB.yaml…")
 @_options
-@click.option("--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="Add a variant of the first job: 'plan.tp=4,plan.pp=2'.")
+@click.option(
+    "--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="Add a variant of the first job: 'plan.tp=4,plan.pp=2'."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON with stable keys.")
 def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
     """Several jobs side by side: what differs, and what it does."""
@@ -160,9 +174,9 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
     if as_json:
         click.echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
     else:
-        from reports.tables import comparison, show
+        from reports.tables import comparison
 
-        show(comparison(rows))
+        _print(comparison(rows))
 
 
 @main.command("list")

@@ -1,8 +1,8 @@
 """The timeline as a Chrome trace (JSON, gzip) for ui.perfetto.dev: a process per rank or cohort, a thread per stream.
 
-Format: "Trace Event Format", Google, 2016; Perfetto wants slices of one thread never to overlap (perfetto.dev/docs/getting-started/other-formats).
-Times are in µs, multiples of 1/64 µs: sums of such numbers are exact, so that the end of one slice is the start of the next and no
-rounding of the reader makes them overlap. Communication has PyTorch's names of arguments besides our own.
+Format: "Trace Event Format", Google, 2016. Perfetto wants slices of one thread never to overlap. Times are in µs, multiples of
+1/64 µs: sums of such numbers are exact, so that the end of one slice is the start of the next and no rounding of the reader makes
+them overlap. Communication has PyTorch's names of arguments besides our own.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def write_trace(timeline: Timeline, path: Path) -> Path:
 
 def events(timeline: Timeline) -> Iterator[Event]:
     """Names, slices, flows of sends, and memory counters of every lane."""
-    flows = _Flows(timeline)
+    threads = [_threads(timeline, lane) for lane in range(len(timeline.lanes))]
+    flows = _Flows(timeline, threads)
     for lane in range(len(timeline.lanes)):
-        threads = _threads(timeline, lane)
-        yield from _names(timeline, lane, threads)
-        yield from _slices(timeline, lane, threads)
+        yield from _names(timeline, lane, threads[lane])
+        yield from _slices(timeline, lane, threads[lane])
         yield from _launches(timeline, lane)
-        yield from flows.events(lane, threads)
+        yield from flows.events(lane)
         yield from _counters(timeline, lane)
 
 
@@ -60,9 +60,9 @@ def _threads(timeline: Timeline, lane: int) -> dict[str, int]:
 
 
 def _names(timeline: Timeline, lane: int, threads: dict[str, int]) -> Iterator[Event]:
-    actor = timeline.lanes[lane]
-    grid = timeline.program.grid
-    place = " · ".join(f"{axis} {at}" for axis, at in grid.coordinates(actor.rank).items() if grid.degree(axis) > 1 and axis != "pp")
+    actor, grid = timeline.lanes[lane], timeline.program.grid
+    coordinates = grid.coordinates(actor.rank).items()
+    place = " · ".join(f"{axis} {at}" for axis, at in coordinates if grid.degree(axis) > 1 and axis != "pp")
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
     alike = f" · for {actor.ranks} ranks alike" if actor.ranks > 1 else ""
     name = f"rank {actor.rank} · stage {stage}{f' · {place}' if place else ''}{alike}"
@@ -125,13 +125,13 @@ def _launches(timeline: Timeline, lane: int) -> Iterator[Event]:
 class _Flows:
     """Arrows from each send to the op that waits for it on another lane."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.ids = timeline, count(1)
+    def __init__(self, timeline: Timeline, threads: list[dict[str, int]]) -> None:
+        self.timeline, self.threads, self.ids = timeline, threads, count(1)
         self.first: dict[int, int] = {}  # first lane of each cohort
         for lane, actor in enumerate(timeline.lanes):
             self.first.setdefault(actor.cohort, lane)
 
-    def events(self, lane: int, threads: dict[str, int]) -> Iterator[Event]:
+    def events(self, lane: int) -> Iterator[Event]:
         """Both ends of every arrow that ends on this lane."""
         timeline, actor = self.timeline, self.timeline.lanes[lane]
         for number, op in timeline.ops(lane):
@@ -140,11 +140,11 @@ class _Flows:
                 if ref.cohort == actor.cohort or not isinstance(sender.work, Send):
                     continue
                 source = self.first[ref.cohort] + lane - self.first[actor.cohort]
-                tid = _threads(timeline, source)[sender.stream]
-                sent = timeline.start[timeline.offset[source] + ref.op]
+                sent, tid = timeline.start[timeline.offset[source] + ref.op], self.threads[source][sender.stream]
+                used, to = timeline.start[number], self.threads[lane][op.stream]
                 flow = {"name": label(sender), "cat": "send", "id": next(self.ids)}
                 yield {"ph": "s", "pid": timeline.lanes[source].rank, "tid": tid, "ts": _time(sent), **flow}
-                yield {"ph": "f", "bp": "e", "pid": actor.rank, "tid": threads[op.stream], "ts": _time(timeline.start[number]), **flow}
+                yield {"ph": "f", "bp": "e", "pid": actor.rank, "tid": to, "ts": _time(used), **flow}
 
 
 def _counters(timeline: Timeline, lane: int) -> Iterator[Event]:

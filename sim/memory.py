@@ -13,7 +13,10 @@ from sim.timeline import Timeline, label
 
 @dataclass(frozen=True)
 class Ledger:
-    """One lane's memory over time. times: (t,) seconds; held: (t, kinds) bytes from that time on, in the order of MEMORY_KINDS."""
+    """One lane's memory over time.
+
+    times: (t,) seconds; held: (t, kinds) bytes from that time on, in the order of MEMORY_KINDS.
+    """
 
     times: NDArray[np.float64]
     held: NDArray[np.float64]
@@ -40,7 +43,9 @@ class Ledger:
 def ledger(timeline: Timeline, lane: int) -> Ledger:
     """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
     cohort = timeline.program.cohorts[timeline.lanes[lane].cohort]
-    entries: list[tuple[float, int, int, float, str]] = [(0.0, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident]
+    entries: list[tuple[float, int, int, float, str]] = [
+        (0.0, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident
+    ]
     for number, op in timeline.ops(lane):
         for name, size in op.allocate:
             entries.append((timeline.start[number], 2, MEMORY_KINDS.index(name), size, label(op)))

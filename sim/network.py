@@ -1,7 +1,8 @@
 """The fluid network: flows on links, shared max-min fairly; rates change only when a flow starts or ends.
 
 A flow alone on its links is one SimPy event. When another one touches a link of it, the rates of all flows that are connected by
-shared links are worked out anew by progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2); the others are not looked at.
+shared links are worked out anew by progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2); the others are
+not looked at.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Network:
     def start(
         self, parts: Sequence[Part], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
     ) -> None:
-        """Begin a transfer now. left_sender: called when its last byte has left, `done` when it has arrived, `latency` seconds later."""
+        """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
         self._enter(Flow(parts, latency, done, left_sender))
 
     def alone(self, parts: Sequence[Part]) -> float:

@@ -47,6 +47,9 @@ class Hardware(Protocol):
     @property
     def sms(self) -> int: ...
 
+    @property
+    def memory(self) -> float: ...
+
 
 class Provenance(Config):
     """Where the numbers of one part of a profile come from."""

@@ -1,9 +1,11 @@
 """What a program's work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency.
 
-The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any sequence of
-kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy, h + critical) and leaves
-the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one event, and small kernels make a
-model launch-bound by themselves.
+The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any
+sequence of
+kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy, h + critical) and
+leaves
+the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one event, and small kernels
+make a model launch-bound by themselves.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
 from sim.wiring import Traffic, sent, wire
+from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
 
 class Fused(NamedTuple):
-    """A sequence of kernels as a max-plus map; parts: (phase or axis, label) -> seconds of GPU time, adding up to `busy` exactly."""
+    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly."""
 
     busy: float
     critical: float
@@ -56,7 +59,8 @@ class Pricing:
         links = prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
-        self._latency = [links[kind].latency for kind in self.wiring.kinds]
+        # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
+        self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
 
     def _candidates(self, work: Collective | Send, cohort: int) -> list[Traffic]:
         """Every algorithm that may run `work`."""
@@ -85,7 +89,8 @@ class Pricing:
         demands = self.wiring.demands[traffic]
         parts = tuple(Part(demand.share * work.bytes * repeat, demand.flows) for demand in demands)
         steps = sum(
-            demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True)) for demand in demands
+            demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True))
+            for demand in demands
         )
         latency = on_grid(repeat * (steps + (self.prices.profile.collective_launch if demands else 0.0)))
         capacity = self.capacity
@@ -132,7 +137,8 @@ class Pricing:
         return found
 
     def touched(self) -> set[int]:
-        """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played item by item.
+        """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
+        item by item.
 
         Everything inside blocks of one cohort runs on its compute stream, one after the other, and cannot meet itself.
         """

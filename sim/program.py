@@ -49,7 +49,8 @@ class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
     repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
-    cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied embeddings).
+    cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
+    embeddings).
     """
 
     operation: str
@@ -82,7 +83,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive kernels, and collectives that the compute stream waits for, launched in one go (e.g. one stage, one microbatch)."""
+    """Consecutive kernels and the collectives that they wait for, launched in one go (e.g. one stage, one microbatch)."""
 
     name: str
     runs: tuple[Run, ...]

@@ -1,7 +1,7 @@
 """Playing a program: ops start when their stream, their dependencies and the host let them, and end when their work is done.
 
-Every op is one SimPy event, more only where traffic contends or compute is slowed down. Events of equal time keep their order of scheduling, so
-that runs repeat exactly.
+Every op is one SimPy event, more only where traffic contends or compute is slowed down. Events of equal time keep their order
+of scheduling, so that runs repeat exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topologies.topology import Topology
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
     """Play one step of `program` on `topology`.
 
-    fold: one actor per cohort; fold=False gives every rank its own, which takes longer and ends at the same times for symmetric jobs.
+    fold: one actor per cohort; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
     Raises RuntimeError when the program waits for itself (a schedule that deadlocks).
     """
     pricing = Pricing(program, topology, prices, fold)
@@ -43,7 +43,9 @@ def expand(program: Program, cohorts: set[int]) -> Program:
     result = []
     for number, cohort in enumerate(program.cohorts):
         ops = where[number][0] if number in cohorts else cohort.ops
-        moved = [replace(op, after=tuple(Ref(c, where[c][1][o]) if c in cohorts else Ref(c, o) for c, o in op.after)) for op in ops]
+        moved = [
+            replace(op, after=tuple(Ref(c, where[c][1][o]) if c in cohorts else Ref(c, o) for c, o in op.after)) for op in ops
+        ]
         result.append(replace(cohort, ops=moved))
     return replace(program, cohorts=result)
 
@@ -288,5 +290,6 @@ class _Player:
 
     def timeline(self) -> Timeline:
         """What happened."""
-        return Timeline(self.program, self.lanes, self.offset, self.start_time, self.end_time, self.stretch, self.work, self.launched,
-                        self.events + self.network.events, self.pricing)  # fmt: skip
+        events = self.events + self.network.events
+        times = self.start_time, self.end_time, self.stretch
+        return Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)

@@ -1,7 +1,8 @@
 """The reference form of a collective: every round's transfers played on the network, one flow each.
 
-A member starts its transfers of a round when everything it sent in earlier rounds of that channel has left and everything it was to
-receive has arrived; nobody waits for members that it does not exchange data with. This is what the fluid form must agree with when nothing else uses the links.
+A member starts its transfers of a round when everything it sent in earlier rounds of that channel has left and everything it
+was to receive has arrived; nobody waits for members that it does not exchange data with. This is what the fluid form must
+agree with when nothing else uses the links.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sim.clock import on_grid
 from sim.collectives import Ids, Phase, Schedule
 from sim.network import Network, Part
 from sim.prices import Profile
+from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
 Actor = tuple[int, int, int]  # group, channel, member
@@ -55,7 +57,8 @@ class _Rounds:
         if not flows:
             return Part(self.chunk, ()), 0.0
         outermost = self.topology.kinds[int(self.topology.kind(links).max())]
-        latency = self.profile.links[outermost].latency + float(self.topology.latency(links).sum())
+        protocol = max(0.0, self.profile.links[outermost].latency - nominal_latency(outermost))
+        latency = protocol + float(self.topology.latency(links).sum())
         return Part(self.chunk, flows), on_grid(latency)
 
     def play(self) -> float:

@@ -9,8 +9,8 @@ from sim.memory import ledger
 from sim.timeline import AXES, Timeline
 
 FLOPS_RULE = (
-    "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by causality); "
-    "HFU adds what is recomputed"
+    "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
+    "causality); HFU adds what is recomputed"
 )
 
 

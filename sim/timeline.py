@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.pricing import Fused, Priced, Pricing
@@ -205,7 +206,7 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[I
         if transfer[1] > start:
             during.append(transfer)
     cuts = sorted({start, end, *(min(max(t, start), end) for transfer in during for t in transfer[:2])})
-    for left, right in zip(cuts, cuts[1:], strict=False):
+    for left, right in pairwise(cuts):
         axes = [axis for a, b, axis in during if a <= left and b >= right]
         parts[f"{AXES[min(axes)]} exposed" if axes else idle] += right - left
     return skip

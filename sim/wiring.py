@@ -1,8 +1,9 @@
 """What each collective of a job asks of each link: schedules laid over the topology, and links that cannot be told apart merged.
 
-All sibling groups of a cohort run the same collective at the same time, so one demand counts the transfers of all of them on every
-link. Links with equal capacity that carry the same demands behave the same whatever happens; they become one. What is left is a handful of
-links however many GPUs there are, and the fluid network on it is exact, not approximate.
+All sibling groups of a cohort run the same collective at the same time, so one demand counts the transfers of all of them on
+every
+link. Links with equal capacity that carry the same demands behave the same whatever happens; they become one. What is left is
+a handful of links however many GPUs there are, and the fluid network on it is exact, not approximate.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     while phases:
         phase = phases.pop(0)
         times = phase.times
-        while phases and np.array_equal(phases[0].source, phase.source) and np.array_equal(phases[0].destination, phase.destination):
+        while (
+            phases and np.array_equal(phases[0].source, phase.source) and np.array_equal(phases[0].destination, phase.destination)
+        ):
             times += phases.pop(0).times
         source, destination = groups[:, phase.source], groups[:, phase.destination]
         routes = topology.routes(source.ravel(), destination.ravel())
@@ -174,7 +177,7 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     for number, (_, stretch) in enumerate(parts):
         mark[at[number]] += stretch.flows.astype(np.uint64) * random[number]
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
-    demands: dict[Traffic, tuple[Demand, ...]] = {traffic: () for traffic in traffics}
+    demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
         links, one = np.unique(merged[at[number]], return_index=True)
         flows = tuple(zip(links.tolist(), stretch.flows[one].tolist(), strict=True))

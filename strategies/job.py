@@ -1,10 +1,10 @@
 """A job: model + plan + cluster (+ profile), everything that determines a prediction, read from one YAML file or from its parts.
 
-    model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
-    cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
-    nodes: 8
-    plan: {tp: 8, pp: 2, global_batch: 128}
-    profile: h100                 # optional: by default the one measured on the cluster's GPU
+model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
+cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
+nodes: 8
+plan: {tp: 8, pp: 2, global_batch: 128}
+profile: h100                 # optional: by default the one measured on the cluster's GPU
 """
 
 from __future__ import annotations

@@ -80,12 +80,15 @@ def _finish(stage: Stage, hook: Hook, model: Model, stages: list[Stage]) -> None
     plan = stage.plan
     if model.tied and plan.plan.pp > 1 and stage.number in (0, plan.plan.pp - 1):
         size = stages[-1].tied * plan.plan.bytes_per_gradient
-        pair = Collective("all_reduce", size, "pp", "tied embedding", "auto", 1, plan.plan.bytes_per_gradient, (0, plan.plan.pp - 1))
+        pair = Collective(
+            "all_reduce", size, "pp", "tied embedding", "auto", 1, plan.plan.bytes_per_gradient, (0, plan.plan.pp - 1)
+        )
         last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == "compute")
         stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.cohort_number, last), *stage.reduced[-1:]))))
     hook.update(stage)
     stage.cohort.resident = tuple(
-        (kind, stage.parameters * width / (plan.dp if kind in hook.shards else 1)) for kind, width in plan.plan.bytes_of_states.items()
+        (kind, stage.parameters * width / (plan.dp if kind in hook.shards else 1))
+        for kind, width in plan.plan.bytes_of_states.items()
     )
 
 

@@ -26,7 +26,9 @@ class Plan(Config):
     tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
     pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
     dp: PositiveInt | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
-    sequence_parallel: bool = Field(False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)")
+    sequence_parallel: bool = Field(
+        False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
+    )
     schedule: str = Field("1f1b", description="pipeline schedule, by name (`shardyard list schedules`)")
     data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
@@ -35,14 +37,22 @@ class Plan(Config):
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
-    precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field("bf16", description="arithmetic and activations; 16-bit keeps fp32 masters")
+    precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
+        "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
+    )
     gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
-    optimizer: Literal["adam", "momentum", "sgd"] = Field("adam", description="adam keeps two states per parameter, momentum one, sgd none")
+    optimizer: Literal["adam", "momentum", "sgd"] = Field(
+        "adam", description="adam keeps two states per parameter, momentum one, sgd none"
+    )
     dropout: bool = Field(False, description="dropout after attention and MLP (its masks are activations)")
-    bucket: Bytes = Field(25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0)
+    bucket: Bytes = Field(
+        25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
+    )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
-    layers_per_stage: tuple[PositiveInt, ...] | None = Field(None, description="layers of each stage; by default as equal as they can be")
+    layers_per_stage: tuple[PositiveInt, ...] | None = Field(
+        None, description="layers of each stage; by default as equal as they can be"
+    )
     algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
@@ -87,7 +97,11 @@ class Plan(Config):
     @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
-        return {"parameter": self.bytes_per_element, "gradient": self.bytes_per_gradient, "optimizer": self.bytes_per_optimizer_state}
+        return {
+            "parameter": self.bytes_per_element,
+            "gradient": self.bytes_per_gradient,
+            "optimizer": self.bytes_per_optimizer_state,
+        }
 
     def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
         """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
@@ -160,7 +174,9 @@ def _placement(plan: Plan, model: Model, where: str) -> tuple[int, ...]:
     if plan.layers_per_stage is not None:
         given = plan.layers_per_stage
         if len(given) != plan.pp or sum(given) != model.layers:
-            raise UserError(f"{where}: layers_per_stage has {len(given)} stages and {sum(given)} layers ≠ pp={plan.pp}, {model.layers} layers")
+            raise UserError(
+                f"{where}: layers_per_stage has {len(given)} stages and {sum(given)} layers ≠ pp={plan.pp}, {model.layers} layers"
+            )
         return given
     # The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed:
     # 126 layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).

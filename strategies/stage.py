@@ -1,4 +1,4 @@
-"""One pipeline stage being lowered: its parts in order, and the ops added so far. Schedules and data parallel hooks write programs with it."""
+"""One pipeline stage being lowered: its parts in order, and the ops added so far; hooks write programs with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Stage:
         """Append an op; its address."""
         return Ref(self.cohort_number, self.cohort.add(op))
 
-    def forward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()) -> Ref:
+    def forward(
+        self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
+    ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
         block, saved, temporary, _ = self._block(FORWARD, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, saved + temporary, temporary + free, microbatch))
@@ -75,7 +77,9 @@ class Stage:
                 end, held = first, 0.0
         return result
 
-    def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:
+    def reduce(
+        self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()
+    ) -> Ref:
         """Reduce gradients over the dp ranks: `count` collectives of `size` bytes."""
         plan = self.plan.plan
         work = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
@@ -84,7 +88,7 @@ class Stage:
         return ref
 
     def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], operation: str) -> Ref:
-        """Backward pass that reduces each bucket of gradients as soon as it is complete, or all of them at the end without overlap."""
+        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end."""
         plan = self.plan.plan
         buckets = self.buckets(plan.bucket)
         if not plan.overlap:
@@ -101,7 +105,8 @@ class Stage:
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
         """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
 
-        Per parameter: the gradient is read, each optimizer state (and the fp32 master) is read and written, the weight is written.
+        Per parameter: the gradient is read, each optimizer state (and the fp32 master) is read and written, the weight is
+        written.
         """
         plan = self.plan.plan
         width = plan.bytes_per_element
@@ -112,7 +117,8 @@ class Stage:
         return self.add(Op(COMPUTE, block, after))
 
     def _replicated(self) -> tuple[Collective, ...]:
-        """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp ranks.
+        """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
+        ranks.
 
         Megatron-LM does this between the backward pass and the update (finalize_model_grads).
         """

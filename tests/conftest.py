@@ -25,8 +25,21 @@ def toy_cluster() -> Callable[..., Cluster]:
     """Nodes behind one switch, 1 GB/s per GPU and per NIC, without latency."""
 
     def make(gpus: int = 8, nodes: int = 1, **node: Any) -> Cluster:
-        parts = {"gpu": GPU, "gpus": gpus, "wiring": "switch", "nvlink": "1 GB/s", "pcie": "1 TB/s", "nics": gpus, "nic": "1 GB/s"}
-        data = {"name": "toy", "node": parts | {"latency": NONE} | node, "nodes": nodes, "fabric": {"kind": "single", "hop_latency": "0 s"}}
+        parts = {
+            "gpu": GPU,
+            "gpus": gpus,
+            "wiring": "switch",
+            "nvlink": "1 GB/s",
+            "pcie": "1 TB/s",
+            "nics": gpus,
+            "nic": "1 GB/s",
+        }
+        data = {
+            "name": "toy",
+            "node": parts | {"latency": NONE} | node,
+            "nodes": nodes,
+            "fabric": {"kind": "single", "hop_latency": "0 s"},
+        }
         return build(Cluster, data, "toy")
 
     return make
@@ -40,8 +53,8 @@ def toy_profile() -> Callable[..., Profile]:
         curve = {"efficiency": 1.0, "tiles": [{"m": 1, "n": 1, "efficiency": 1.0}], "memory": 1.0}
         data = {
             "name": "toy", "gpu": "toy", "provenance": {}, "gemm": {"bf16": curve, "fp16": curve, "fp32": curve},
-            "attention": {"efficiency": 1.0, "block": 1, "backward": 1.0}, "memory": {"efficiency": 1.0}, "optimizer": 1.0, "launch": "0 s",
-            "links": {kind: {"efficiency": 1.0, "latency": "0 s"} for kind in LINKS}, "collective_launch": "0 s",
+            "attention": {"efficiency": 1.0, "block": 1, "backward": 1.0}, "memory": {"efficiency": 1.0}, "optimizer": 1.0,
+            "launch": "0 s", "links": {kind: {"efficiency": 1.0, "latency": "0 s"} for kind in LINKS}, "collective_launch": "0 s",
             "overhead": {"context": "0 B", "communicator": "0 B", "reserve": 0.0},
         }  # fmt: skip
         return build(Profile, data | fields, "toy")
@@ -62,7 +75,9 @@ SMALL = {"name": "small", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 5
 def toy_job(toy_cluster: Callable[..., Cluster]) -> Callable[..., Job]:
     """A small GPT on toy nodes: toy_job(gpus, nodes, model={…}, **plan)."""
 
-    def make(gpus: int = 8, nodes: int = 1, model: dict[str, Any] | None = None, node: dict[str, Any] | None = None, **plan: Any) -> Job:
+    def make(
+        gpus: int = 8, nodes: int = 1, model: dict[str, Any] | None = None, node: dict[str, Any] | None = None, **plan: Any
+    ) -> Job:
         cluster = toy_cluster(gpus, nodes, **(node or {}))
         job = read_job(model=SMALL | (model or {}), cluster="dgx-h100", plan=plan)
         return Job(job.name, job.model, job.plan, cluster)

@@ -44,7 +44,8 @@ class Latency(Config):
 
     A way that leaves through one port and arrives through another has half on each. The defaults are NCCL's per-step hardware
     latencies for its low-latency protocol on rings (github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c, hwLat: NVLINK 0.6,
-    PCI 1.0, NET 2.7 us). NCCL names no price for crossing sockets. A profile overrides these with measured ones.
+    PCI 1.0, NET 2.7 us). NCCL names no price for crossing sockets. A profile's measured step includes these defaults: what a
+    cluster's description says differently is added to it or taken from it.
     """
 
     nvlink: Seconds = 0.6e-6
@@ -122,3 +123,12 @@ class Fabric(Config):
         if self.kind != "single" and not self.leaf_nodes:
             raise ValueError(f"fabric.leaf_nodes is required by kind='{self.kind}'")
         return self
+
+
+def nominal_latency(kind: str) -> float:
+    """Seconds between two GPUs whose outermost link is of this kind, with the defaults above: a measured step's share."""
+    inside, hop = Latency(), Fabric().hop_latency
+    ways = {"nvlink": inside.nvlink, "pcie": inside.pcie, "host": inside.pcie + inside.host, "loopback": inside.loopback}
+    ways["nic"] = inside.pcie + inside.nic + hop
+    ways["spine"] = ways["nic"] + 2 * hop
+    return ways[kind]

@@ -70,7 +70,7 @@ def _line(error: ValidationError, config: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"field '{field}' is required"
     message = first["msg"].removeprefix("Value error, ")
-    if not field or first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1]):
+    if not field or (first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1])):
         return message
     value = first.get("input")
     return f"{field}={value!r}: {message[0].lower()}{message[1:]}" if message else f"{field}={value!r} is invalid"

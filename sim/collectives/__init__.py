@@ -1,6 +1,7 @@
 """Collective algorithms: one schedule function each, from which every other form is derived.
 
-A schedule is a list of phases; a phase is `times` rounds of the same transfers, in which only the chunk that moves changes. That is
+A schedule is a list of phases; a phase is `times` rounds of the same transfers, in which only the chunk that moves changes.
+That is
 compact (a ring over 16,384 ranks is one phase with 16,384 transfers) and complete: the stepped form plays every round, the fluid
 form adds up its latency and its bytes per link, and the tests move numpy arrays with it.
 
@@ -43,7 +44,8 @@ class Place:
 class Phase:
     """`times` rounds. In round t, transfer e takes `chunk(t)[e]` from member source[e] to member destination[e].
 
-    Transfers of one channel and member follow each other; `channel[e]` runs on its own. reduce: the receiver adds instead of copying.
+    Transfers of one channel and member follow each other; `channel[e]` runs on its own. reduce: the receiver adds instead of
+    copying.
     """
 
     source: Ids

@@ -1,7 +1,9 @@
 """ZeRO-1 and ZeRO-2: optimizer states (and gradients) are sharded over the dp ranks. Rajbhandari et al. 2020, arXiv:1910.02054.
 
-Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an all-reduce.
-ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does).
+Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
+all-reduce.
+ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as
+DeepSpeed does).
 """
 
 from __future__ import annotations

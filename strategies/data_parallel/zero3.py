@@ -1,7 +1,8 @@
 """ZeRO-3 (FSDP's full sharding): parameters are sharded too, and gathered part by part just before they are used.
 
-Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a reduce-scatter of
-gradients: 3Ψ·(n−1)/n per microbatch. With overlap the next part is gathered while the present one computes (prefetch depth 1).
+Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
+reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. With overlap the next part is gathered while the present
+one computes (prefetch depth 1).
 """
 
 from __future__ import annotations

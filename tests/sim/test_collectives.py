@@ -14,7 +14,9 @@ from sim.program import Cohort, Collective, Op, Program
 from sim.stepped import stepped
 from sim.wiring import members, schedule
 
-PLACES = [Place((0,) * n) for n in range(2, 18)] + [Place(tuple(i // k for i in range(n * k))) for n in (2, 3, 4) for k in (2, 3, 4)]
+PLACES = [Place((0,) * n) for n in range(2, 18)] + [
+    Place(tuple(i // k for i in range(n * k))) for n in (2, 3, 4) for k in (2, 3, 4)
+]
 PLACES += [Place((0, 0, 0, 1, 1)), Place((0, 1, 0, 1))]
 
 
@@ -86,7 +88,13 @@ def both(operation: str, algorithm: str, size: float, axis: str, grid: Grid, clu
 
 
 LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
-ALL = [("all_reduce", "ring"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("broadcast", "flat"), ("broadcast", "binomial")]
+ALL = [
+    ("all_reduce", "ring"),
+    ("all_gather", "ring"),
+    ("reduce_scatter", "ring"),
+    ("broadcast", "flat"),
+    ("broadcast", "binomial"),
+]
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)

@@ -1,4 +1,4 @@
-"""Playing programs: order, waiting, host, contention, slowdown; folded equals unfolded; the breakdown sums to the step exactly."""
+"""Playing programs: order, waiting, host, contention, slowdown; folding; exact sums."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> No
     assert sum(timeline.breakdown().values()) == pytest.approx(timeline.step, rel=1e-12)
 
 
-@pytest.mark.parametrize("plan", [dict(tp=8), dict(tp=8, pp=2), dict(tp=8, data_parallel="zero3"), dict(tp=8, pp=2, data_parallel="zero1")], ids=str)
+@pytest.mark.parametrize(
+    "plan", [dict(tp=8), dict(tp=8, pp=2), dict(tp=8, data_parallel="zero3"), dict(tp=8, pp=2, data_parallel="zero1")], ids=str
+)
 def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
     """The same job at dp × 64 takes the same number of events."""
     counts = []
@@ -146,10 +148,12 @@ def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
 
 
 def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
-    """GPT-3 175B with real prices at dp 8 and dp 512: 512 and 32,768 GPUs. What meets what shifts a little with dp's own times."""
+    """GPT-3 175B with real prices at dp 8 and dp 512: 512 and 32,768 GPUs; what meets what may shift a little."""
     events = []
     for nodes in (64, 4096):
-        job = read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=dict(tp=8, pp=8, accumulation=64, recompute="full"))
+        job = read_job(
+            model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=dict(tp=8, pp=8, accumulation=64, recompute="full")
+        )
         events.append(simulate(job).events)
     assert events[1] == pytest.approx(events[0], rel=0.01)
 

@@ -44,14 +44,18 @@ def test_layers_are_placed_not_floored() -> None:
 
 @pytest.mark.parametrize(("layers", "pp"), [(126, 16), (96, 8), (7, 3), (5, 5), (80, 12)])
 def test_every_layer_is_on_one_stage(layers, pp) -> None:
-    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=pp, plan=dict(tp=8, pp=pp), overrides=[f"model.layers={layers}"])
+    job = read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", nodes=pp, plan=dict(tp=8, pp=pp), overrides=[f"model.layers={layers}"]
+    )
     placed = job.resolve().layers
     assert sum(placed) == layers
     assert max(placed) - min(placed) <= 1
 
 
 def test_defaults_follow_from_the_cluster() -> None:
-    plan = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=dict(tp=4, pp=2, global_batch=64, microbatch=2)).resolve()
+    plan = read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=dict(tp=4, pp=2, global_batch=64, microbatch=2)
+    ).resolve()
     assert (plan.dp, plan.microbatches, plan.sequence) == (4, 8, 131072)
 
 
