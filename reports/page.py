@@ -13,7 +13,7 @@ from reports.figures import breakdown, gantt, memory
 from reports.metrics import metric
 from reports.tables import flatten, headline, verdict
 from reports.trace import write_trace
-from reports.words import KINDS, Job, components, digits, gigabytes, held, percent, provenance, seconds, size, stages
+from reports.words import KINDS, Job, components, count, digits, gigabytes, held, percent, provenance, seconds, size, stages
 from sim.summary import Summary
 from sim.timeline import Timeline
 from topologies.reading import UserError
@@ -65,7 +65,7 @@ def page(summary: Summary, job: Job, folder: Path) -> str:
         figures=figures,
         components=_components(summary),
         memory=_memory(summary),
-        volumes=[(axis, size(v.bytes), digits(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
+        volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
         inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(job).items()],
         provenance=provenance(summary, job),
         files=FILES[1:],

@@ -16,7 +16,6 @@ from reports.words import (
     Job,
     bar,
     components,
-    cost,
     count,
     digits,
     gigabytes,
@@ -28,6 +27,7 @@ from reports.words import (
     size,
     stages,
     tokens_per_step,
+    training,
 )
 from sim.summary import StageMemory, Summary
 
@@ -78,18 +78,19 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
         ("exposed communication", percent(summary.exposed)),
         ("bubble", percent(summary.bubble)),
         ("tokens per step", count(tokens_per_step(summary))),
-        cost(summary, job),
+        *training(summary, job),
     ]
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:
-    """The headline in three columns of label and value; the last, which may be long, on its own line."""
-    *short, (label, value) = headline(summary, job)
+    """The headline in three columns of label and value; the last, which may be long, on a line of their own."""
+    every = headline(summary, job)
+    short, long = every[:9], every[9:]
     grid = Table.grid(padding=(0, 2))
     cells = [cell for name, text in short for cell in (Text(name, "dim"), Text(text, "bold"))]
     for start in range(0, len(cells), 6):
         grid.add_row(*cells[start : start + 6])
-    return Group(grid, Text.assemble((f"{label}  ", "dim"), (value, "bold")))
+    return Group(grid, Text("    ").join(Text.assemble((f"{name}  ", "dim"), (text, "bold")) for name, text in long))
 
 
 def _table(*columns: str) -> Table:
@@ -153,7 +154,7 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(f"{'★ ' if run is best else ''}{run[0]}", justify="right", style="bold" if run is best else "")
+        table.add_column(Text(f"{'★ ' if run is best else ''}{run[0]}"), justify="right", style="bold" if run is best else "")
     for name, values in _differences([job for _, _, job in runs]):
         table.add_row(Text(name, "dim"), *(Text(value) for value in values))
     table.add_section()

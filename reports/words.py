@@ -13,7 +13,7 @@ from topologies.units import show
 Job = Mapping[str, Any]
 """What was simulated, as plain data: "model", "cluster", "plan" (field -> value), "command", "version", "hash", and anything else
 that should stand under the provenance. Every key may be missing. "tokens" (of the whole training) and "price" (of a GPU-hour) add
-the cost of the training; "gpus_per_node" tells how far tensor parallelism may go."""
+the cost of the training; "gpus_per_node" tells how far tensor parallelism may go; "profile" says more than the profile's name."""
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer", "overhead")
 
@@ -88,17 +88,17 @@ def gpu_hours(summary: Summary, tokens: float) -> float:
     return summary.gpu_hours_per_step * tokens / tokens_per_step(summary)
 
 
-def cost(summary: Summary, job: Job) -> tuple[str, str]:
-    """(label, value): GPU-hours of the training of job["tokens"], with its cost; of a billion tokens when that is not given."""
+def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
+    """(label, value) of GPU-hours and cost of the training of job["tokens"]; of a billion tokens when that is not given."""
     tokens = float(job.get("tokens") or 1e9)
-    hours = gpu_hours(summary, tokens)
-    price = job.get("price")
-    money = f" (cost {float(price) * hours:,.0f} at {price} per hour)" if price else ""
-    return f"GPU-hours per {count(tokens)} tokens".replace("1 G tokens", "10⁹ tokens"), f"{digits(hours)}{money}"
+    of = f"{count(tokens)} tokens" if job.get("tokens") else "10⁹ tokens"
+    hours, price = gpu_hours(summary, tokens), job.get("price")
+    money = [(f"cost of {of}", f"{count(hours * float(price))} at {price} per GPU-hour")] if price else []
+    return [(f"GPU-hours per {of}", digits(hours)), *money]
 
 
 def provenance(summary: Summary, job: Job) -> str:
     """Where the numbers come from, on one line."""
-    parts = [f"shardyard {job.get('version', '?')}", f"profile {summary.profile}"]
+    parts = [f"shardyard {job.get('version', '?')}", f"profile {job.get('profile') or summary.profile}"]
     parts += [f"{key} {job[key]}" for key in ("hash", "seed") if job.get(key) is not None]
     return " · ".join([*parts, f"{summary.events} events", *([f"`{job['command']}`"] if job.get("command") else [])])

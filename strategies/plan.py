@@ -44,7 +44,7 @@ class Plan(Config):
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
     )
-    dropout: bool = Field(False, description="dropout after attention and MLP (its masks are activations)")
+    dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
     bucket: Bytes = Field(
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )

@@ -23,7 +23,7 @@ def embedding(share: Share) -> list[Piece]:
         pieces.append(_added_rows(share, "segment embedding", model.token_types, model.token_types))
     if model.embedding_norm:
         pieces.append(norm(share, "embedding norm"))
-    if share.resolved.plan.dropout:
+    if share.dropout:
         moved = (2 * share.element + 1) * share.stream
         work = [(share.memory("embedding dropout", phase, moved),) for phase in ("forward", "backward")]
         pieces.append(Piece(work[0], work[1], saved={"embedding dropout mask": share.stream}))

@@ -93,6 +93,18 @@ class Share:
         return self.parted * self.model.hidden
 
     @property
+    def dropout(self) -> bool:
+        """Dropout on the residual stream."""
+        asked = self.resolved.plan.dropout
+        return self.model.dropout if asked is None else asked
+
+    @property
+    def attention_dropout(self) -> bool:
+        """Dropout on attention probabilities."""
+        asked = self.resolved.plan.dropout
+        return self.model.attention_dropout if asked is None else asked
+
+    @property
     def heads(self) -> int:
         """Query heads of the rank."""
         return self.model.heads // self.tp
@@ -210,7 +222,7 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "") -> 
 
 def residual(share: Share, label: str) -> Piece:
     """Bias, dropout and residual addition. The mask has a byte per element."""
-    size, mask = share.element * share.stream, share.stream * share.resolved.plan.dropout
+    size, mask = share.element * share.stream, share.stream * share.dropout
     backward = (share.memory(label, "backward", 2 * size + mask),) if mask else ()  # otherwise the gradient passes unchanged
     forward = (share.memory(label, "forward", 3 * size + mask),)
     return Piece(forward, backward, saved={f"{label} dropout mask": mask} if mask else {})

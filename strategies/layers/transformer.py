@@ -100,7 +100,7 @@ def _materialised(share: Share) -> list[Piece]:
         input_gradient=(share.memory("softmax", "backward", 3 * element * scores),),
     )
     pieces += [_product(share, "scores", sequence, dim, {"queries": queries, **inputs}), softmax]
-    if plan.dropout:
+    if share.attention_dropout:
         moved = (2 * element + 1) * scores
         kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
         work = [(share.memory("attention dropout", phase, moved),) for phase in ("forward", "backward")]

@@ -1,0 +1,17 @@
+"""Counting rules of papers, for people who want to check an answer on the back of an envelope. The simulation does not use them."""
+
+from __future__ import annotations
+
+from strategies.model import Model
+
+GIB = 2.0**30
+
+
+def activations_by_zero(model: Model, batch: int, sequence: int) -> float:
+    """Bytes of activations by the rule of the ZeRO paper: 12 × hidden × batch × sequence × layers elements of 2 bytes.
+
+    Rajbhandari et al. 2020, arXiv:1910.02054, section 3.2 ("for a GPT-2 like architecture the total activations is about
+    12 × hidden dim × batch × seq length × transformer layers"); the output of the embedding, in fp32, is added.
+    """
+    tokens = batch * sequence
+    return 12.0 * model.hidden * tokens * model.layers * 2 + 4.0 * model.hidden * tokens

@@ -1,0 +1,55 @@
+"""The glossary is complete, and finds what people type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reports.metrics import METRICS, explain, metric, metric_names
+from sim.summary import Summary
+from sim.timeline import AXES
+from topologies.reading import UserError
+
+
+def keys(data: Any, path: str = "") -> Iterator[str]:
+    """Paths of all entries, with * for axes and positions in lists."""
+    pairs = enumerate(data) if isinstance(data, list | tuple) else data.items() if isinstance(data, dict) else ()
+    for name, value in pairs:
+        where = f"{path}{'*' if name in AXES or isinstance(name, int) else name}"
+        if not isinstance(name, int) and name not in AXES:
+            yield where
+        yield from keys(value, f"{where}.")
+
+
+def test_every_key_of_the_summary_is_explained(summary: Summary) -> None:
+    assert set(keys(summary.to_dict())) == {entry.key for entry in METRICS if entry.key}
+
+
+def test_every_entry_is_complete_and_has_its_own_name() -> None:
+    assert len(set(metric_names())) == len(METRICS)
+    for entry in METRICS:
+        assert entry.definition.endswith("."), entry.name
+        assert all((entry.formula, entry.unit, entry.source)), entry.name
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("mfu", "MFU"), ("step_seconds", "step time"), ("OOM", "memory over"), ("Ψ", "Ψ"), ("psi", "Ψ"), ("busbw", "busbw"),
+     ("bubble", "bubble"), ("memory_peak", "peak memory"), ("tokens/s/GPU", "tokens/s/GPU")],
+)  # fmt: skip
+def test_names_keys_and_other_names_are_found(typed: str, name: str) -> None:
+    assert metric(typed).name == name
+
+
+def test_explain_gives_definition_formula_unit_and_source() -> None:
+    text = explain("busbw")
+    assert "2(n − 1)/n for all-reduce" in text  # nccl-tests, doc/PERFORMANCE.md
+    assert "B/s" in text
+    assert "nccl-tests" in text
+
+
+def test_a_misspelt_name_gets_the_nearest() -> None:
+    with pytest.raises(UserError, match="^unknown metric 'bubbel'; did you mean 'bubble'\\?$"):
+        explain("bubbel")

@@ -1,0 +1,136 @@
+"""Texts of the terminal, against sentences written by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from reports.advice import advice
+from reports.tables import comparison, one_screen, verdict
+from reports.words import bar, count, digits, percent
+from sim.summary import Summary
+
+
+def shown(what: RenderableType, **options: Any) -> str:
+    out = StringIO()
+    Console(file=out, width=100, **options).print(what)
+    return out.getvalue()
+
+
+def row(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.strip().startswith(start))
+
+
+def test_numbers_have_three_digits_and_no_exponent() -> None:
+    assert [digits(x) for x in (41.23, 999.96, 1234.0, 0.0012345, 0.0)] == ["41.2", "1,000", "1,230", "0.00123", "0"]
+    assert (count(213e3), count(6.5), percent(0.4123)) == ("213 k", "6.5", "41.2 %")
+    assert (bar(0.5, 4), bar(0.28125, 4), bar(2, 4), bar(0, 4)) == ("██", "█▏", "████", "")
+
+
+def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
+    assert verdict(summary, job) == (
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 %, fits: 61.2 of 85.5 GB on stage 0"
+    )
+
+
+def test_verdict_when_it_does_not_fit_says_where_how_much_why_and_what_to_try(too_big: Summary, job: dict[str, Any]) -> None:
+    assert verdict(too_big, job) == (
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.2 GB: 91.7 of 85.5 GB, "
+        "mostly activation 71.5 GB, optimizer 12 GB; try tp=8 (dp=2), recompute=full or sequence_parallel=true; "
+        "1.23 s per step, 213 k tokens/s, MFU 41.2 % if it fitted"
+    ).replace("12 GB", "12.0 GB")
+
+
+def test_verdict_of_one_gpu_without_a_plan(too_big: Summary) -> None:
+    text = verdict(replace(too_big, gpus=1), {})
+    assert "(1 GPU)" in text
+    assert "try" not in text
+
+
+def test_advice_leaves_out_what_is_already_on(too_big: Summary, job: dict[str, Any]) -> None:
+    plan = job["plan"] | {"recompute": "full", "sequence_parallel": True, "tp": 8, "pp": 1, "dp": 1, "microbatch": 1}
+    assert advice(too_big, job | {"plan": plan}) == ["a smaller model, or more GPUs with a higher tp or pp"]
+    assert advice(too_big, job | {"plan": plan | {"microbatch": 4}}) == ["microbatch=2"]
+    assert advice(too_big, job | {"plan": plan | {"dp": 3, "data_parallel": "zero2"}}) == ["data_parallel=zero3"]
+    assert advice(too_big, job | {"plan": plan | {"dp": 3, "data_parallel": "zero3", "microbatch": 2}}) == ["microbatch=1"]
+
+
+def test_selective_recomputation_is_only_worth_trying_when_scores_are_kept(too_big: Summary, job: dict[str, Any]) -> None:
+    with_flash = advice(too_big, job, limit=9)
+    without = advice(too_big, job | {"plan": job["plan"] | {"attention": "materialised"}}, limit=9)
+    assert "recompute=full" in with_flash
+    assert {"attention=flash", "recompute=selective"} <= set(without)
+    assert "recompute=selective" not in with_flash
+
+
+def test_no_advice_for_what_fits(summary: Summary, job: dict[str, Any]) -> None:
+    assert advice(summary, job) == []
+
+
+def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: dict[str, Any]) -> None:
+    busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=dict.fromkeys(("tp", "cp", "ep", "dp", "pp"), too_big.volume["tp"]),
+                   memory=tuple(replace(too_big.memory[n > 0], stage=n) for n in range(8)))  # fmt: skip
+    text = shown(one_screen(busy, job | {"tokens": 15e12, "price": 2}))
+    lines = text.splitlines()
+    assert len(lines) <= 37  # of which two are a provenance line and a verdict that wrap
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0")
+    assert "… and 5 more notes" in text
+    assert text.rstrip().endswith("`shardyard run`")
+
+
+def test_one_screen_shows_seconds_share_memory_and_volume(summary: Summary, job: dict[str, Any]) -> None:
+    text = shown(one_screen(summary, job))
+    assert row(text, "forward").split()[:5] == ["forward", "100", "ms", "8.1", "%"]
+    assert "cp exposed" not in text
+    assert row(text, "0 ").split() == ["0", "4.00", "12.0", "41.0", "4.20", "61.2", "72", "%"]
+    assert "0.800 Ψ" in text
+    assert "GPU-hours per 10⁹ tokens  41.7" in text  # 32 GPUs · 1e9 / 213e3 s / 3600 s/h
+
+
+def test_the_cost_of_a_training(summary: Summary, job: dict[str, Any]) -> None:
+    text = shown(one_screen(summary, job | {"tokens": 15e12, "price": 2.5}))
+    assert "GPU-hours per 15 T tokens  626,000" in text  # 41.73 per 1e9
+    assert "cost of 15 T tokens  1.56 M at 2.5 per GPU-hour" in text
+
+
+def test_colours_only_where_they_belong(too_big: Summary, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "\x1b" not in shown(one_screen(too_big, job))
+    colour = re.compile("\x1b\\[[0-9;]*3[0-9]m")
+    assert colour.search(shown(one_screen(too_big, job), force_terminal=True, color_system="standard"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour.search(shown(one_screen(too_big, job), force_terminal=True, color_system="standard"))
+
+
+def test_a_name_is_not_markup(too_big: Summary, job: dict[str, Any]) -> None:
+    odd = job | {"model": "[red]x[/]"}
+    assert "[red]x[/]" in shown(one_screen(too_big, odd))
+    assert "[b]" in shown(comparison([("[b]", too_big, odd), ("c", too_big, job)]))
+
+
+def test_comparison_shows_only_inputs_that_differ_and_changes(summary: Summary, too_big: Summary, job: dict[str, Any]) -> None:
+    parts = summary.breakdown
+    slower = replace(summary, breakdown=parts | {"forward": 0.15, "backward": 0.05}, tokens_per_second_per_gpu=6000.0)
+    faster = replace(too_big, tokens_per_second_per_gpu=9000.0)
+    other = job | {"plan": job["plan"] | {"microbatch": 1}, "hash": "other"}
+    text = shown(comparison([("base", summary, job), ("small", slower, other), ("big", faster, job)]))
+    assert row(text, "microbatch").split() == ["microbatch", "2", "1", "2"]
+    assert not re.search(r"^\s*(tp|hash|model) ", text, re.MULTILINE)
+    assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50", "ms)", "100", "ms", "(+0", "s)"]
+    assert row(text, "backward").split()[:7] == ["backward", "100", "ms", "50", "ms", "(−50", "ms)"]
+    assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.2", "GB"]
+    assert "★ base" in text  # the fastest that fits
+    assert text.index("base") < text.index("small") < text.index("big")
+
+
+def test_comparison_when_nothing_fits(too_big: Summary, job: dict[str, Any]) -> None:
+    assert "no run fits" in shown(comparison([("a", too_big, job)]))
+    with pytest.raises(ValueError, match="at least one run"):
+        comparison([])
