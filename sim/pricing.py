@@ -42,6 +42,7 @@ class Priced:
     latency: float  # seconds, of all its rounds
     sent: float  # bytes that one rank sends
     alone: float  # seconds without contention
+    is_send: bool  # from one rank to another, needing nobody else to come
 
 
 class Pricing:
@@ -52,7 +53,9 @@ class Pricing:
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
-        traffics = {traffic: None for work, cohort in _communications(program) for traffic in self._candidates(work, cohort)}
+        self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
+        self._communications = list(_communications(program))
+        traffics = {traffic: None for work, cohort, _ in self._communications for traffic in self._candidates(work, cohort)}
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
         self.wiring = wire(topology, program.grid, tuple(traffics))
@@ -60,14 +63,23 @@ class Pricing:
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
+        self._binding = self._binding_links()
         self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
+
+    def _binding_links(self) -> list[bool]:
+        """Of links that always carry the same, only the one of least capacity can ever limit anything."""
+        least: dict[int, int] = {}
+        for link, twin in enumerate(self.wiring.twin):
+            if twin not in least or self.capacity[link] < self.capacity[least[twin]]:
+                least[twin] = link
+        return [least[twin] == link for link, twin in enumerate(self.wiring.twin)]
 
     def _candidates(self, work: Collective | Send, cohort: int) -> list[Traffic]:
         """Every algorithm that may run `work`."""
-        at = [tuple(c.at.items()) for c in self.program.cohorts]
+        at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = algorithms_of(work.operation) if work.algorithm == "auto" else [work.algorithm]
+        names = algorithms_of(work.operation) if work.algorithm == "auto" else (work.algorithm,)
         if work.cohorts:
             return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
         return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
@@ -87,7 +99,11 @@ class Pricing:
     def _price(self, work: Collective | Send, traffic: Traffic) -> Priced:
         repeat = work.repeat if isinstance(work, Collective) else 1
         demands = self.wiring.demands[traffic]
-        parts = tuple(Part(demand.share * work.bytes * repeat, demand.flows) for demand in demands)
+        binding = self._binding
+        parts = tuple(
+            Part(demand.share * work.bytes * repeat, tuple(flow for flow in demand.flows if binding[flow[0]]))
+            for demand in demands
+        )
         steps = sum(
             demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True))
             for demand in demands
@@ -96,7 +112,7 @@ class Pricing:
         capacity = self.capacity
         transfer = sum(on_grid(p.bytes / min(capacity[link] / count for link, count in p.flows)) for p in parts if p.flows)
         volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat
-        return Priced(traffic, parts, latency, volume, latency + transfer)
+        return Priced(traffic, parts, latency, volume, latency + transfer, isinstance(work, Send))
 
     def block(self, block: Block, cohort: int) -> Fused:
         """`block` as one sequence, its collectives at their price without contention."""
@@ -143,7 +159,7 @@ class Pricing:
         Everything inside blocks of one cohort runs on its compute stream, one after the other, and cannot meet itself.
         """
         users: dict[int, set[tuple[int, bool]]] = {}
-        for work, cohort, inside in _communications_inside(self.program):
+        for work, cohort, inside in self._communications:
             for part in self.collective(work, cohort).parts:
                 for link, _ in part.flows:
                     users.setdefault(link, set()).add((cohort, inside))
@@ -155,7 +171,7 @@ def _then(first: tuple[float, float, float], second: tuple[float, float, float])
     return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
 
 
-def _communications_inside(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:
+def _communications(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:
     """Distinct communications: work, cohort, whether it is inside a block."""
     for number, cohort in enumerate(program.cohorts):
         seen: set[int] = set()
@@ -167,10 +183,6 @@ def _communications_inside(program: Program) -> Iterator[tuple[Collective | Send
                 yield from ((work, number, True) for work in op.work.collectives())
             else:
                 yield op.work, number, False
-
-
-def _communications(program: Program) -> Iterator[tuple[Collective | Send, int]]:
-    return ((work, cohort) for work, cohort, _ in _communications_inside(program))
 
 
 def _groups(program: Program, traffic: Traffic) -> list[Traffic]:

@@ -6,17 +6,18 @@ of scheduling, so that runs repeat exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
 from typing import cast
 
 import numpy as np
 from simpy import Environment, Event
 
 from sim.clock import on_grid
+from sim.expand import expand
 from sim.network import Network
 from sim.prices import Prices
 from sim.pricing import Fused, Priced, Pricing
-from sim.program import Block, Cohort, Collective, Op, Program, Ref, Run, Send
+from sim.program import Block, Collective, Program, Send
 from sim.timeline import Lane, Timeline
 from topologies.topology import Topology
 
@@ -37,73 +38,9 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     return player.timeline()
 
 
-def expand(program: Program, cohorts: set[int]) -> Program:
-    """`program` with the blocks of `cohorts` cut at their collectives, so that these meet other traffic on the network."""
-    where = {number: _cut(program.cohorts[number]) for number in cohorts}
-    result = []
-    for number, cohort in enumerate(program.cohorts):
-        ops = where[number][0] if number in cohorts else cohort.ops
-        moved = [
-            replace(op, after=tuple(Ref(c, where[c][1][o]) if c in cohorts else Ref(c, o) for c, o in op.after)) for op in ops
-        ]
-        result.append(replace(cohort, ops=moved))
-    return replace(program, cohorts=result)
-
-
-def _cut(cohort: Cohort) -> tuple[list[Op], list[int]]:
-    """Ops with their blocks cut, and for each old op the number of its last piece."""
-    ops: list[Op] = []
-    last: list[int] = []
-    pieces: dict[int, list[Block | Collective]] = {}
-    for op in cohort.ops:
-        works: list[Block | Collective | Send] = [op.work]
-        if isinstance(op.work, Block):
-            if id(op.work) not in pieces:
-                pieces[id(op.work)] = _pieces(op.work)
-            works = list(pieces[id(op.work)])
-        for number, work in enumerate(works):
-            first, end = number == 0, number == len(works) - 1
-            ops.append(replace(op, work=work, after=op.after if first else (), allocate=op.allocate if first else (),
-                               free=op.free if end else ()))  # fmt: skip
-        last.append(len(ops) - 1)
-    return ops, last
-
-
-def _pieces(block: Block) -> list[Block | Collective]:
-    """Kernels between collectives, and the collectives, in order."""
-    result: list[Block | Collective] = []
-    for times, items in block.runs:
-        if not any(isinstance(item, Collective) for item in items):
-            result.append(Block(block.name, (Run(times, items),)))
-            continue
-        once: list[Block | Collective] = []
-        kernels: list = []  # type: ignore[type-arg]
-        for item in items:
-            if isinstance(item, Collective):
-                if kernels:
-                    once.append(Block(block.name, (Run(1, tuple(kernels)),)))
-                once.append(item)
-                kernels = []
-            else:
-                kernels.append(item)
-        if kernels:
-            once.append(Block(block.name, (Run(1, tuple(kernels)),)))
-        result += once * times
-    return result
-
-
-@dataclass(slots=True)
-class _Compute:
-    """A block that is running: nominal seconds left at `since`, and how many collectives slow it down."""
-
-    op: int
-    left: float
-    since: float
-    slow: bool
-    event: Event
-
-
 class _Player:
+    """Every op of every lane has a number; an op starts when the ops that it waits for have ended."""
+
     def __init__(self, program: Program, pricing: Pricing, fold: bool) -> None:
         self.program, self.pricing, self.fold = program, pricing, fold
         self.env = Environment()
@@ -113,9 +50,11 @@ class _Player:
         self._lay_out()
         self._connect()
         self._price()
-        self.meetings: dict[tuple[object, ...], list[int]] = {}
-        self.communicating = [0] * len(self.lanes)
-        self.computing: dict[int, _Compute] = {}
+        self.meetings: dict[Hashable, list[int]] = {}
+        self.communicating = [0] * len(self.lanes)  # collectives that are running on the lane's GPUs
+        # what runs on each lane's compute stream: the event of its end, nominal seconds left at `since`, whether it is slowed
+        self.running: list[Event | None] = [None] * len(self.lanes)
+        self.left, self.since, self.slow = [0.0] * len(self.lanes), [0.0] * len(self.lanes), [False] * len(self.lanes)
 
     def _lay_out(self) -> None:
         """One lane per actor: a cohort, or each of its ranks. Ops of lane a are numbered from offset[a]."""
@@ -139,25 +78,27 @@ class _Player:
         self.waiting: list[int] = []
         self.followers: list[list[int]] = [[] for _ in self.start_time]
         for number, lane in enumerate(self.lanes):
-            base, index = self.offset[number], number - self.first[lane.cohort]
+            me, index = self.offset[number], number - self.first[lane.cohort]
+            base = [self.offset[first + index] if first + index < len(self.offset) else -1 for first in self.first]
             ops = self.program.cohorts[lane.cohort].ops
             last: dict[str, int] = {}
             self.lane_of += [number] * len(ops)
-            for position, op in enumerate(ops):
-                me = base + position
-                before = {self.offset[self.first[cohort] + index] + other for cohort, other in op.after}
+            for op in ops:
+                before = {base[cohort] + other for cohort, other in op.after}
                 if op.stream in last:
                     before.add(last[op.stream])
                 last[op.stream] = me
                 self.waiting.append(len(before))
                 for other in before:
                     self.followers[other].append(me)
+                me += 1
 
     def _price(self) -> None:
         """Price every op, and find when the host has launched it: the host runs through the program in order and never waits."""
+        profile = self.pricing.prices.profile
+        launch = 0.0 if profile.synchronous else on_grid(profile.launch)
         self.work: list[Fused | Priced] = []
         self.launched: list[float] = []
-        launch = 0.0 if self.pricing.prices.profile.synchronous else self.pricing.prices.profile.launch
         for number, lane in enumerate(self.lanes):
             groups = {} if self.fold else self._groups_of(number)
             host = 0.0
@@ -168,7 +109,7 @@ class _Player:
                     self.work.append(fused)
                     host += fused.host
                 else:
-                    host += on_grid(launch)
+                    host += launch
                     self.launched.append(host)
                     axis = "" if isinstance(op.work, Send) or op.work.cohorts else op.work.axis
                     self.work.append(self.pricing.collective(op.work, lane.cohort, groups.get(axis, -1)))
@@ -188,97 +129,20 @@ class _Player:
         for op in [op for op, count in enumerate(self.waiting) if not count]:
             self._start(op)
         self.env.run()
-        stuck = [op for op, count in enumerate(self.waiting) if count > 0]
-        if stuck or any(self.meetings.values()):
-            raise RuntimeError(f"the program waits for itself: {len(stuck)} ops never start")
+        stuck = sum(count > 0 for count in self.waiting)
+        if stuck or self.meetings:
+            raise RuntimeError(f"the program waits for itself: {stuck} ops never start")
 
     def _start(self, op: int) -> None:
-        work = self.work[op]
+        work, launched = self.work[op], self.launched[op]
         now = self.start_time[op] = self.env.now
         if isinstance(work, Fused):
-            end = max(now + work.busy, self.launched[op] + work.critical)
-            self._compute(op, end - now)
-        elif self.launched[op] > now:
+            self._compute(op, max(work.busy, launched + work.critical - now))
+        elif launched > now:
             self.events += 1
-            self.env.timeout(self.launched[op] - now).callbacks.append(lambda _: self._meet(op, work))
+            self.env.timeout(launched - now).callbacks.append(lambda _: self._meet(op, work))
         else:
             self._meet(op, work)
-
-    # -- compute ---------------------------------------------------------------------------------------------------------
-
-    def _compute(self, op: int, seconds: float) -> None:
-        lane = self.lane_of[op]
-        slow = self.slowdown > 1 and self.communicating[lane] > 0
-        event = self._timeout(on_grid(seconds * self.slowdown) if slow else seconds, op)
-        if self.slowdown > 1:
-            self.computing[lane] = _Compute(op, seconds, self.env.now, slow, event)
-
-    def _timeout(self, seconds: float, op: int) -> Event:
-        self.events += 1
-        event = self.env.timeout(seconds, op)
-        event.callbacks.append(self._computed)
-        return event
-
-    def _computed(self, event: Event) -> None:
-        op = cast(int, event.value)
-        work = self.work[op]
-        if self.slowdown > 1:
-            del self.computing[self.lane_of[op]]
-            assert isinstance(work, Fused)
-            nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
-            self.stretch[op] = self.env.now - self.start_time[op] - nominal
-        self._end(op)
-
-    def _communicates(self, lane: int, change: int) -> None:
-        """A collective starts or ends on this lane's GPUs: compute that is running there slows down or recovers."""
-        self.communicating[lane] += change
-        compute = self.computing.get(lane)
-        slow = self.communicating[lane] > 0
-        if compute is None or slow == compute.slow:
-            return
-        elapsed = self.env.now - compute.since
-        compute.left = max(0.0, compute.left - (elapsed / self.slowdown if compute.slow else elapsed))
-        compute.since, compute.slow = self.env.now, slow
-        compute.event.callbacks = []
-        compute.event = self._timeout(on_grid(compute.left * self.slowdown if slow else compute.left), compute.op)
-
-    # -- communication ---------------------------------------------------------------------------------------------------
-
-    def _meet(self, op: int, work: Priced) -> None:
-        """A collective starts when all of its ranks have come to it."""
-        lane = self.lane_of[op]
-        those, expected, key = self._meeting(op, lane, work)
-        if expected > 1:
-            those = self.meetings.setdefault(key, [])
-            those.append(op)
-            if len(those) < expected:
-                return
-            del self.meetings[key]
-        now = self.env.now
-        slows = self.slowdown > 1 and not work.traffic.algorithm.startswith("send")
-        for other in those:
-            self.start_time[other] = now
-            if slows:
-                self._communicates(self.lane_of[other], 1)
-        self.network.start(work.parts, work.latency, lambda: self._communicated(those, slows))
-
-    def _meeting(self, op: int, lane: int, work: Priced) -> tuple[list[int], int, tuple[object, ...]]:
-        """Who takes part: the ops so far, how many must come, and the key by which they find each other."""
-        cohort = self.lanes[lane].cohort
-        one = self.program.cohorts[cohort].ops[op - self.offset[lane]].work
-        if isinstance(one, Send):
-            return [op], 1, ()
-        assert isinstance(one, Collective)
-        if one.cohorts:
-            return [op], 2, (one.label, work.traffic)
-        size = 1 if self.fold else self.program.grid.degree(one.axis)
-        return [op], size, (cohort, op - self.offset[lane], work.traffic.group)
-
-    def _communicated(self, those: list[int], slows: bool) -> None:
-        for op in those:
-            if slows:
-                self._communicates(self.lane_of[op], -1)
-            self._end(op)
 
     def _end(self, op: int) -> None:
         self.end_time[op] = self.env.now
@@ -287,6 +151,78 @@ class _Player:
             waiting[follower] -= 1
             if not waiting[follower]:
                 self._start(follower)
+
+    # -- compute ---------------------------------------------------------------------------------------------------------
+
+    def _compute(self, op: int, seconds: float) -> None:
+        lane = self.lane_of[op]
+        slow = self.communicating[lane] > 0
+        self.left[lane], self.since[lane], self.slow[lane] = seconds, self.env.now, slow
+        self._expect(lane, op, on_grid(seconds * self.slowdown) if slow else seconds)
+
+    def _expect(self, lane: int, op: int, seconds: float) -> None:
+        self.events += 1
+        event = self.running[lane] = self.env.timeout(seconds, op)
+        event.callbacks.append(self._computed)
+
+    def _computed(self, event: Event) -> None:
+        op = cast(int, event.value)
+        lane = self.lane_of[op]
+        self.running[lane] = None
+        if self.slow[lane] or self.since[lane] != self.start_time[op]:
+            work, start = cast(Fused, self.work[op]), self.start_time[op]
+            self.stretch[op] = self.env.now - start - max(work.busy, self.launched[op] + work.critical - start)
+        self._end(op)
+
+    def _communicates(self, lane: int, change: int) -> None:
+        """A collective starts or ends on this lane's GPUs: compute that is running there slows down or recovers."""
+        self.communicating[lane] += change
+        event, slow = self.running[lane], self.communicating[lane] > 0
+        if event is None or slow == self.slow[lane]:
+            return
+        now = self.env.now
+        elapsed = (now - self.since[lane]) / (self.slowdown if self.slow[lane] else 1.0)
+        left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
+        self.since[lane], self.slow[lane] = now, slow
+        event.callbacks = []  # an event that is no longer meant
+        self._expect(lane, cast(int, event.value), on_grid(left * self.slowdown if slow else left))
+
+    # -- communication ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, op: int, work: Priced) -> None:
+        """A collective starts when all of its ranks have come to it."""
+        those = [op]
+        if not work.is_send:
+            expected, key = self._meeting(op, work)
+            if expected > 1:
+                those = self.meetings.setdefault(key, [])
+                those.append(op)
+                if len(those) < expected:
+                    return
+                del self.meetings[key]
+            now = self.env.now
+            for other in those:
+                self.start_time[other] = now
+                self._communicates(self.lane_of[other], 1)
+            self.network.start(work.parts, work.latency, lambda: self._communicated(those))
+        else:
+            self.start_time[op] = self.env.now
+            self.network.start(work.parts, work.latency, lambda: self._end(op))
+
+    def _meeting(self, op: int, work: Priced) -> tuple[int, Hashable]:
+        """How many ranks take part, and the key by which they find each other."""
+        lane = self.lane_of[op]
+        cohort = self.lanes[lane].cohort
+        one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
+        if one.cohorts:
+            return 2, (one.label, work.traffic)
+        size = 1 if self.fold else self.program.grid.degree(one.axis)
+        return size, (cohort, op - self.offset[lane], work.traffic.group)
+
+    def _communicated(self, those: list[int]) -> None:
+        for op in those:
+            self._communicates(self.lane_of[op], -1)
+            self._end(op)
 
     def timeline(self) -> Timeline:
         """What happened."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sim.pricing import Fused, Priced, Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Send
@@ -125,28 +125,32 @@ class Timeline:
     def _breakdown(self, lane: int, incoming: list[Interval]) -> dict[str, float]:
         parts = dict.fromkeys(COMPONENTS, 0.0)
         idle = "bubble" if self.program.grid.degree("pp") > 1 else "launch"
-        cursor, next_transfer = 0.0, 0
+        cursor, next_transfer, slowed, busy = 0.0, 0, 0.0, 0.0
+        times: dict[int, int] = {}  # how often each distinct block ran
+        distinct: dict[int, Fused] = {}
+        work, start, end, stretch = self.work, self.start, self.end, self.stretch
         for number, op in self.ops(lane):
             if op.stream != COMPUTE:
                 continue
-            if self.start[number] > cursor:
-                next_transfer = _explain(parts, cursor, self.start[number], incoming, next_transfer, idle)
-            cursor = self.end[number]
-            self._busy(parts, number, op)
+            if start[number] > cursor:
+                next_transfer = _explain(parts, cursor, start[number], incoming, next_transfer, idle)
+            cursor = end[number]
+            done = work[number]
+            if isinstance(done, Fused):
+                times[id(done)] = times.get(id(done), 0) + 1
+                distinct[id(done)] = done
+                slowed += stretch[number]
+                busy += cursor - start[number]
+            else:
+                parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
         if self.step > cursor:
             _explain(parts, cursor, self.step, incoming, next_transfer, idle)
+        for key, count in times.items():
+            for (name, _), seconds in distinct[key].parts.items():
+                parts[name if name in PHASES else f"{name} exposed"] += count * seconds
+        parts["slowdown"] += slowed
+        parts["launch"] += busy - slowed - sum(count * distinct[key].busy for key, count in times.items())
         return parts
-
-    def _busy(self, parts: dict[str, float], number: int, op: Op) -> None:
-        work, seconds = self.work[number], self.end[number] - self.start[number]
-        if isinstance(work, Priced):
-            assert isinstance(op.work, Collective)
-            parts[f"{op.work.axis} exposed"] += seconds
-            return
-        for (name, _), part in work.parts.items():
-            parts[name if name in PHASES else f"{name} exposed"] += part
-        parts["slowdown"] += self.stretch[number]
-        parts["launch"] += seconds - work.busy - self.stretch[number]
 
     def volumes(self) -> list[dict[str, tuple[float, float]]]:
         """Per lane: axis -> (bytes, elements) that one of its ranks sends in the step."""
@@ -154,30 +158,29 @@ class Timeline:
 
     def _volume(self, lane: int) -> dict[str, tuple[float, float]]:
         cohort = self.lanes[lane].cohort
-        result: dict[str, tuple[float, float]] = {}
-        inside: dict[int, list[tuple[str, float, float]]] = {}
+        times: dict[int, int] = {}
+        distinct: dict[int, tuple[int, Op]] = {}
         for number, op in self.ops(lane):
-            work = op.work
-            if isinstance(work, Block):
-                if id(work) not in inside:
-                    inside[id(work)] = self._inside(work, cohort)
-                sent = inside[id(work)]
-            else:
-                priced = self.work[number]
-                assert isinstance(priced, Priced)
-                sent = [(work.axis, priced.sent, priced.sent / work.width)]
-            for axis, size, elements in sent:
+            key = id(op.work)
+            times[key] = times.get(key, 0) + 1
+            distinct[key] = number, op
+        result: dict[str, tuple[float, float]] = {}
+        for key, (number, op) in distinct.items():
+            for axis, size, elements in self._sent(number, op, cohort):
                 before = result.get(axis, (0.0, 0.0))
-                result[axis] = (before[0] + size, before[1] + elements)
+                result[axis] = (before[0] + times[key] * size, before[1] + times[key] * elements)
         return result
 
-    def _inside(self, block: Block, cohort: int) -> list[tuple[str, float, float]]:
-        result = []
-        for times, item in block.items():
-            if isinstance(item, Collective):
-                size = times * self.pricing.collective(item, cohort).sent
-                result.append((item.axis, size, size / item.width))
-        return result
+    def _sent(self, number: int, op: Op, cohort: int) -> Iterator[tuple[str, float, float]]:
+        """(axis, bytes, elements) of each communication of an op."""
+        if isinstance(op.work, Block):
+            for times, item in op.work.items():
+                if isinstance(item, Collective):
+                    size = times * self.pricing.collective(item, cohort).sent
+                    yield item.axis, size, size / item.width
+        else:
+            size = cast(Priced, self.work[number]).sent
+            yield op.work.axis, size, size / op.work.width
 
 
 def kind(op: Op) -> str:

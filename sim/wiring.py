@@ -160,6 +160,7 @@ class Wiring:
     kind: tuple[str, ...]
     example: tuple[int, ...]  # one raw link of each merged link
     multiple: tuple[int, ...]  # how many raw links it stands for
+    twin: tuple[int, ...]  # links with equal numbers carry the same demands and differ in capacity only
     demands: dict[Traffic, tuple[Demand, ...]]
     kinds: tuple[str, ...]
 
@@ -172,10 +173,11 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     capacity, kind = topology.capacity(touched), topology.kind(touched)
     # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
     random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)
-    mark = capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
+    load = np.zeros(len(touched), np.uint64)
     at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
     for number, (_, stretch) in enumerate(parts):
-        mark[at[number]] += stretch.flows.astype(np.uint64) * random[number]
+        load[at[number]] += stretch.flows.astype(np.uint64) * random[number]
+    mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
     demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
@@ -183,7 +185,13 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
         flows = tuple(zip(links.tolist(), stretch.flows[one].tolist(), strict=True))
         demands[traffic] += (Demand(stretch.share, flows, tuple(stretch.steps.tolist()), stretch.wire),)
     names = topology.kinds
+    twin = np.unique(load[first], return_inverse=True)[1]
     return Wiring(
-        tuple(capacity[first].tolist()), tuple(names[k] for k in kind[first]), tuple(touched[first].tolist()),
-        tuple(multiple.tolist()), demands, names,
-    )  # fmt: skip
+        capacity=tuple(capacity[first].tolist()),
+        kind=tuple(names[k] for k in kind[first]),
+        example=tuple(touched[first].tolist()),
+        multiple=tuple(multiple.tolist()),
+        twin=tuple(twin.tolist()),
+        demands=demands,
+        kinds=names,
+    )

@@ -1,4 +1,4 @@
-"""Counting rules of papers, for people who want to check an answer on the back of an envelope. The simulation does not use them."""
+"""Counting rules of papers, for checks on the back of an envelope; the simulation does not use them."""
 
 from __future__ import annotations
 

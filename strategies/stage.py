@@ -20,7 +20,8 @@ class Stage:
         self.cohort = Cohort({"pp": number})
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
-        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory, Memory]] = {}
+        self._reductions: dict[tuple[str, float, int], Collective] = {}
+        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
 
     @property
     def parameters(self) -> int:
@@ -35,29 +36,25 @@ class Stage:
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
-        block, saved, temporary, _ = self._block(FORWARD, first, len(self.parts) if last is None else last)
-        return self.add(Op(COMPUTE, block, after, saved + temporary, temporary + free, microbatch))
+        block, allocate, given_back = self._block(FORWARD, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                  allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
         """Backward pass of parts last − 1 … first, which gives their activations back."""
-        block, saved, _, temporary = self._block(BACKWARD, first, len(self.parts) if last is None else last)
-        return self.add(Op(COMPUTE, block, after, temporary + allocate, saved + temporary + free, microbatch))
+        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
-    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory, Memory]:
+    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
+        """The block, what it allocates and what it frees; one object for all microbatches."""
         key = (direction, first, last)
         if key not in self._blocks:
-            parts = self.parts[first:last]
-            order = parts if direction == FORWARD else parts[::-1]
-            runs = []
-            for part, same in groupby(order):
-                runs.append(Run(len(list(same)), part.forward if direction == FORWARD else part.backward))
-            self._blocks[key] = (
-                Block(direction, tuple(runs)),
-                (("activation", sum(part.saved for part in parts)),),
-                (("temporary", max(part.temporary for part in parts)),),
-                (("temporary", max(part.restored + part.temporary for part in parts)),),
-            )
+            forward, parts = direction == FORWARD, self.parts[first:last]
+            order = parts if forward else parts[::-1]
+            runs = tuple(Run(len(list(same)), part.forward if forward else part.backward) for part, same in groupby(order))
+            saved = (("activation", sum(part.saved for part in parts)),)
+            work = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
+            self._blocks[key] = Block(direction, runs), (saved + work if forward else work), (work if forward else saved + work)
         return self._blocks[key]
 
     def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
@@ -81,9 +78,11 @@ class Stage:
         self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()
     ) -> Ref:
         """Reduce gradients over the dp ranks: `count` collectives of `size` bytes."""
-        plan = self.plan.plan
-        work = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
-        ref = self.add(Op("dp", work, after, allocate, free))
+        key = operation, size, count
+        if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
+            plan = self.plan.plan
+            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
+        ref = self.add(Op("dp", self._reductions[key], after, allocate, free))
         self.reduced.append(ref)
         return ref
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
 
 
-def algorithms_of(operation: str) -> list[str]:
+@lru_cache
+def algorithms_of(operation: str) -> tuple[str, ...]:
     """Algorithms registered for `operation`, by name."""
-    return [name.split("/")[1] for name in algorithms if name.split("/")[0] == operation]
+    return tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)

@@ -20,6 +20,9 @@ class Zero3(Hook):
 
     shards = frozenset({"optimizer", "gradient", "parameter"})
 
+    def __init__(self) -> None:
+        self._gathers: dict[float, Collective] = {}
+
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
         return self._pass(stage, microbatch, after, range(len(stage.parts)), backward=False)
@@ -57,8 +60,9 @@ class Zero3(Hook):
     def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
         plan = stage.plan.plan
         size = self._elements(stage, part) * plan.bytes_per_element
-        work = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element)
-        return stage.add(Op("dp gather", work, after, allocate=self._whole(stage, part)))
+        if size not in self._gathers:  # one object for equal parts: each distinct piece of work is priced once
+            self._gathers[size] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element)
+        return stage.add(Op("dp gather", self._gathers[size], after, allocate=self._whole(stage, part)))
 
     def _whole(self, stage: Stage, part: int) -> Memory:
         """The gathered parameters of a part."""

@@ -139,7 +139,7 @@ def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> No
 def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
     """The same job at dp × 64 takes the same number of events."""
     counts = []
-    for nodes in (4, 256):
+    for nodes in (32, 2048):
         job = toy_job(8, nodes, accumulation=4, bucket="20 kB", **plan)
         assert job.resolve().dp > 1
         timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
@@ -148,14 +148,15 @@ def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
 
 
 def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
-    """GPT-3 175B with real prices at dp 8 and dp 512: 512 and 32,768 GPUs; what meets what may shift a little."""
-    events = []
+    """GPT-3 175B at dp 8 and dp 512 (32,768 GPUs): the same ops; a few events more or less where sends meet all-reduces."""
+    runs = []
     for nodes in (64, 4096):
         job = read_job(
             model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=dict(tp=8, pp=8, accumulation=64, recompute="full")
         )
-        events.append(simulate(job).events)
-    assert events[1] == pytest.approx(events[0], rel=0.01)
+        runs.append(simulate(job))
+    assert len(runs[0].end) == len(runs[1].end)
+    assert runs[1].events == pytest.approx(runs[0].events, rel=0.05)
 
 
 def test_runs_repeat_exactly(toy_job, toy_prices) -> None:

@@ -212,7 +212,8 @@ def test_model_type_from_architecture_and_text_config(tmp_path: Path) -> None:
 def test_mistakes_in_a_hub_file_are_one_line(tmp_path: Path, file: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         hugging_face(tmp_path, file, **changes)
-    assert str(caught.value).startswith(str(tmp_path / "changed.json")) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "changed.json"))
+    assert "\n" not in str(caught.value)
 
 
 def test_other_mistakes_are_one_line(tmp_path: Path) -> None:

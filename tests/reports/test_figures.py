@@ -1,0 +1,103 @@
+"""Figures: bars add up to what they stand for, and the same data give the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+
+from reports.figures import COLOURS, MEMORY, breakdown, figures, gantt, memory
+from reports.lanes import chosen, lane_names, strips
+from sim.summary import Summary, summarise
+from sim.timeline import Timeline
+from topologies.reading import UserError
+
+
+def test_the_segments_of_a_breakdown_add_up_to_the_step(timeline: Timeline, summary: Summary) -> None:
+    real = summarise(timeline)
+    for runs, factor in (({"x": real}, 1e3), ({"a": real, "b": summary}, 1.0)):
+        axes = breakdown.draw(runs).axes[0]
+        for y, run in enumerate(runs.values()):
+            bars = [bar for group in axes.containers for bar in group]
+            widths = [bar.get_width() for bar in bars if round(bar.get_y() + bar.get_height() / 2) == y]
+            assert sum(widths) == pytest.approx(run.step_seconds * factor, rel=1e-12)
+
+
+def test_the_segments_of_a_breakdown_follow_each_other(summary: Summary) -> None:
+    bars = [bar for group in breakdown.draw({"x": summary}).axes[0].containers for bar in group]
+    for left, right in itertools.pairwise(bars):
+        assert left.get_x() + left.get_width() == pytest.approx(right.get_x())
+
+
+def test_memory_bars_add_up_to_the_peak_in_a_fixed_order(summary: Summary) -> None:
+    axes = memory.draw(summary).axes[0]
+    tops = [sum(group[stage].get_height() for group in axes.containers) for stage in range(2)]
+    assert tops == pytest.approx([61.2, 40.0])
+    assert axes.lines[0].get_ydata()[0] == 85.5
+    colours = [to_hex(group[0].get_facecolor()).upper() for group in axes.containers]
+    assert colours == [MEMORY[kind] for kind in ("parameter", "optimizer", "activation", "overhead")]
+
+
+def test_memory_shows_the_rank_of_a_stage_that_holds_most(summary: Summary) -> None:
+    less = replace(summary.memory[0], rank=1, peak=50e9)
+    assert memory.draw(replace(summary, memory=(less, *summary.memory))).axes[0].texts[0].get_text() == "61.2"
+
+
+def test_strips_hold_each_pass_once(timeline: Timeline) -> None:
+    for lane in range(2):
+        row = strips(timeline, lane)
+        passes = [bar for bar in row.passes if bar.microbatch >= 0]
+        assert sorted(bar.microbatch for bar in passes) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert sum("recompute" in bar.shares for bar in passes) == 4
+        assert [set(bar.shares) for bar in row.passes if bar.microbatch < 0] == [{"optimizer"}]
+        assert {"dp", "pp"} >= set(row.transfers)
+        assert all(left.end <= right.start for left, right in zip(row.passes, row.passes[1:], strict=False))
+
+
+def test_strips_lose_no_time(timeline: Timeline) -> None:
+    """Without slowdown and waiting for the host, what is drawn is what the breakdown says; cut in spans, it is the same."""
+    for lane, parts in enumerate(timeline.breakdowns):
+        for limit in (400, 5):
+            row = strips(timeline, lane, limit)
+            for name in ("forward", "backward", "recompute", "optimizer"):
+                assert sum(bar.shares.get(name, 0.0) for bar in row.passes) == pytest.approx(parts[name], rel=1e-9)
+        assert len(strips(timeline, lane, 5).passes) == 5
+        assert all(sum(bar.shares.values()) <= bar.whole * (1 + 1e-9) for bar in strips(timeline, lane, 5).passes)
+
+
+def test_gantt_numbers_the_passes_and_names_the_rows(timeline: Timeline, play: Callable[..., Timeline]) -> None:
+    axes = gantt.draw(timeline).axes[0]
+    assert {text.get_text() for text in axes.texts} == {"0", "1", "2", "3"}
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["stage 0", "stage 1"]
+    unfolded = play(fold=False, tp=2, pp=2, accumulation=4)
+    assert lane_names(unfolded)[:2] == ["rank 0 (stage 0)", "rank 1 (stage 0)"]
+    many = gantt.draw(play(tp=2, pp=2, accumulation=40)).axes[0]
+    assert not many.texts  # more than 16 microbatches are not numbered
+
+
+def test_a_few_lanes_stand_for_many(timeline: Timeline) -> None:
+    many = replace(timeline, lanes=timeline.lanes * 32)
+    assert chosen(many, 3) == [0, 32, 63]
+    assert chosen(timeline, 3) == [0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_same_data_give_the_same_bytes(tmp_path: Path, timeline: Timeline, summary: Summary, suffix: str) -> None:
+    for name, data in (("gantt", timeline), ("breakdown", {"x": summary}), ("memory", summary)):
+        first, second = (figures[name](data, tmp_path / f"{n}.{suffix}").read_bytes() for n in range(2))
+        assert first == second
+
+
+def test_figures_are_found_by_name() -> None:
+    assert {"gantt", "breakdown", "memory"} <= set(figures)
+    with pytest.raises(UserError, match="did you mean 'gantt'"):
+        figures["gant"]
+
+
+def test_neighbouring_colours_differ() -> None:
+    phases = [COLOURS[name] for name in ("forward", "backward", "recompute", "optimizer", "tp", "dp", "pp", "launch", "bubble")]
+    assert len(set(phases)) == len(phases)

@@ -1,0 +1,117 @@
+"""The trace obeys the rules of the format, and tells the same as the timeline."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.trace import events, write_trace
+from sim.program import Send
+from sim.summary import summarise
+from sim.timeline import Timeline
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture(params=[True, False], ids=["folded", "unfolded"])
+def played(request: pytest.FixtureRequest, timeline: Timeline, play: Callable[..., Timeline]) -> Timeline:
+    return timeline if request.param else play(fold=False, tp=2, pp=2, dp=2, accumulation=4, recompute="full")
+
+
+@pytest.fixture
+def trace(played: Timeline, tmp_path: Path) -> Events:
+    loaded = json.loads(gzip.decompress(write_trace(played, tmp_path / "trace.json.gz").read_bytes()))
+    assert loaded["displayTimeUnit"] == "ms"
+    return list(loaded["traceEvents"])
+
+
+def slices(trace: Events) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    tracks = defaultdict(list)
+    for event in trace:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    return tracks
+
+
+def test_slices_of_a_track_do_not_overlap(trace: Events) -> None:
+    for spans in slices(trace).values():
+        spans.sort()
+        assert all(end >= start >= 0 for start, end in spans)
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
+        nanoseconds = [(int(start * 1000), int((end - start) * 1000)) for start, end in spans]  # as readers store them
+        assert all(a + length <= b for (a, length), (b, _) in itertools.pairwise(nanoseconds))
+
+
+def test_every_op_is_a_slice_and_the_last_ends_with_the_step(trace: Events, played: Timeline) -> None:
+    ops = [event for event in trace if event["ph"] == "X" and event["cat"] != "launch"]
+    assert len(ops) == sum(1 for _ in played.rows())
+    assert max(event["ts"] + event["dur"] for event in ops) == pytest.approx(played.step * 1e6, abs=1 / 64)
+
+
+def test_every_process_and_thread_has_a_name_and_a_place(trace: Events, played: Timeline) -> None:
+    names: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for event in trace:
+        if event["ph"] == "M":
+            names[event["name"]].add((event["pid"], event["tid"]))
+    used = set(slices(trace))
+    assert used <= names["thread_name"] == names["thread_sort_index"]
+    assert {pid for pid, _ in names["process_name"]} == {lane.rank for lane in played.lanes}
+    assert names["process_name"] == names["process_sort_index"]
+    assert {event["args"]["name"] for event in trace if event["name"] == "thread_name"} >= {"host", "compute", "dp"}
+
+
+def test_arrows_join_each_send_with_what_waits_for_it(trace: Events, played: Timeline) -> None:
+    tracks = slices(trace)
+    ends: dict[str, dict[int, dict[str, Any]]] = {"s": {}, "f": {}}
+    for event in trace:
+        if event["ph"] in ends:
+            assert event["id"] not in ends[event["ph"]]
+            ends[event["ph"]][event["id"]] = event
+            assert any(start <= event["ts"] <= end for start, end in tracks[event["pid"], event["tid"]])
+    sends = sum(isinstance(row.op.work, Send) for row in played.rows())
+    assert len(ends["s"]) == sends  # 8 on each pair of lanes: four microbatches there and back
+    assert set(ends["s"]) == set(ends["f"])
+    for number, start in ends["s"].items():
+        assert start["ts"] <= ends["f"][number]["ts"]
+        assert start["pid"] != ends["f"][number]["pid"]
+
+
+def test_communication_tells_bytes_axis_and_algorithm(trace: Events) -> None:
+    reduced = [event for event in trace if event["ph"] == "X" and event["cat"] == "all_reduce" and event["args"]["axis"] == "dp"]
+    assert reduced
+    for event in reduced:
+        args = event["args"]
+        assert args["algorithm"].startswith("all_reduce/")
+        assert args["Collective name"] == "all_reduce"
+        assert args["Group size"] == 2
+        assert args["In msg nelems"] == args["buffer bytes"] / 2  # bf16
+        assert args["bytes"] == pytest.approx(args["repeat"] * args["buffer bytes"])  # 2(n − 1)/n = 1
+    sends = [event for event in trace if event["ph"] == "X" and event["cat"] == "send"]
+    assert {event["args"]["microbatch"] for event in sends} == {0, 1, 2, 3}
+
+
+def test_memory_counters_reach_the_peak(trace: Events, played: Timeline) -> None:
+    held: dict[int, list[float]] = defaultdict(list)
+    for event in trace:
+        if event["ph"] == "C":
+            held[event["pid"]].append(sum(event["args"].values()))
+    for entry in summarise(played).memory:
+        assert max(held[entry.rank]) == pytest.approx(sum(entry.kinds.values()))
+
+
+def test_the_host_launches_in_order(trace: Events) -> None:
+    starts = [event["ts"] for event in trace if event["ph"] == "X" and event["cat"] == "launch" and event["pid"] == 0]
+    assert starts == sorted(starts)
+    assert starts
+
+
+def test_the_same_timeline_gives_the_same_bytes(timeline: Timeline, tmp_path: Path) -> None:
+    assert write_trace(timeline, tmp_path / "a").read_bytes() == write_trace(timeline, tmp_path / "b.json.gz").read_bytes()
+    assert list(events(timeline)) == list(events(timeline))
