@@ -4,7 +4,7 @@ The front door: the command line (`shardyard --help`) and the public Python API.
 own.
 
 >>> import shardyard
->>> job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"tp": 2, "sequence": 8192, "global_batch": 16})
+>>> job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"data_parallel": "zero1", "sequence": 4096})
 >>> timeline = shardyard.simulate(job)
 >>> summary = shardyard.summarise(timeline)
 >>> summary.fits
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from sim.prices import Profile
     from sim.summary import Summary, summarise
     from sim.timeline import Timeline
     from strategies.job import Job, read_job
@@ -47,19 +48,24 @@ def __getattr__(name: str) -> Any:
 
 def simulate(job: Job, *, fold: bool = True) -> Timeline:
     """Play one training step of `job`. fold=False gives every rank its own actor. Raises UserError for impossible jobs."""
-    from calibration.profiles import load_profile, profile_for
     from sim.prices import Prices
     from sim.run import run
     from strategies.lower import lower
 
-    gpu = job.cluster.node.gpu
-    profile = load_profile(job.profile) if job.profile else profile_for(gpu.name)
     program = lower(job.model, job.resolve())
-    return run(program, job.cluster.topology(), Prices(profile, gpu), fold=fold)
+    return run(program, job.cluster.topology(), Prices(_profile(job), job.cluster.node.gpu), fold=fold)
+
+
+def _profile(job: Job) -> Profile:
+    from calibration.profiles import load_profile, profile_for
+
+    return load_profile(job.profile) if job.profile else profile_for(job.cluster.node.gpu.name)
 
 
 def describe(job: Job, command: str = "") -> dict[str, Any]:
     """The job's inputs, for people and reports."""
+    from calibration.profiles import describe_profile
+
     plan = job.resolve()
     return {
         "name": job.name,
@@ -68,6 +74,8 @@ def describe(job: Job, command: str = "") -> dict[str, Any]:
         "cluster": f"{job.cluster.nodes} × {job.cluster.name}",
         "gpu": job.cluster.node.gpu.name,
         "gpus": job.cluster.gpus,
+        "gpus_per_node": job.cluster.node.gpus,
+        "profile": describe_profile(_profile(job)),
         "plan": {
             **job.plan.model_dump(mode="json"), "dp": plan.dp, "sequence": plan.sequence, "global_batch": plan.global_batch,
             "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
@@ -136,7 +144,7 @@ def main() -> None:
 @click.option("--report", metavar="FOLDER", help="Also write an HTML page, figures, CSV and a Perfetto trace.")
 @click.option("--unfolded", is_flag=True, help="Give every rank its own actor (same answer, slower).")
 def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool, **given: Any) -> None:
-    """Predict one training step of a job."""
+    """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
     from sim.summary import summarise
     from strategies.job import read_job
 
@@ -149,11 +157,15 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
         from reports.tables import one_screen
 
         _print(one_screen(summary, inputs))
+        if asked.ignored:
+            click.echo(f"ignored in the model's file, as they do not change the answer: {', '.join(asked.ignored)}")
     if report:
         from reports.page import write_report
 
         paths = write_report(Path(report), timeline, summary, inputs)
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
+    if not summary.fits:
+        sys.exit(2)
 
 
 @main.command("compare")
@@ -219,6 +231,20 @@ def _explain(metric: str) -> None:
     from reports.metrics import explain
 
     click.echo(explain(metric))
+
+
+@main.command("ranks")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of a node.")
+@click.option("--gpus-per-process", type=int, default=1, show_default=True, help="GPUs that one process drives.")
+def _ranks(nodes: int, gpus: int, gpus_per_process: int) -> None:
+    """Which process has which rank, local rank and GPUs."""
+    from topologies.ranks import rank_table
+
+    table = rank_table(nodes, gpus, gpus_per_process)
+    click.echo(f"world size {len(table)}\nrank  node  local rank  GPUs")
+    for row in table:
+        click.echo(f"{row.rank:<5} {row.node:<5} {row.local_rank:<11} {', '.join(map(str, row.gpus))}")
 
 
 if __name__ == "__main__":

@@ -40,3 +40,12 @@ def profile_for(gpu_name: str) -> Profile:
         if gpu_name == profile.gpu or gpu_name in profile.applies_to:
             return profile
     return _shipped(GENERIC)
+
+
+def describe_profile(profile: Profile) -> str:
+    """Name, machine, date and error of a profile, on one line."""
+    gemm = profile.provenance.get("gemm")
+    if gemm is None or not gemm.measured:
+        return f"{profile.name} (not measured)"
+    error = f", matrix products within {gemm.heldout_error:.1%} (median, held out)" if gemm.heldout_error is not None else ""
+    return f"{profile.name} ({gemm.machine}, {gemm.date}{error})"

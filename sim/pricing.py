@@ -50,6 +50,7 @@ class Pricing:
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
+        self.notes: dict[str, None] = {}  # prices that lie outside what was measured, in words
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
@@ -143,6 +144,7 @@ class Pricing:
             parts: dict[tuple[str, str], float] = {}
             for item in items:
                 if isinstance(item, Kernel):
+                    self._note(item)
                     part, seconds = (item.phase, item.label), self.prices.seconds(item)
                 else:
                     part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
@@ -151,6 +153,11 @@ class Pricing:
                 state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
             found = self._runs[key] = Fused(*state, parts)
         return found
+
+    def _note(self, kernel: Kernel) -> None:
+        outside = self.prices.extrapolation(kernel)
+        if outside:
+            self.notes[outside] = None
 
     def touched(self) -> set[int]:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played

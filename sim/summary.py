@@ -102,6 +102,7 @@ def summarise(timeline: Timeline) -> Summary:
         fits=max(stage.peak for stage in memory) <= capacity,
         events=timeline.events,
         profile=prices.profile.name,
+        notes=tuple(timeline.pricing.notes),
     )
 
 

@@ -1,0 +1,169 @@
+"""The front door: answers, mistakes, exit codes, and nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import shardyard
+
+ROOT = Path(__file__).parents[1]
+JOB = str(ROOT / "examples/llama-3.1-70b.yaml")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(shardyard.main, list(arguments))
+
+
+def test_public_names_are_complete_and_sorted() -> None:
+    assert shardyard.__all__ == sorted(shardyard.__all__)
+    assert all(getattr(shardyard, name) for name in shardyard.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        shardyard.nothing  # noqa: B018
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, shardyard\ntry: shardyard.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert not {"torch", "numpy", "pandas", "matplotlib", "scipy", "simpy"} & set(loaded)
+
+
+def test_simulate_imports_neither_torch_nor_pandas() -> None:
+    code = (
+        f"import sys, shardyard\ntry: shardyard.main(['simulate', {JOB!r}])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert not {"torch", "pandas", "matplotlib", "scipy"} & set(loaded)
+
+
+def test_simulate_prints_the_answer_first() -> None:
+    result = call("simulate", JOB)
+    assert result.exit_code == 0
+    first = result.output.splitlines()[0]
+    assert first.startswith("llama-3.1-70b on 8 × dgx-h100 (64 GPUs):")
+    assert "s per step" in first
+    assert "fits" in first
+    assert len(result.output.splitlines()) <= 40
+
+
+KEYS = {
+    "job", "gpus", "step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "model_flops_per_gpu", "mfu", "hfu",
+    "flops_rule", "gpu_hours_per_step", "breakdown", "bubble", "exposed", "volume", "memory", "memory_capacity", "memory_peak",
+    "memory_over", "memory_worst_stage", "fits", "events", "profile", "notes",
+}  # fmt: skip
+
+
+def test_json_has_stable_keys_and_says_the_same() -> None:
+    answer = json.loads(call("simulate", JOB, "--json").output)
+    assert set(answer) == KEYS
+    assert sum(answer["breakdown"].values()) == pytest.approx(answer["step_seconds"])
+    assert answer["job"]["parameters"] == 70_553_706_496  # huggingface.co/meta-llama/Llama-3.1-70B: 70.6 B
+    assert call("simulate", JOB, "--json").output == call("simulate", JOB, "--json").output
+
+
+def test_out_of_memory_is_an_answer_with_exit_code_2() -> None:
+    result = call("simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192")
+    assert result.exit_code == 2
+    assert "out of memory on stage 0 by" in result.output
+    assert "try " in result.output
+    assert "error:" not in result.output
+
+
+MISTAKES = [
+    (("simulate",), "field 'model' is required"),
+    (("simulate", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    (("simulate", JOB, "--nodes", "3", "--set", "plan.tp=3"), "tp=3 does not divide 64 attention heads"),
+    (("simulate", JOB, "--set", "plan.dp=5"), "tp·pp·dp = 8·2·5 = 80 ≠ 64 GPUs"),
+    (("simulate", JOB, "--set", "plan.microbach=3"), "unknown field 'microbach'; did you mean 'microbatch'?"),
+    (("simulate", JOB, "--set", "plam.tp=3"), "unknown field 'plam'; did you mean 'plan'?"),
+    (("simulate", JOB, "--set", "plan.tp"), "expected FIELD=VALUE"),
+    (("simulate", JOB, "--model", "lama-3.1-8b"), "did you mean 'llama-3.1-8b'?"),
+    (("simulate", JOB, "--cluster", "dgx-h10"), "did you mean 'dgx-h100'?"),
+    (("simulate", JOB, "--profile", "h10"), "unknown profile 'h10'"),
+    (("simulate", JOB, "--set", "cluster.node.nic=400"), "needs a unit"),
+    (("simulate", JOB, "--set", "plan.precision=fp8"), "precision='fp8'"),
+    (("simulate", JOB, "--nodes", "0"), "nodes=0"),
+    (("list", "modles"), "did you mean 'models'?"),
+    (("explain", "mfuu"), "mfu"),
+    (("compare", JOB, "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    (("ranks", "--nodes", "2", "--gpus", "4", "--gpus-per-process", "3"), "3"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda x: " ".join(x)[-40:] if isinstance(x, tuple) else x[:30])
+def test_mistakes_are_one_line_on_stderr_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+
+
+def test_set_reaches_every_part_of_the_job() -> None:
+    job = shardyard.read_job(JOB, ["plan.tp=4", "model.layers=8", "cluster.node.nic=200 Gb/s", "nodes=4", "profile=generic"])
+    assert (job.plan.tp, job.model.layers, job.cluster.node.nic, job.cluster.nodes, job.profile) == (4, 8, 25e9, 4, "generic")
+
+
+def test_hash_changes_with_any_input_and_with_nothing_else() -> None:
+    job = shardyard.read_job(JOB)
+    assert job.hash == shardyard.read_job(JOB).hash
+    others = [shardyard.read_job(JOB, [change]).hash for change in ("plan.tp=4", "model.layers=8", "nodes=4", "profile=generic")]
+    assert len({job.hash, *others}) == 5
+
+
+def test_files_named_in_a_job_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((ROOT / "tests/data/models/mistral-7b-v0.1.json").read_text())
+    (tmp_path / "plan.yaml").write_text("{tp: 2, sequence: 4096}")
+    (tmp_path / "job.yaml").write_text("model: config.json\ncluster: dgx-a100\nplan: plan.yaml\n")
+    job = shardyard.read_job(tmp_path / "job.yaml")
+    assert job.model.parameters == 7_241_732_096  # huggingface.co/mistralai/Mistral-7B-v0.1
+    assert job.plan.tp == 2
+    (tmp_path / "plan.yaml").write_text("{tp: 64}")
+    with pytest.raises(shardyard.UserError, match=r"plan\.yaml: tp·pp·dp = 64·1·1 = 64 ≠ 8 GPUs"):
+        shardyard.read_job(tmp_path / "job.yaml").resolve()
+
+
+def test_compare_shows_only_what_differs() -> None:
+    result = call("compare", JOB, "--also", "plan.tp=4,plan.pp=4")
+    assert result.exit_code == 0
+    assert "tp" in result.output
+    assert "sequence_parallel" not in result.output
+    rows = json.loads(call("compare", JOB, "--also", "plan.pp=4", "--json").output)
+    assert [row["job"]["plan"]["pp"] for row in rows] == [2, 4]
+
+
+def test_list_and_explain() -> None:
+    assert "llama-3.1-405b" in call("list", "models").output.split()
+    assert "dgx-h100" in call("list").output
+    for name in call("list", "metrics").output.split("\n"):
+        if name:
+            assert call("explain", name).exit_code == 0
+    assert "2Ψ" in call("explain", "volume").output
+
+
+def test_ranks() -> None:
+    output = call("ranks", "--nodes", "2", "--gpus", "4", "--gpus-per-process", "2").output
+    assert "world size 4" in output
+    assert "3     1     1           2, 3" in output
+
+
+def test_report_leaves_files_a_person_can_open(tmp_path: Path) -> None:
+    result = call("simulate", JOB, "--report", str(tmp_path / "report"))
+    assert result.exit_code == 0
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"report.html", "gantt.png", "breakdown.png", "memory.png", "timeline.csv", "summary.json", "trace.json.gz"} <= names
+
+
+def test_documented_examples_run() -> None:
+    import doctest
+
+    from topologies import units
+
+    assert doctest.testmod(shardyard).failed == 0
+    assert doctest.testmod(units).failed == 0
