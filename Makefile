@@ -24,7 +24,7 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready  ## speed; takes a minute
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only -s
+	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
