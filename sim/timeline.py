@@ -42,6 +42,7 @@ class Row:
     start: float
     end: float
     bytes: float
+    launched: float  # when the host had launched it, or began to launch its kernels
 
 
 @dataclass
@@ -75,10 +76,10 @@ class Timeline:
             for number, op in self.ops(lane):
                 work = self.work[number]
                 sent = work.sent if isinstance(work, Priced) else 0.0
-                yield Row(lane, op, kind(op), self.start[number], self.end[number], sent)
+                yield Row(lane, op, kind(op), self.start[number], self.end[number], sent, self.launched[number])
 
     def frame(self) -> pd.DataFrame:
-        """One row per op: rank, ranks, stage, stream, op, kind, microbatch, start, end (seconds), bytes (sent per rank)."""
+        """One row per op: rank, ranks, stage, stream, op, kind, microbatch, launched, start, end (seconds), bytes (sent per rank)."""
         import pandas as pd
 
         records: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ class Timeline:
             at = self.program.cohorts[lane.cohort].at
             records.append({
                 "rank": lane.rank, "ranks": lane.ranks, "stage": at.get("pp", 0), "stream": row.op.stream, "op": label(row.op),
-                "kind": row.kind, "microbatch": row.op.microbatch, "start": row.start, "end": row.end, "bytes": row.bytes,
+                "kind": row.kind, "microbatch": row.op.microbatch, "launched": row.launched, "start": row.start, "end": row.end, "bytes": row.bytes,
             })  # fmt: skip
         return pd.DataFrame.from_records(records)
 

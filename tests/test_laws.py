@@ -1,0 +1,104 @@
+"""Laws that hold for any job: random plans × clusters, played with prices in which everything costs something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.memory import ledger
+from sim.run import run
+from sim.timeline import Timeline
+from strategies.data_parallel import hooks
+from strategies.lower import lower
+from strategies.schedules import schedules
+from topologies.reading import UserError
+
+plans = st.fixed_dictionaries({
+    "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
+    "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
+    "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 5),
+    "recompute": st.sampled_from(["none", "selective", "full"]),
+    "attention": st.sampled_from(["flash", "materialised"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
+    "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
+    "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
+    "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),
+})  # fmt: skip
+models = st.fixed_dictionaries({"layers": st.integers(4, 6), "tied": st.booleans(), "gated": st.booleans()})
+shapes = st.sampled_from([(8, 1), (4, 2), (8, 2), (2, 4)])
+LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
+SOME = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+)
+
+
+@pytest.fixture
+def play(toy_job, toy_prices) -> Callable[..., Timeline]:
+    """play(plan, model, (gpus, nodes), …): the timeline, or give up on plans that are refused."""
+
+    def player(
+        plan: dict, model: dict, shape: tuple[int, int], node: dict | None = None, fold: bool = True, **prices
+    ) -> Timeline:
+        try:
+            job = toy_job(*shape, model=model, node=node or {"nvlink": "9 GB/s"}, **plan)
+            program = lower(job.model, job.resolve())
+        except UserError:
+            assume(False)
+        priced = toy_prices(**{"links": LINKS, "launch": "1 us", "slowdown": 1.2, "collective_launch": "3 us"} | prices)
+        return run(program, job.cluster.topology(), priced, fold=fold)
+
+    return player
+
+
+@given(plan=plans, model=models, shape=shapes)
+@SOME
+def test_every_timeline_is_consistent(play, plan, model, shape) -> None:
+    timeline = play(plan, model, shape)
+    for lane, parts in enumerate(timeline.breakdowns):
+        assert sum(parts.values()) == timeline.step
+        assert min(parts.values()) >= 0
+        streams: dict[str, float] = {}
+        for number, op in timeline.ops(lane):
+            assert timeline.start[number] >= streams.get(op.stream, 0.0)  # in order, one at a time
+            assert all(timeline.end[timeline.offset[c] + o] <= timeline.start[number] for c, o in op.after)
+            streams[op.stream] = timeline.end[number]
+        held = ledger(timeline, lane).held
+        assert held.min() >= -1e-6
+        resident = sum(size for _, size in timeline.program.cohorts[timeline.lanes[lane].cohort].resident)
+        assert held[-1].sum() == pytest.approx(resident)
+
+
+@given(plan=plans, model=models, shape=shapes)
+@SOME
+def test_folded_equals_unfolded(play, plan, model, shape) -> None:
+    folded, unfolded = (play(plan, model, shape, fold=fold) for fold in (True, False))
+    first = {lane.cohort: number for number, lane in reversed(list(enumerate(unfolded.lanes)))}
+    assert unfolded.step == pytest.approx(folded.step, rel=1e-9)
+    for lane, actor in enumerate(folded.lanes):
+        mine = [folded.end[number] for number, _ in folded.ops(lane)]
+        assert mine == pytest.approx([unfolded.end[number] for number, _ in unfolded.ops(first[actor.cohort])], rel=1e-9)
+
+
+@given(plan=plans, model=models, shape=shapes)
+@SOME
+def test_faster_hardware_never_slows_a_step(play, plan, model, shape) -> None:
+    """Twice the NVLink, twice the NIC, no latency, no slowdown: each on its own."""
+    slow = play(plan, model, shape).step
+    calm = play(plan, model, shape, slowdown=1.0).step
+    assert calm <= slow * (1 + 1e-9)
+    assert play(plan, model, shape, slowdown=1.0, launch="0 s").step <= calm * (1 + 1e-9)
+    for node in ({"nvlink": "18 GB/s"}, {"nvlink": "9 GB/s", "nic": "2 GB/s"}):
+        assert play(plan, model, shape, node=node, slowdown=1.0).step <= calm * (1 + 1e-3)
+
+
+@given(plan=plans, model=models, shape=shapes)
+@SOME
+def test_overlap_and_order_of_dp_ranks_change_no_volume(play, plan, model, shape) -> None:
+    volumes = play(plan, model, shape).volumes()
+    other = play(plan | {"overlap": not plan["overlap"], "order": "tp-cp-ep-dp-pp"}, model, shape).volumes()
+    for mine, theirs in zip(volumes, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        for axis in mine:
+            assert mine[axis] == pytest.approx(theirs[axis])
