@@ -79,7 +79,7 @@ class Timeline:
                 yield Row(lane, op, kind(op), self.start[number], self.end[number], sent, self.launched[number])
 
     def frame(self) -> pd.DataFrame:
-        """One row per op: rank, ranks, stage, stream, op, kind, microbatch, launched, start, end (seconds), bytes (sent per rank)."""
+        """One row per op; times in seconds, bytes are what one rank sends."""
         import pandas as pd
 
         records: list[dict[str, Any]] = []
@@ -88,7 +88,8 @@ class Timeline:
             at = self.program.cohorts[lane.cohort].at
             records.append({
                 "rank": lane.rank, "ranks": lane.ranks, "stage": at.get("pp", 0), "stream": row.op.stream, "op": label(row.op),
-                "kind": row.kind, "microbatch": row.op.microbatch, "launched": row.launched, "start": row.start, "end": row.end, "bytes": row.bytes,
+                "kind": row.kind, "microbatch": row.op.microbatch, "launched": row.launched,
+                "start": row.start, "end": row.end, "bytes": row.bytes,
             })  # fmt: skip
         return pd.DataFrame.from_records(records)
 
