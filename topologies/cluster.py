@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from topologies.hardware import Dtype, Fabric, Gpu, Latency, Node
+from topologies.fabric import Fabric, fabrics, read_fabric
+from topologies.hardware import Dtype, Gpu, Latency, Node
 from topologies.network import Network
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
@@ -29,7 +30,7 @@ class Cluster(Config):
     name: str
     node: Node
     nodes: int = Field(default=1, ge=1)
-    fabric: Fabric = Fabric()
+    fabric: Annotated[SerializeAsAny[Fabric], BeforeValidator(read_fabric)] = Field(default_factory=lambda: fabrics["single"]())
     source: str = ""
 
     @property
@@ -39,8 +40,11 @@ class Cluster(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
-        if self.nodes > 1 and not self.node.nics:
+        if self.nodes > 1 and not self.node.nics and not self.fabric.direct:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
+        if self.node.gpus > 1 and not self.node.board().joined and (self.node.nics or not self.fabric.direct):
+            raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
+        self.fabric.backbone(self.node, self.nodes)  # raises when the fabric does not fit
         return self
 
     def topology(self) -> Network:

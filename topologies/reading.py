@@ -19,6 +19,10 @@ class UserError(ValueError):
     """A mistake in what the user gave; the message is one complete line."""
 
 
+class CompleteError(ValueError):
+    """Raised by a check whose message already names field, value and rule."""
+
+
 class Config(BaseModel):
     """Base of everything read from a file: frozen, keyword-only, unknown keys are errors."""
 
@@ -59,12 +63,15 @@ def build(config: type[C], data: Mapping[str, Any], where: str) -> C:
     try:
         return config.model_validate(dict(data))
     except ValidationError as error:
-        raise UserError(f"{where}: {_line(error, config)}") from None
+        raise UserError(f"{where}: {line_of(error, config)}") from None
 
 
-def _line(error: ValidationError, config: type[BaseModel]) -> str:
+def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -> str:
+    """The first mistake as a line without the file; inside: the field that `config` describes."""
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join([inside] * bool(inside) + [str(part) for part in first["loc"]])
+    if isinstance(first.get("ctx", {}).get("error"), CompleteError):
+        return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
         return f"unknown field '{field}'{nearest(str(first['loc'][-1]), _fields(config, first['loc'][:-1]))}"
     if first["type"] == "missing":
