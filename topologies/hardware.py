@@ -27,6 +27,8 @@ class Gpu(Config):
     memory: Bytes = Field(gt=0)
     memory_bandwidth: BytesPerSecond = Field(gt=0)
     power: float = Field(default=0.0, gt=0)  # watts, the board's limit
+    nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
+    pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
     source: str = ""
 
@@ -57,6 +59,21 @@ class Latency(Config):
     loopback: Seconds = 0.0
 
 
+class Edge(Config):
+    """A cable or trace inside a node, the same in both directions, for the wiring "graph"."""
+
+    ends: tuple[str, str]  # "gpu 0", "nic 1", "nvswitch"; PCIe switches and sockets by any other name
+    kind: Literal["nvlink", "pcie", "host"]
+    count: int = Field(default=1, ge=1)  # NVLinks side by side
+    rate: BytesPerSecond = Field(default=0.0, gt=0)  # of all of them; absent: what the GPU's description says
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Edge:
+        if self.ends[0] == self.ends[1]:
+            raise ValueError(f"node.edges: ends={list(self.ends)} are one and the same")
+        return self
+
+
 class Node(Config):
     """One machine, or one NVLink domain: GPUs that reach each other without the fabric.
 
@@ -72,6 +89,7 @@ class Node(Config):
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
+    edges: tuple[Edge, ...] = ()  # wiring "graph"
     nics: int = Field(default=0, ge=0)
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
     latency: Latency = Latency()
@@ -89,8 +107,10 @@ class Node(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Node:
-        if self.nics and self.gpus % self.nics and self.nics % self.gpus:
+        if self.wiring != "graph" and self.nics and self.gpus % self.nics and self.nics % self.gpus:
             raise ValueError(f"node.nics={self.nics} does not divide gpus={self.gpus}, nor the other way round")
+        if self.edges and self.wiring != "graph":
+            raise ValueError(f"node.edges contradicts wiring='{self.wiring}': they belong to wiring='graph'")
         if bool(self.nics) != bool(self.nic):
             raise ValueError(f"node.nics={self.nics} contradicts nic={self.nic:g} B/s: give both or neither")
         board = self.board()
@@ -99,6 +119,8 @@ class Node(Config):
             rate = getattr(self, kind)
             if rate and kind not in used:
                 raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='{self.wiring}': there is no {kind} link here")
+            if rate and self.edges:
+                raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='graph': its rates stand in node.edges")
         pairs = self.gpus * (self.gpus - 1)
         if board.joined not in (0, pairs):
             raise ValueError(f"node.wiring='{self.wiring}' joins {board.joined} of {pairs} pairs of gpus={self.gpus}")

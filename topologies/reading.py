@@ -42,11 +42,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises UserError when it is missing, malformed or not a mapping."""
+    return parse_yaml(load_text(path), path)
+
+
+def load_text(path: Path) -> str:
+    """The text of a file. Raises UserError when it is missing or not text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {reason}") from None
+
+
+def parse_yaml(text: str, path: Path) -> dict[str, Any]:
+    """The mapping in a text; `path` is named in errors."""
     try:
         data = yaml.load(text, Loader=_LOADER)
     except yaml.YAMLError as error:
@@ -77,6 +86,8 @@ def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -
     if first["type"] == "missing":
         return f"field '{field}' is required"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):  # a check across the fields of a description
+        return message
     if not field or (first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1])):
         return message
     value = first.get("input")

@@ -145,3 +145,11 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
     loop.write_text("based_on: loop.yaml\n")
     with pytest.raises(UserError, match="refers to itself"):
         load_cluster(str(loop))
+
+
+@pytest.mark.parametrize("path", sorted((HOME.parent / "examples" / "clusters").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_describe_clusters(path: Path) -> None:
+    cluster = load_cluster(str(path))
+    assert cluster.name == path.stem
+    assert cluster.topology().links > 0
+    assert not cluster.notes

@@ -39,7 +39,7 @@ class Dragonfly(Fabric):
         if groups > a * h + 1:
             reach = f"fabric.global_links={h} on routers={a} reach {a * h} other groups"
             raise ValueError(f"{reach}, but nodes={nodes} at router_nodes={self.router_nodes} make {groups} groups")
-        local = groups * a * (a - 1)
+        local = groups * a * (a - 1) if nodes > self.router_nodes else 0
 
         def inside(source: Ids, destination: Ids) -> Ids:
             """The link between two routers of a group."""

@@ -41,11 +41,11 @@ class FatTree(Fabric):
 
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """Up to the lowest switch in common and down again; links: leaf by leaf up and down, then pod by pod."""
-        rails = self.rails(node)
-        below = self.leaf_nodes * node.nics * node.nic / rails
+        rails, used = self.rails(node), sum(len(bundle) for bundle in node.board().bundles)  # NICs that no GPU uses do not count
+        below = self.leaf_nodes * used * node.nic / rails
         leaves = -(-nodes // self.leaf_nodes) * rails
         pods = -(-nodes // self.pod_nodes) if self.pod_nodes else 1
-        above = self.pod_nodes * node.nics * node.nic / self.oversubscription
+        above = self.pod_nodes * used * node.nic / self.oversubscription
         blocks = [self._tier("leaf", leaves, below / self.oversubscription)]
         blocks += [self._tier("pod", pods, above / self.pod_oversubscription)]
         first = blocks[0].count
@@ -86,4 +86,4 @@ class Rail(FatTree):
 
     def rails(self, node: Node) -> int:
         """One leaf per NIC of a node."""
-        return node.rails
+        return max(1, len(node.board().bundles))
