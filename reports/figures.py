@@ -68,7 +68,7 @@ def figure(name: str) -> Callable[[Callable[[Any], Figure]], Drawing]:
     return register
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of `width` × `height` inches. Not by pyplot, whose state is global."""
     from matplotlib.figure import Figure
 
@@ -95,7 +95,7 @@ def gantt(timeline: Timeline) -> Figure:
     lanes = chosen(timeline, LANES)
     rows = [strips(timeline, lane) for lane in lanes]
     axes = [axis for axis in AXES if any(axis in row.transfers for row in rows)]
-    drawn, ax = _canvas(12, 1.3 + len(rows) * min(0.75, max(0.22, 9 / len(rows))))
+    drawn, ax = canvas(12, 1.3 + len(rows) * min(0.75, max(0.22, 9 / len(rows))))
     unit, name = _time_unit(timeline.step)
     numbered = len(rows) <= 16 and max((bar.microbatch for row in rows for bar in row.passes), default=-1) < NUMBERED
     for y, row in enumerate(rows):
@@ -161,7 +161,7 @@ def breakdown(summaries: Mapping[str, Summary]) -> Figure:
     runs = list(summaries.values())
     longest = max(run.step_seconds for run in runs)
     unit, unit_name = _time_unit(longest)
-    drawn, ax = _canvas(7.2, 2.4 + 0.5 * len(runs))
+    drawn, ax = canvas(7.2, 2.4 + 0.5 * len(runs))
     ends, handles = [0.0] * len(runs), []
     for component in components(run.breakdown for run in runs):
         key = component.removesuffix(" exposed")
@@ -197,7 +197,7 @@ def _share(ax: Axes, x: float, y: float, fraction: float, key: str) -> None:
 def memory(summary: Summary) -> Figure:
     """Peak memory of each stage by kind, and the GPU's capacity."""
     entries = stages(summary)
-    drawn, ax = _canvas(7.2, 3.6)
+    drawn, ax = canvas(7.2, 3.6)
     bottom = [0.0] * len(entries)
     for kind in KINDS:
         sizes = [held(entry)[kind] / 1e9 for entry in entries]

@@ -61,7 +61,7 @@ def read_job(path: str | Path | None = None, overrides: Iterable[str] = (), **gi
             raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
     data |= {field: value for field, value in given.items() if value is not None}
     from_file = {field for field in data if given.get(field) is None}
-    changes = _changes(overrides)
+    changes = parse_changes(overrides)
     for field in changes:
         if field not in FIELDS:
             raise UserError(f"--set {field}…: unknown field '{field}'{nearest(field, FIELDS)}")
@@ -86,7 +86,7 @@ def _near(value: Any, folder: Path) -> Any:
     return value
 
 
-def _changes(overrides: Iterable[str]) -> dict[str, Any]:
+def parse_changes(overrides: Iterable[str]) -> dict[str, Any]:
     """`["plan.tp=4", "nodes=2"]` as nested mappings; values are YAML."""
     result: dict[str, Any] = {}
     for text in overrides:

@@ -89,7 +89,8 @@ class Board:
             return
         each = node.nics // node.rails
         self.bundles = [tuple(nics) for nics in bundles or [range(i * each, (i + 1) * each) for i in range(node.rails)]]
-        nics = [self.port("nic", f"nic {rail}", scale=len(bundle)) for rail, bundle in enumerate(self.bundles)]
+        names = [f"nic {bundle[0] if len(bundle) == 1 else rail}" for rail, bundle in enumerate(self.bundles)]
+        nics = [self.port("nic", name, scale=len(bundle)) for name, bundle in zip(names, self.bundles, strict=True)]
         for gpu, (away, back) in enumerate(ways):
             out, into = nics[self.rail[gpu]]
             self._ways[gpu] = ((*away, out), (into, *back))
