@@ -159,6 +159,8 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
         _print(one_screen(summary, inputs))
         if asked.ignored:
             click.echo(f"ignored in the model's file, as they do not change the answer: {', '.join(asked.ignored)}")
+        for note in asked.cluster.notes:
+            click.echo(note)
     if report:
         from reports.page import write_report
 
@@ -194,7 +196,7 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
 @main.command("list")
 @click.argument("sort", required=False)
 def _list(sort: str | None) -> None:
-    """Names that can be used: models, clusters, gpus, profiles, schedules, data_parallel, algorithms, metrics."""
+    """Names that can be used: models, clusters, gpus, wirings, fabrics, readers, profiles, schedules, algorithms, …"""
     catalogues = _catalogues()
     if sort is None:
         for name, names in catalogues.items():
@@ -215,12 +217,16 @@ def _catalogues() -> dict[str, Any]:
     from strategies.data_parallel import hooks
     from strategies.model import model_names
     from strategies.schedules import schedules
+    from topologies.board import wirings
     from topologies.cluster import cluster_names, gpu_names
+    from topologies.fabric import fabrics
+    from topologies.readers import readers
 
     return {
         "models": model_names, "clusters": cluster_names, "gpus": gpu_names, "profiles": profile_names,
         "schedules": lambda: list(schedules), "data_parallel": lambda: list(hooks), "algorithms": lambda: list(algorithms),
-        "metrics": metric_names,
+        "metrics": metric_names, "wirings": lambda: list(wirings), "fabrics": lambda: list(fabrics),
+        "readers": lambda: list(readers),
     }  # fmt: skip
 
 

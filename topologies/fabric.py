@@ -76,6 +76,7 @@ def read_fabric(data: object) -> object:
     """The fabric that a mapping describes, as its own class. Raises ValueError with one complete line."""
     if not isinstance(data, Mapping):
         return data
+    data = {field: value for field, value in data.items() if value is not None}
     kind = data.get("kind", "single")
     if kind not in fabrics:
         raise CompleteError(f"fabric.kind={kind!r}: {_unknown(kind)}")

@@ -83,7 +83,7 @@ class Node(Config):
     gpu: Gpu
     gpus: int = Field(ge=1)
     wiring: str  # a name in the wiring registry: ls topologies/wirings
-    nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together
+    nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU slot, and per uplink of a PCIe switch
     gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie")
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")

@@ -61,7 +61,8 @@ def parse_yaml(text: str, path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}: not valid YAML or JSON{where}: {getattr(error, 'problem', error)}") from None
+        what = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{path}: not valid YAML or JSON{where}: {what}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
     return data

@@ -84,7 +84,7 @@ def test_a_node_alone_is_drawn_with_its_nics() -> None:
 
 
 def test_a_torus_is_drawn_as_a_grid_with_stubs_around() -> None:
-    axes = topology.draw(load_cluster("examples/clusters/tpu-v4.yaml")).axes[0]
+    axes = topology.draw(load_cluster(str(DATA.parents[2] / "examples" / "clusters" / "tpu-v4.yaml"))).axes[0]
     assert len(axes.lines) == 3 * 16 * 2  # two stubs for each of the 16 links around in each of three dimensions
     assert len(axes.patches) == 3 * 48
 

@@ -306,6 +306,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (FULL | {"dims": [4]}, "fabric.kind='full' contradicts dims: its fields are hop_latency, link"),
     (FULL | {"lnk": 1}, "unknown field 'fabric.lnk'; did you mean 'link'?"),
     (FULL | {"hop_latency": "-1 ns"}, "fabric.hop_latency='-1 ns': must be finite and not negative"),
+    (
+        {"kind": "dragonfly", "router_nodes": 1, "routers": 1, "global_links": 1, "link": "1 GB/s", "global_link": "1 GB/s"},
+        "fabric.routers=1: input should be greater than or equal to 2",
+    ),
     ({"kind": "single"}, "nodes=4 contradicts node.nics=0: nodes reach each other through NICs"),
     ({"kind": "fat_tree", "leaf_nodes": 2, "pod_nodes": 3}, "fabric.pod_nodes=3 is not a multiple of leaf_nodes=2"),
     ({"kind": "fat_tree", "leaf_nodes": 2, "pod_oversubscription": 3}, "fabric.pod_oversubscription=3 needs pod_nodes"),

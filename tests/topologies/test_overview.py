@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from topologies.cluster import Cluster, load_cluster
 from topologies.overview import across, link_sorts, shape
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 
 
 def torus(*dims: int) -> Cluster:
@@ -13,7 +17,7 @@ def torus(*dims: int) -> Cluster:
     for k in dims:
         size *= k
     overrides = {"fabric": {"dims": list(dims), "link": "1 GB/s"}, "node.gpus": 1}
-    return load_cluster("examples/clusters/tpu-v4.yaml", nodes=size, overrides=overrides)
+    return load_cluster(str(EXAMPLES / "tpu-v4.yaml"), nodes=size, overrides=overrides)
 
 
 @pytest.mark.parametrize(("dims", "links"), [((8,), 2), ((5, 5), 0), ((4, 8), 8), ((4, 4, 4), 32), ((8, 8, 8), 128)])
@@ -35,7 +39,7 @@ def test_across_known_clusters(name: str, nodes: int, expected: float) -> None:
 
 
 def test_across_a_fully_connected_node() -> None:
-    assert across(load_cluster("examples/clusters/mi300x.yaml").topology()) == pytest.approx(16 * 64e9)  # n²/4 links
+    assert across(load_cluster(str(EXAMPLES / "mi300x.yaml")).topology()) == pytest.approx(16 * 64e9)  # n²/4 links
 
 
 def test_one_gpu_has_no_middle() -> None:

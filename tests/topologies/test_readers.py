@@ -181,3 +181,23 @@ def test_hostlist() -> None:
     assert hostlist("n[0-2,7],m1") == ["n0", "n1", "n2", "n7", "m1"]
     assert hostlist("rack[1-2]n[08-10]") == ["rack1n08", "rack1n09", "rack1n10", "rack2n08", "rack2n09", "rack2n10"]
     assert hostlist("") == []
+
+
+def test_one_switch_replaces_any_tree(tmp_path: Path) -> None:
+    (tmp_path / "topology.conf").write_text("SwitchName=s0 Nodes=n[0-15]\n")
+    assert load_cluster(f"meta-24k+{tmp_path / 'topology.conf'}").fabric.kind == "single"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
+def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    text, random = (DATA / name).read_text(), np.random.default_rng(0)
+    path, lines = tmp_path / "dump.txt", []
+    for _ in range(30):
+        start, length = random.integers(0, len(text)), random.integers(1, 60)
+        path.write_text(text[:start] + str(random.choice(["", "X", "NV9", "<", "[", "\n", "-1"])) + text[start + length :])
+        try:
+            load_cluster(f"dgx-h100+{path}" if "slurm" in name else str(path), overrides={"node.gpu": "h100-sxm"}).topology()
+        except UserError as error:
+            lines.append(str(error))
+    assert lines
+    assert not any("\n" in line for line in lines)

@@ -24,7 +24,7 @@ class Dragonfly(Fabric):
     """
 
     router_nodes: int = Field(ge=1)
-    routers: int = Field(ge=1)  # of a group
+    routers: int = Field(ge=2)  # of a group
     global_links: int = Field(ge=1)  # of a router
     link: BytesPerSecond = Field(gt=0)  # between two routers of a group
     global_link: BytesPerSecond = Field(gt=0)  # one global link

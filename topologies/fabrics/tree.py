@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field, model_validator
 
-from topologies.fabric import Backbone, Block, End, Fabric, fabrics, pack
+from topologies.fabric import Backbone, Block, End, Fabric, fabrics
 from topologies.hardware import Node
 from topologies.topology import Ids
 
@@ -58,13 +58,13 @@ class FatTree(Fabric):
             apart = up != down
             if not apart.any():
                 return np.empty((len(up), 0), dtype=np.int64)
-            columns = [2 * up, 2 * down + 1]
-            if pods > 1:
-                out, into = a.node // self.pod_nodes, b.node // self.pod_nodes
-                crossing = out != into
-                middle = [np.where(crossing, first + 2 * out, -1), np.where(crossing, first + 2 * into + 1, -1)]
-                columns = [columns[0], *middle, columns[1]]
-            return pack(np.where(apart[:, None], np.stack(columns, axis=1), -1))
+            climb, fall = np.where(apart, 2 * up, -1), np.where(apart, 2 * down + 1, -1)
+            if pods == 1:
+                return np.stack((climb, fall), axis=1)
+            out, into = a.node // self.pod_nodes, b.node // self.pod_nodes
+            over = out != into
+            middle = np.where(over, first + 2 * out, fall), np.where(over, first + 2 * into + 1, -1)
+            return np.stack((climb, *middle, np.where(over, fall, -1)), axis=1)
 
         return Backbone(tuple(block for block in blocks if block.count), routes)
 

@@ -78,7 +78,7 @@ def _part(part: Any) -> _Switch:
     name = part.get("switch", part.get("block")) if isinstance(part, dict) else None
     if not isinstance(name, str):
         raise ValueError(f"'{part}' is not a switch or a block with a name")
-    return _Switch(name, hostlist(str(part.get("nodes", ""))), hostlist(str(part.get("children", ""))))
+    return _Switch(name, hostlist(str(part.get("nodes") or "")), hostlist(str(part.get("children") or "")))
 
 
 def hostlist(text: str) -> list[str]:
@@ -133,8 +133,9 @@ def _fabric(switches: list[_Switch]) -> tuple[dict[str, Any], list[str]]:
     if len(sizes) > 1:
         notes.append(f"leaves of {min(sizes)} to {max(sizes)} nodes taken as leaves of {max(sizes)}")
     if len(leaves) == 1:
-        return {"nodes": len(nodes), "fabric": {"kind": "single", "leaf_nodes": None}}, notes
-    fabric: dict[str, Any] = {"kind": "fat_tree", "leaf_nodes": max(sizes)}
+        none = dict.fromkeys(("leaf_nodes", "oversubscription", "pod_nodes", "pod_oversubscription"))  # of a description below
+        return {"nodes": len(nodes), "fabric": {"kind": "single", **none}}, notes
+    fabric: dict[str, Any] = {"kind": "fat_tree", "leaf_nodes": max(sizes), "pod_nodes": None}
     if len(tiers) == 3:
         pods = {len(by_name[name].switches) for name in tiers[1]}
         fabric["pod_nodes"] = max(pods) * max(sizes)
