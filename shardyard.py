@@ -81,6 +81,7 @@ def describe(job: Job, command: str = "") -> dict[str, Any]:
             "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
         },
         "ignored": list(job.ignored),
+        "notes": list(job.cluster.notes),
         "hash": job.hash,
         "version": _version(),
         "command": command,

@@ -199,6 +199,9 @@ def test_graph_shares_out_nics() -> None:
     assert rails(2, ("nic 0", "root"), ("nic 1", "root")) == ([0, 0, 1, 1], [(0,), (1,)])
     assert rails(1, ("nic 0", "root")) == ([0, 0, 0, 0], [(0,)])
     assert rails(8, *[(f"nic {i}", "root") for i in range(8)]) == ([0, 1, 2, 3], [(0, 1), (2, 3), (4, 5), (6, 7)])
+    assert rails(2, ("nic 0", "gpu 0"), ("nic 1", "gpu 1"), ("nic 1", "root")) == ([0, 1, 1, 1], [(0,), (1,)])
+    beside = [("nic 0", "root"), ("nic 1", "root"), ("nic 1", "gpu 3")]
+    assert rails(2, *beside) == ([0, 0, 1, 1], [(0,), (1,)])
     assert rails(2, ("nic 0", "far"), ("far", "root"), ("nic 1", "root")) == ([0, 0, 0, 0], [(1,)])
 
 

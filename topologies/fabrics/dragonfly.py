@@ -41,24 +41,19 @@ class Dragonfly(Fabric):
             raise ValueError(f"{reach}, but nodes={nodes} at router_nodes={self.router_nodes} make {groups} groups")
         local = groups * a * (a - 1) if nodes > self.router_nodes else 0
 
-        def inside(source: Ids, destination: Ids) -> Ids:
-            """The link between two routers of a group."""
-            to = destination % a
-            return np.where(source == destination, -1, source * (a - 1) + to - (to > source % a))
-
         def routes(start: End, end: End) -> Ids:
             first, last = start.node // self.router_nodes, end.node // self.router_nodes
             here, there = first // a, last // a
             apart = here != there
             if not apart.any():
-                return pack(inside(first, last)[:, None])
+                return pack(_inside(first, last, a)[:, None])
             number = start.node + end.node + start.rail + end.rail
             turn = number % (a * h // (groups - 1)) * (groups - 1)
             out, into = (there - here) % groups - 1 + turn, (here - there) % groups - 1 + turn  # the two ends of one cable
             leave, arrive = here * a + out // h, there * a + into // h
             across = np.where(apart, local + leave * h + out % h, -1)
-            before = inside(first, np.where(apart, leave, last))
-            return pack(np.stack((before, across, np.where(apart, inside(arrive, last), -1)), axis=1))
+            before = _inside(first, np.where(apart, leave, last), a)
+            return pack(np.stack((before, across, np.where(apart, _inside(arrive, last, a), -1)), axis=1))
 
         def between_routers(link: int) -> str:
             router, other = divmod(link, a - 1)
@@ -74,3 +69,9 @@ class Dragonfly(Fabric):
             Block("spine", groups * a * h if groups > 1 else 0, self.global_link, self.hop_latency, between_groups),
         )
         return Backbone(blocks, routes)
+
+
+def _inside(source: Ids, destination: Ids, routers: int) -> Ids:
+    """The link between two routers of a group, −1 when they are one and the same."""
+    to = destination % routers
+    return np.where(source == destination, -1, source * (routers - 1) + to - (to > source % routers))

@@ -109,6 +109,9 @@ class _Graph:
             each = max(1, len(shared) // len(gpus))
             first = [i * each if len(shared) >= len(gpus) else i * len(shared) // len(gpus) for i in range(len(gpus))]
             used |= {gpu: shared[at : at + each] for gpu, at in zip(gpus, first, strict=True)}
+        taken = [nic for bundle in set(used.values()) for nic in bundle]
+        if len(set(taken)) < len(taken):  # a NIC in two bundles: everybody gets one
+            used = {gpu: bundle[:1] for gpu, bundle in used.items()}
         bundles = sorted({_numbers(bundle) for bundle in used.values()})
         self.board.rail = [bundles.index(_numbers(used[gpu])) for gpu in self._gpus()]
         out = []
