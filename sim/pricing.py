@@ -19,18 +19,22 @@ from sim.collectives import algorithms_of
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.wiring import Traffic, sent, wire
+from sim.wiring import Traffic, alike, sent, wire
 from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
 
 class Fused(NamedTuple):
-    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly."""
+    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly.
+
+    kernels: the part of `busy` that is not communication, which slows down while other communication runs.
+    """
 
     busy: float
     critical: float
     host: float
     parts: dict[tuple[str, str], float]
+    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,15 @@ class Pricing:
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
-        self.notes: dict[str, None] = {}  # prices that lie outside what was measured, in words
+        self.notes: dict[str, None] = {}  # what a reader must know about these prices
+        self._note_profile()
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
         traffics = {traffic: None for work, cohort, _ in self._communications for traffic in self._candidates(work, cohort)}
+        self.alike = all(alike(topology, program.grid, traffic) for traffic in traffics)
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
         self.wiring = wire(topology, program.grid, tuple(traffics))
@@ -80,7 +86,9 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = algorithms_of(work.operation) if work.algorithm == "auto" else (work.algorithm,)
+        names = algorithms_of(work.operation)
+        if work.algorithm in names:
+            names = (work.algorithm,)
         if work.cohorts:
             return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
         return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
@@ -124,15 +132,16 @@ class Pricing:
         return found
 
     def _fuse(self, block: Block, cohort: int) -> Fused:
-        busy = critical = host = 0.0
+        busy = critical = host = kernels = 0.0
         parts: dict[tuple[str, str], float] = {}
         for times, items in block.runs:
             once = self._items(items, cohort)
             for key, seconds in once.parts.items():
                 parts[key] = parts.get(key, 0.0) + times * seconds
+            kernels += times * once.kernels
             repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
             busy, critical, host = _then((busy, critical, host), repeated)
-        return Fused(busy, on_grid(critical), on_grid(host), parts)
+        return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
 
     def _items(self, items: tuple[Kernel | Collective, ...], cohort: int) -> Fused:
         """One run of `items`; the layers of a stage share theirs."""
@@ -140,7 +149,7 @@ class Pricing:
         found = self._runs.get(key)
         if found is None:
             launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
-            state = (0.0, 0.0, 0.0)
+            state, kernels = (0.0, 0.0, 0.0), 0.0
             parts: dict[tuple[str, str], float] = {}
             for item in items:
                 if isinstance(item, Kernel):
@@ -149,10 +158,16 @@ class Pricing:
                 else:
                     part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
                 seconds = on_grid(seconds + launch if synchronous else seconds)
+                kernels += seconds if isinstance(item, Kernel) else 0.0
                 parts[part] = parts.get(part, 0.0) + seconds
                 state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
-            found = self._runs[key] = Fused(*state, parts)
+            found = self._runs[key] = Fused(*state, parts, kernels)
         return found
+
+    def _note_profile(self) -> None:
+        profile, gpu = self.prices.profile, self.prices.gpu.name
+        if gpu != profile.gpu:
+            self.notes[f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"] = None
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

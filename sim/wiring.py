@@ -63,8 +63,8 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
 
 @lru_cache(maxsize=4096)
 def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
-    """The schedule of the first sibling group; its siblings use the same order of members."""
-    first = members(grid, traffic._replace(group=0))[0]
+    """The schedule of the group; siblings together use the one of the first."""
+    first = members(grid, traffic._replace(group=max(traffic.group, 0)))[0]
     return algorithms[traffic.algorithm](Place(tuple(topology.node_of(first).tolist())))
 
 
@@ -73,6 +73,24 @@ def sent(topology: Topology, grid: Grid, traffic: Traffic) -> float:
     """Fraction of the buffer S sent by the member that sends most."""
     plan = schedule(topology, grid, traffic)
     return float(plan.sent(members(grid, traffic._replace(group=0)).shape[1]).max())
+
+
+@lru_cache(maxsize=4096)
+def alike(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
+    """Whether sibling groups cannot be told apart by the links of their routes inside nodes, so that one stands for all.
+
+    Which of them cross the spine may differ: all are priced as the slowest.
+    """
+    groups, inside = members(grid, traffic), topology.kinds.index("spine")
+    for phase in schedule(topology, grid, traffic).phases:
+        routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
+        links = np.maximum(routes, 0)
+        kinds = np.where(routes >= 0, topology.kind(links), inside)
+        for value in (kinds + 1, topology.capacity(links), topology.latency(links)):
+            rows = np.where(kinds < inside, value, 0).sum(axis=1).reshape(len(groups), -1)
+            if not np.allclose(rows, rows[0], rtol=1e-9, atol=1e-9):
+                return False
+    return True
 
 
 @lru_cache(maxsize=4096)
@@ -94,11 +112,11 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         source, destination = groups[:, phase.source], groups[:, phase.destination]
         routes = topology.routes(source.ravel(), destination.ravel())
         links, flows = np.unique(routes[routes >= 0], return_counts=True)
-        hops = _hops(topology, routes).reshape(*source.shape, -1)
+        hops = _worst(_hops(topology, routes).reshape(*source.shape, -1))
         if times > 1:
-            arrival = np.repeat(_slowest(arrival)[None] + _longest(hops[0], phase, times)[None], len(arrival), axis=0)
+            arrival = np.repeat(_slowest(arrival)[None] + _longest(hops, phase, times)[None], len(arrival), axis=0)
         else:
-            for receiver, path in zip(phase.destination, arrival[phase.source] + hops[0], strict=True):
+            for receiver, path in zip(phase.destination, arrival[phase.source] + hops, strict=True):
                 arrival[receiver] = _slowest(np.stack([arrival[receiver], path]))
         before, longest = longest, _slowest(arrival)
         more = longest - before
@@ -115,6 +133,12 @@ def _hops(topology: Topology, routes: Ids) -> Floats:
     hops[np.flatnonzero(kinds >= 0), kinds[kinds >= 0]] = 1.0
     hops[:, -1] = np.where(real, topology.latency(links), 0.0).sum(axis=1)
     return hops
+
+
+def _worst(hops: Floats) -> Floats:
+    """Of each transfer, the slowest among sibling groups; hops is (groups, transfers, kinds + 1)."""
+    order = hops @ np.append(1e3 ** np.arange(1, hops.shape[2]), 1.0)
+    return np.asarray(hops[order.argmax(axis=0), np.arange(hops.shape[1])])
 
 
 def _longest(hops: Floats, phase: Phase, times: int) -> Floats:

@@ -20,7 +20,7 @@ import yaml
 
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, load_yaml, nearest
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
@@ -125,13 +125,13 @@ def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, l
 
 
 def _cluster(value: Any, nodes: Any, changes: Mapping[str, Any], where: str) -> Cluster:
-    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+    if nodes is not None and (type(nodes) is not int or nodes < 1):
         raise UserError(f"{where}: nodes={nodes!r}: must be a whole number of at least 1")
     if isinstance(value, Mapping):
         changes = _merge(value, changes)
         value = changes.pop("based_on", None)
         if value is None:
-            return build(Cluster, changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
+            return inline_cluster(changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
     return load_cluster(str(value), nodes, changes)
 
 

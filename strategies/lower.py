@@ -79,10 +79,9 @@ def _finish(stage: Stage, hook: Hook, model: Model, stages: list[Stage]) -> None
     """Tied embeddings, the update, and what is resident all the time."""
     plan = stage.plan
     if model.tied and plan.plan.pp > 1 and stage.number in (0, plan.plan.pp - 1):
-        size = stages[-1].tied * plan.plan.bytes_per_gradient
-        pair = Collective(
-            "all_reduce", size, "pp", "tied embedding", "auto", 1, plan.plan.bytes_per_gradient, (0, plan.plan.pp - 1)
-        )
+        width, last_stage = plan.plan.bytes_per_gradient, plan.plan.pp - 1
+        size = stages[-1].tied * width / (plan.dp if "gradient" in hook.shards else 1)
+        pair = Collective("all_reduce", size, "pp", "tied embedding", plan.plan.algorithm, 1, width, (0, last_stage))
         last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == "compute")
         stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.cohort_number, last), *stage.reduced[-1:]))))
     hook.update(stage)

@@ -9,11 +9,12 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from strategies.data_parallel import hooks
 from strategies.model import Model
 from strategies.schedules import schedules
-from topologies.reading import Config, UserError
+from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
 
 MIB = 2.0**20
@@ -53,7 +54,7 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
+    algorithm: str = Field("auto", description="collective algorithm, forced where the operation has it; auto is the cheapest")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")
@@ -66,6 +67,14 @@ class Plan(Config):
     @classmethod
     def _hook(cls, name: str) -> str:
         hooks[name]
+        return name
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, name: str) -> str:
+        known = {"auto", *(full.split("/")[1] for full in algorithms)}
+        if name not in known:
+            raise ValueError(f"is not an algorithm of any collective{nearest(name, known)}")
         return name
 
     @field_validator("order")

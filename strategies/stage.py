@@ -86,18 +86,22 @@ class Stage:
         self.reduced.append(ref)
         return ref
 
-    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], operation: str) -> Ref:
-        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end."""
+    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False) -> Ref:
+        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end.
+
+        passing: whole gradients exist only from the backward pass to their reduction (otherwise they are resident).
+        """
         plan = self.plan.plan
         buckets = self.buckets(plan.bucket)
+        held: list[Memory] = [(("gradient", size * count),) if passing else () for _, _, size, count in buckets]
         if not plan.overlap:
-            ref = self.backward(microbatch, after)
-            for _, _, size, count in buckets:
-                self.reduce(operation, size, count, (ref,))
+            ref = self.backward(microbatch, after, allocate=sum(held, ()))
+            for (_, _, size, count), memory in zip(buckets, held, strict=True):
+                self.reduce(operation, size, count, (ref,), free=memory)
             return ref
-        for first, last, size, count in buckets:
-            ref = self.backward(microbatch, after, first, last)
-            self.reduce(operation, size, count, (ref,))
+        for (first, last, size, count), memory in zip(buckets, held, strict=True):
+            ref = self.backward(microbatch, after, first, last, allocate=memory)
+            self.reduce(operation, size, count, (ref,), free=memory)
             after = ()
         return ref
 

@@ -17,7 +17,19 @@ from topologies.hardware import Dtype, Fabric, Gpu, Latency, Node
 from topologies.network import Network
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
-__all__ = ["Cluster", "Dtype", "Fabric", "Gpu", "Latency", "Node", "cluster_names", "gpu_names", "load_cluster", "load_gpu"]
+__all__ = [
+    "Cluster",
+    "Dtype",
+    "Fabric",
+    "Gpu",
+    "Latency",
+    "Node",
+    "cluster_names",
+    "gpu_names",
+    "inline_cluster",
+    "load_cluster",
+    "load_gpu",
+]
 
 _HERE = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -82,6 +94,11 @@ def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping
     if nodes is not None:
         data["nodes"] = nodes
     return build(Cluster, data, name_or_path)
+
+
+def inline_cluster(data: Mapping[str, Any], where: str) -> Cluster:
+    """The cluster whose fields are given, with the name of a GPU in place of its description where wanted. Raises UserError."""
+    return build(Cluster, _complete({"name": "cluster"} | dict(data)), where)
 
 
 def _names(folder: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.program import Collective, Memory, Op, Ref
+from sim.program import COMPUTE, Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, hooks
 from strategies.stage import Stage
 
@@ -36,7 +36,8 @@ class Zero3(Hook):
             return stage.backward(microbatch, after) if backward else stage.forward(microbatch, after)
         overlap = stage.plan.plan.overlap
         computed: list[Ref] = []
-        gathered = [self._gather(stage, order[0], after)]
+        # the first part is gathered when the pass before has released its own, or without overlap when it has computed
+        gathered = [self._gather(stage, order[0], self._turn(stage, () if overlap else after))]
         for position, part in enumerate(order):
             if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
                 gathered.append(self._gather(stage, order[position + 1], tuple(computed[-1:])))
@@ -45,6 +46,11 @@ class Zero3(Hook):
             if not overlap and position + 1 < len(order):
                 gathered.append(self._gather(stage, order[position + 1], (computed[-1], *stage.reduced[-1:])))
         return computed[-1]
+
+    def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
+        """What the first gather of a pass waits for: the last compute of the pass before."""
+        before = next((i for i in range(len(stage.cohort.ops) - 1, -1, -1) if stage.cohort.ops[i].stream == COMPUTE), None)
+        return after if before is None else (*after, Ref(stage.cohort_number, before))
 
     def _compute(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         whole = self._whole(stage, part)
