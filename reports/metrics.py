@@ -98,7 +98,8 @@ METRICS = (
     Metric("volume in elements", "volume.*.elements", "Elements that one rank sends along the axis in one step.",
            "bytes / bytes per element", "1", ZERO),
     Metric("volume in Ψ", "volume.*.psi",
-           "Elements that one rank sends, in units of the model's parameters: 2 for DDP, 3 for ZeRO-3.", "elements / Ψ", "Ψ",
+           "Elements that one rank sends, in units of the whole model's parameters: along dp about 2 for DDP, 3 for ZeRO-3 per "
+           "microbatch, over tp·pp because a rank holds that part of the model only.", "elements / Ψ", "Ψ",
            f"{ZERO}, section 7", ("psi volume",)),
     Metric("Ψ", "", "Number of parameters of the model, in elements and not in bytes.", "sum of the sizes of all weights", "1",
            ZERO, ("psi", "parameters")),

@@ -19,6 +19,7 @@ from sim.prices import Prices
 from sim.pricing import Fused, Priced, Pricing
 from sim.program import Block, Collective, Program, Send
 from sim.timeline import Lane, Timeline
+from topologies.reading import UserError
 from topologies.topology import Topology
 
 UNFOLDED = 500_000  # ops up to which unlike ranks are played one by one
@@ -30,7 +31,7 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     Ranks of a cohort that are not alike (tp=3 on nodes of 8 GPUs) are played one by one, unless that is more than UNFOLDED ops.
 
     fold: one actor per cohort; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
-    Raises RuntimeError when the program waits for itself (a schedule that deadlocks).
+    Raises UserError when the program waits for itself (a schedule that deadlocks).
     """
     folded = fold
     pricing = Pricing(program, topology, prices, fold)
@@ -143,7 +144,7 @@ class _Player:
         self.env.run()
         stuck = sum(count > 0 for count in self.waiting)
         if stuck or self.meetings:
-            raise RuntimeError(f"the program waits for itself: {stuck} ops never start")
+            raise UserError(f"the program waits for itself: {stuck} ops never start (does the schedule deadlock?)")
 
     def _start(self, op: int) -> None:
         work, launched = self.work[op], self.launched[op]

@@ -7,7 +7,7 @@ from strategies.data_parallel import Hook, hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
 from strategies.plan import Resolved
-from strategies.schedules import schedules
+from strategies.schedules import actions
 from strategies.stage import Stage
 
 Key = tuple[int, str, int]  # stage, "F" or "B", microbatch
@@ -57,7 +57,7 @@ def _schedule(stage: Stage, hook: Hook, size: float, waits: list[tuple[int, int,
     if number > 0:
         sends["B"] = "pp previous", Send(size, number - 1, "gradients", width=width)
     backwards, held_up = 0, ()  # type: int, tuple[Ref, ...]
-    for kind, microbatch in schedules[plan.plan.schedule](number, pp, plan.microbatches):
+    for kind, microbatch in actions(plan.plan.schedule, number, pp, plan.microbatches):
         forward = kind == "F"
         source = number - 1 if forward else number + 1
         op = len(stage.cohort.ops)

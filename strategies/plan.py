@@ -18,6 +18,7 @@ from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
 
 MIB = 2.0**20
+PASSES = 1_000_000  # of all stages in one step
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
@@ -154,14 +155,24 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:
     if plan.global_batch is None:
-        return plan.accumulation or 1
+        return _playable(plan.accumulation or 1, plan, where)
     quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
     if rest or not quotient:
         raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
     if plan.accumulation not in (None, quotient):
         product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
         raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
-    return quotient
+    return _playable(quotient, plan, where)
+
+
+def _playable(microbatches: int, plan: Plan, where: str) -> int:
+    """Every pass of every stage is played."""
+    if microbatches * plan.pp > PASSES:
+        product = f"microbatches·pp = {microbatches}·{plan.pp}"
+        raise UserError(
+            f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
+        )
+    return microbatches
 
 
 def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "load_gpu",
 ]
 
+MOST = 2**20  # GPUs
 _HERE = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -51,6 +52,8 @@ class Cluster(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
+        if self.nodes * self.node.gpus > MOST:
+            raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MOST:,} GPUs are not simulated")
         if self.nodes > 1 and not self.node.nics:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
         return self

@@ -13,6 +13,7 @@ from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 from sim.run import run
 from sim.summary import summarise
 from strategies.lower import lower
+from topologies.reading import UserError
 
 
 def kernel(seconds: float, phase: str = "forward") -> Kernel:
@@ -40,7 +41,7 @@ def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_
 
 def test_deadlock_is_an_error(toy_cluster, toy_prices) -> None:
     one = Cohort({}, [Op("compute", block(1.0), (Ref(0, 1),)), Op("compute", block(1.0))])
-    with pytest.raises(RuntimeError, match="waits for itself"):
+    with pytest.raises(UserError, match="waits for itself"):
         run(program(one), toy_cluster(1).topology(), toy_prices())
 
 
