@@ -36,7 +36,7 @@ def _entries() -> Iterator[tuple[str, str]]:
         yield field, f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
     for registry in (schedules, hooks, algorithms):
         for name in registry:
-            yield name, f"{name} ({registry.sort})\n{_documentation(registry[name])}"
+            yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
 
 
 def _documentation(thing: object) -> str:

@@ -18,11 +18,11 @@ class Zero1(Hook):
 
     shards = frozenset({"optimizer"})
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
         if stage.plan.dp == 1 or not last:
-            return stage.backward(microbatch, after)
-        return stage.backward_in_buckets(microbatch, after, "reduce_scatter")
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
@@ -42,8 +42,8 @@ class Zero2(Zero1):
 
     shards = frozenset({"optimizer", "gradient"})
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
         if stage.plan.dp == 1:
-            return stage.backward(microbatch, after)
-        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True)
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)
