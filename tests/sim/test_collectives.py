@@ -12,7 +12,7 @@ from sim.grid import Grid
 from sim.pricing import Pricing
 from sim.program import Cohort, Collective, Op, Program
 from sim.stepped import stepped
-from sim.wiring import members, schedule
+from sim.wiring import endpoints, schedule
 
 PLACES = [Place((0,) * n) for n in range(2, 18)] + [
     Place(tuple(i // k for i in range(n * k))) for n in (2, 3, 4) for k in (2, 3, 4)
@@ -84,7 +84,7 @@ def both(operation: str, algorithm: str, size: float, axis: str, grid: Grid, clu
     topology = cluster.topology()
     fluid = Pricing(program, topology, prices).collective(work, 0)
     plan = schedule(topology, grid, fluid.traffic)
-    return fluid.alone, stepped(plan, members(grid, fluid.traffic), size, topology, prices.profile)
+    return fluid.alone, stepped(plan, endpoints(topology, grid, fluid.traffic), size, topology, prices.profile)
 
 
 LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
