@@ -11,15 +11,16 @@ make a model launch-bound by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.collectives import algorithms_of
+from sim.collectives import algorithms, offered
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.wiring import Traffic, alike, sent, wire
+from sim.wiring import Traffic, alike, applicable, sent, wire
 from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
@@ -59,19 +60,47 @@ class Pricing:
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
+        self._chosen: dict[tuple[int, int], Traffic] = {}
+        self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
-        traffics = {traffic: None for work, cohort, _ in self._communications for traffic in self._candidates(work, cohort)}
+        traffics = {self._choose(work, cohort): None for work, cohort, _ in self._communications}
         self.alike = all(alike(topology, program.grid, traffic) for traffic in traffics)
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
-        self.wiring = wire(topology, program.grid, tuple(traffics))
-        links = prices.profile.links
+        self._lay(tuple(traffics))
+
+    def _lay(self, traffics: tuple[Traffic, ...]) -> None:
+        """Find out what each link carries."""
+        self.wiring = wire(self.topology, self.program.grid, traffics)
+        links = self.prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
         self._binding = self._binding_links()
         self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
+
+    def _choose(self, work: Collective | Send, cohort: int) -> Traffic:
+        """The cheapest algorithm for `work` on its own. Raises NotApplicable when there is none."""
+        key = (id(work), cohort)
+        found = self._chosen.get(key)
+        if found is None:
+            candidates = self._candidates(work, cohort)
+            possible = [traffic for traffic in candidates if applicable(self.topology, self.program.grid, traffic)]
+            if len(candidates) > 1 and possible:
+                found = min(possible, key=lambda traffic: self._alone(traffic)._price(work, traffic).alone)
+            else:
+                found = candidates[0]
+            self._chosen[key] = found
+        return found
+
+    def _alone(self, traffic: Traffic) -> Pricing:
+        """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
+        found = self._trials.get(traffic)
+        if found is None:
+            found = self._trials[traffic] = copy(self)
+            found._lay((traffic,))
+        return found
 
     def _binding_links(self) -> list[bool]:
         """Of links that always carry the same, only the one of least capacity can ever limit anything."""
@@ -86,22 +115,21 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = algorithms_of(work.operation)
-        if work.algorithm in names:
+        names = offered(work.operation)
+        if work.algorithm != "auto" and f"{work.operation}/{work.algorithm}" in algorithms:
             names = (work.algorithm,)
+        one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
-            return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
-        return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
+            one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
+        return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
         """`work` by its cheapest algorithm: of all sibling groups together, or of one of them."""
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            if group < 0:
-                found = min((self._price(work, traffic) for traffic in self._candidates(work, cohort)), key=lambda p: p.alone)
-            else:
-                found = self._price(work, self.collective(work, cohort).traffic._replace(group=group))
+            traffic = self._choose(work, cohort)
+            found = self._price(work, traffic if group < 0 else traffic._replace(group=group))
             self._collectives[key] = found
         return found
 
