@@ -36,6 +36,9 @@ class Board:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.links: list[Link] = []
+        self.rail = [gpu * node.rails // node.gpus for gpu in range(node.gpus)]  # number of each GPU's way out of the node
+        self.bundles: list[tuple[int, ...]] = []  # the NICs behind each rail
+        self.switch: list[tuple[Path, Path]] = []  # from each GPU up to the NVSwitch, and down; empty without one
         self._inside: dict[tuple[int, int], Path] = {}
         self._ways: list[tuple[Path, Path]] = [((), ()) for _ in range(node.gpus)]
 
@@ -56,13 +59,19 @@ class Board:
         """Declare the route from one GPU to another of the node."""
         self._inside[source, destination] = path
 
-    def star(self, kind: str, noun: str) -> None:
-        """A port per GPU through which it reaches every other: out of the one, into the other."""
+    @property
+    def joined(self) -> int:
+        """Number of ordered pairs of GPUs with a route inside the node."""
+        return len(self._inside)
+
+    def star(self, kind: str, noun: str) -> list[Duplex]:
+        """A port per GPU through which it reaches every other: out of the one, into the other. Returns the ports."""
         ports = [self.port(kind, f"{noun} {gpu} {kind}") for gpu in range(self.node.gpus)]
         for a, (out, _) in enumerate(ports):
             for b, (_, into) in enumerate(ports):
                 if a != b:
                     self.join(a, b, (out, into))
+        return ports
 
     def slots(self) -> None:
         """A PCIe slot per GPU with its NIC beside it under the same switch; nothing when the node has no NICs."""
@@ -70,14 +79,19 @@ class Board:
             ports = [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(self.node.gpus)]
             self.uplink([((out,), (into,)) for out, into in ports])
 
-    def uplink(self, ways: Sequence[tuple[Path, Path]]) -> None:
-        """Add the NICs; `ways[g]` is the path from GPU g to its NIC and the path back. Without NICs nothing is added."""
+    def uplink(self, ways: Sequence[tuple[Path, Path]], bundles: Sequence[Sequence[int]] = ()) -> None:
+        """Add the NICs; `ways[g]` is the path from GPU g to its NIC and the path back. Without NICs nothing is added.
+
+        bundles: the NICs behind each rail, where they are not spread evenly in order.
+        """
         node = self.node
         if not node.nics:
             return
-        nics = [self.port("nic", f"nic {i}", scale=node.nics / node.rails) for i in range(node.rails)]
+        each = node.nics // node.rails
+        self.bundles = [tuple(nics) for nics in bundles or [range(i * each, (i + 1) * each) for i in range(node.rails)]]
+        nics = [self.port("nic", f"nic {rail}", scale=len(bundle)) for rail, bundle in enumerate(self.bundles)]
         for gpu, (away, back) in enumerate(ways):
-            out, into = nics[gpu * node.rails // node.gpus]
+            out, into = nics[self.rail[gpu]]
             self._ways[gpu] = ((*away, out), (into, *back))
 
     def tables(self) -> tuple[Ids, Ids, Ids]:

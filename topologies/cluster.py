@@ -7,15 +7,17 @@ fields are merged one by one (`peak` is replaced as a whole), `null` takes a fie
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from topologies.hardware import Dtype, Fabric, Gpu, Latency, Node
+from topologies.fabric import Fabric, fabrics, read_fabric
+from topologies.hardware import Dtype, Gpu, Latency, Node
 from topologies.network import Network
-from topologies.reading import Config, UserError, build, load_yaml, nearest
+from topologies.readers import read_dump
+from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_yaml
 
 __all__ = [
     "Cluster",
@@ -33,7 +35,6 @@ __all__ = [
 
 MOST = 2**20  # GPUs
 _HERE = Path(__file__).parent
-_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Cluster(Config):
@@ -42,8 +43,9 @@ class Cluster(Config):
     name: str
     node: Node
     nodes: int = Field(default=1, ge=1)
-    fabric: Fabric = Fabric()
+    fabric: Annotated[SerializeAsAny[Fabric], BeforeValidator(read_fabric)] = Field(default_factory=lambda: fabrics["single"]())
     source: str = ""
+    notes: tuple[str, ...] = ()  # what was ignored or assumed where a machine's own output was read
 
     @property
     def gpus(self) -> int:
@@ -54,8 +56,11 @@ class Cluster(Config):
     def _consistent(self) -> Cluster:
         if self.nodes * self.node.gpus > MOST:
             raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MOST:,} GPUs are not simulated")
-        if self.nodes > 1 and not self.node.nics:
+        if self.nodes > 1 and not self.node.nics and not self.fabric.direct:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
+        if self.node.gpus > 1 and not self.node.board().joined and (self.node.nics or not self.fabric.direct):
+            raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
+        self.fabric.backbone(self.node, self.nodes)  # raises when the fabric does not fit
         return self
 
     def topology(self) -> Network:
@@ -84,12 +89,13 @@ def load_gpu(name: str) -> Gpu:
 
 
 def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
-    """A cluster of the catalogue, or the one that a YAML or JSON file describes.
+    """A cluster of the catalogue, or the one that a file describes: YAML, JSON, or what a machine printed (`topologies.readers`).
 
+    Several names joined by "+" are merged, the later ones on top: "dgx-h100+slurm/topology.conf".
     nodes: replaces the number of nodes. overrides: fields that replace those of the description, nested or with dots in their
     names (`{"node.nic": "200 Gb/s"}`). Raises UserError for unknown names, unreadable files and impossible descriptions.
     """
-    data = _cluster(name_or_path, ())
+    data = _stack([name_or_path] if Path(name_or_path).is_file() else name_or_path.split("+"), {}, ())
     for key, value in (overrides or {}).items():
         for part in reversed(str(key).split(".")):
             value = {part: value}
@@ -112,16 +118,35 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """The complete raw mapping behind a name or a path, with `based_on` and GPU names resolved."""
     if name in seen:
         raise UserError(f"{name}: based_on={name!r} refers to itself")
-    is_path = "/" in name or name.endswith(_SUFFIXES)
+    is_path = "/" in name or "." in name or (name not in cluster_names() and Path(name).is_file())
     if not is_path and name not in cluster_names():
         raise UserError(f"unknown cluster '{name}'{nearest(name, cluster_names())}")
     path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"
-    data = {"name": path.stem} | load_yaml(path)
-    base = data.pop("based_on", None)
-    if base is not None:
-        beside = path.parent / str(base)
-        data = _merge(_cluster(str(beside) if beside.suffix in _SUFFIXES else str(base), (*seen, name)), data)
-    return _complete(data)
+    data = {"name": path.stem} | (_file(path) if is_path else load_yaml(path))
+    bases = data.pop("based_on", None) or []
+    return _stack([_beside(path, str(base)) for base in (bases if isinstance(bases, list) else [bases])], data, (*seen, name))
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """A description, or what a machine printed about itself."""
+    text = load_text(path)
+    found = read_dump(text, str(path))
+    return parse_yaml(text, path) if found is None else {**found.data, "notes": [f"{path.name}: {note}" for note in found.notes]}
+
+
+def _beside(path: Path, base: str) -> str:
+    """A file named in a file lies beside it."""
+    return str(path.parent / base) if "." in base else base
+
+
+def _stack(bases: Sequence[str], data: dict[str, Any], seen: tuple[str, ...]) -> dict[str, Any]:
+    """Descriptions one on top of the other, each giving what differs; `data` is the uppermost."""
+    layers = [*(_cluster(base, seen) for base in bases), data]
+    notes = [note for layer in layers for note in layer.get("notes", ())]
+    result: dict[str, Any] = {}
+    for layer in layers:
+        result = _merge(result, layer)
+    return _complete(result | ({"notes": notes} if notes else {}))
 
 
 def _complete(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a cluster is made of: GPU, node, fabric. Plain descriptions; `topologies.network` gives them routes.
+"""What a node is made of. Plain descriptions; `topologies.network` gives them routes.
 
 Every field that a unit applies to is read with its unit ("400 Gb/s") and held in bytes, seconds, FLOP/s, bytes per second. A
 bandwidth is one direction's. Zero is the value of a part that is not there.
@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from topologies.board import Board, wirings
+from topologies.fabric import HOP_LATENCY
 from topologies.reading import Config
 from topologies.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
@@ -26,6 +27,9 @@ class Gpu(Config):
     memory: Bytes = Field(gt=0)
     memory_bandwidth: BytesPerSecond = Field(gt=0)
     power: float = Field(default=0.0, gt=0)  # watts, the board's limit
+    nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
+    pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
+    multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
     source: str = ""
 
     @model_validator(mode="after")
@@ -55,6 +59,21 @@ class Latency(Config):
     loopback: Seconds = 0.0
 
 
+class Edge(Config):
+    """A cable or trace inside a node, the same in both directions, for the wiring "graph"."""
+
+    ends: tuple[str, str]  # "gpu 0", "nic 1", "nvswitch"; PCIe switches and sockets by any other name
+    kind: Literal["nvlink", "pcie", "host"]
+    count: int = Field(default=1, ge=1)  # NVLinks side by side
+    rate: BytesPerSecond = Field(default=0.0, gt=0)  # of all of them; absent: what the GPU's description says
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Edge:
+        if self.ends[0] == self.ends[1]:
+            raise ValueError(f"node.edges: ends={list(self.ends)} are one and the same")
+        return self
+
+
 class Node(Config):
     """One machine, or one NVLink domain: GPUs that reach each other without the fabric.
 
@@ -70,6 +89,7 @@ class Node(Config):
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
+    edges: tuple[Edge, ...] = ()  # wiring "graph"
     nics: int = Field(default=0, ge=0)
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
     latency: Latency = Latency()
@@ -87,15 +107,23 @@ class Node(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Node:
-        if self.nics and self.gpus % self.nics and self.nics % self.gpus:
+        if self.wiring != "graph" and self.nics and self.gpus % self.nics and self.nics % self.gpus:
             raise ValueError(f"node.nics={self.nics} does not divide gpus={self.gpus}, nor the other way round")
+        if self.edges and self.wiring != "graph":
+            raise ValueError(f"node.edges contradicts wiring='{self.wiring}': they belong to wiring='graph'")
         if bool(self.nics) != bool(self.nic):
             raise ValueError(f"node.nics={self.nics} contradicts nic={self.nic:g} B/s: give both or neither")
-        used = {link.kind for link in self.board().links}
+        board = self.board()
+        used = {link.kind for link in board.links}
         for kind in ("nvlink", "host", "loopback"):
             rate = getattr(self, kind)
             if rate and kind not in used:
                 raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='{self.wiring}': there is no {kind} link here")
+            if rate and self.edges:
+                raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='graph': its rates stand in node.edges")
+        pairs = self.gpus * (self.gpus - 1)
+        if board.joined not in (0, pairs):
+            raise ValueError(f"node.wiring='{self.wiring}' joins {board.joined} of {pairs} pairs of gpus={self.gpus}")
         return self
 
     def board(self) -> Board:
@@ -103,31 +131,9 @@ class Node(Config):
         return wirings[self.wiring](self)
 
 
-class Fabric(Config):
-    """Switches between nodes.
-
-    "single": one non-blocking switch. "rail": NIC i of `leaf_nodes` nodes hangs on one leaf, another rail or another group of
-    nodes is reached over the spine. "fat_tree": all NICs of `leaf_nodes` nodes hang on one leaf. With three tiers, describe the
-    lowest tier that is oversubscribed as the leaf.
-    """
-
-    kind: Literal["single", "rail", "fat_tree"] = "single"
-    oversubscription: float = Field(default=1.0, ge=1)  # NIC bandwidth below a leaf over its bandwidth to the spine
-    leaf_nodes: int = Field(default=0, ge=1)
-    hop_latency: Seconds = 150e-9  # per switch; NDR InfiniBand "under 150 ns" port to port, router-switch.com QM9700 comparison
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Fabric:
-        if self.kind == "single" and (self.oversubscription > 1 or self.leaf_nodes):
-            raise ValueError("fabric.kind='single' contradicts oversubscription or leaf_nodes: it is one non-blocking switch")
-        if self.kind != "single" and not self.leaf_nodes:
-            raise ValueError(f"fabric.leaf_nodes is required by kind='{self.kind}'")
-        return self
-
-
 def nominal_latency(kind: str) -> float:
     """Seconds between two GPUs whose outermost link is of this kind, with the defaults above: a measured step's share."""
-    inside, hop = Latency(), Fabric().hop_latency
+    inside, hop = Latency(), HOP_LATENCY
     ways = {"nvlink": inside.nvlink, "pcie": inside.pcie, "host": inside.pcie + inside.host, "loopback": inside.loopback}
     ways["nic"] = inside.pcie + inside.nic + hop
     ways["spine"] = ways["nic"] + 2 * hop

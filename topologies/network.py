@@ -1,67 +1,54 @@
 """Routes of a whole cluster by arithmetic: one node's tables, shifted; memory does not grow with the number of nodes.
 
-Link ids: node n's links are n·per_node … (n+1)·per_node − 1 in the order of its board; then, leaf by leaf, the way up to the
-spine and the way down.
+Link ids: node n's links are n·per_node … (n+1)·per_node − 1 in the order of its board; then the links of the fabric.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topologies.board import KINDS
+from topologies.board import KINDS, Link
+from topologies.fabric import Block, End, pack
 from topologies.topology import Ids, Values
 
 if TYPE_CHECKING:
     from topologies.cluster import Cluster
 
-_SPINE = KINDS.index("spine")
-
-
-class _End(NamedTuple):
-    """One end of every route: node, and number inside the node."""
-
-    node: Ids
-    local: Ids
-
-    def pick(self, mask: NDArray[np.bool_]) -> _End:
-        return _End(self.node[mask], self.local[mask])
-
 
 class Network:
     """The `Topology` of a cluster.
 
-    A route between nodes is: GPU to NIC, NIC out, leaf up and leaf down when the NICs hang on different leaves, NIC in, NIC to
-    GPU. Leaf and spine switches do not block; the uplinks of one leaf are one link per direction, of the summed rate of its NICs
-    over the oversubscription (uneven spreading of flows over uplinks is not modelled). A half-filled leaf has all its uplinks.
-    Latency of switches: the first leaf's is on NIC out, the spine's on leaf up, the second leaf's on leaf down.
-    Messages leave through the sender's own NIC: NCCL's PXN, which first crosses NVLink to the receiver's rail, is not modelled.
+    A route between nodes is: GPU to NIC, NIC out, the links of the fabric, NIC in, NIC to GPU. Latency of switches: the first
+    one's is on NIC out, every further one's on the link that leads to it. Messages leave through the sender's own NIC: NCCL's
+    PXN, which first crosses NVLink to the receiver's rail, is not modelled. A node whose wiring has no links leaves all to the
+    fabric.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        node, fabric, board = cluster.node, cluster.fabric, cluster.node.board()
+        node, board = cluster.node, cluster.node.board()
+        blocks, self._between = cluster.fabric.backbone(node, cluster.nodes)
         self.gpus, self.gpus_per_node, self.nodes = cluster.gpus, node.gpus, cluster.nodes
         self._inside, self._out, self._in = board.tables()
+        self._rail, self._switch = np.array(board.rail, dtype=np.int64), np.array(board.switch, dtype=np.int64)
+        self.multicast = node.gpu.multicast and bool(board.switch)
         self._ragged = bool((self._out < 0).any() or (self._in < 0).any())
-        self._names = [link.name for link in board.links]
-        self._kind = np.array([KINDS.index(link.kind) for link in board.links] + [_SPINE], dtype=np.int64)
-        leaf_nics = fabric.leaf_nodes * (node.nics // node.rails if fabric.kind == "rail" else node.nics) if node.nics else 0
-        self._capacity = np.array([link.capacity for link in board.links] + [leaf_nics * node.nic / fabric.oversubscription])
-        self._latency = np.array([link.latency for link in board.links] + [fabric.hop_latency])
+        entries: list[Link | Block] = [*board.links, *blocks]
+        self._kind = np.array([KINDS.index(entry.kind) for entry in entries], dtype=np.int64)
+        self._capacity = np.array([entry.capacity for entry in entries])
+        self._latency = np.array([entry.latency for entry in entries])
         if node.nics:
-            self._latency[np.unique([path[path >= 0][-1] for path in self._out])] += fabric.hop_latency
+            self._latency[np.unique([path[path >= 0][-1] for path in self._out])] += cluster.fabric.hop_latency
+        self._names, self._block_names = [link.name for link in board.links], [block.name for block in blocks]
         self._per_node = len(board.links)
-        self._leaf_nodes = fabric.leaf_nodes or cluster.nodes
-        self._rails = node.rails if fabric.kind == "rail" else 1
-        self._leaves = -(-cluster.nodes // self._leaf_nodes) * self._rails
-        self._spine = cluster.nodes * self._per_node  # the first link of the fabric
+        self._starts = cluster.nodes * self._per_node + np.cumsum([0, *(block.count for block in blocks)])
 
     @property
     def links(self) -> int:
         """Number of directed links."""
-        return self._spine + (2 * self._leaves if self._leaves > 1 else 0)
+        return int(self._starts[-1])
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -81,46 +68,51 @@ class Network:
 
         Raises IndexError when a GPU does not exist.
         """
-        ends = []
-        for gpu in (np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64)):
-            if gpu.size and (gpu.min() < 0 or gpu.max() >= self.gpus):
-                raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
-            node = self.node_of(gpu)
-            ends.append(_End(node, gpu - node * self.gpus_per_node))
-        a, b = ends
-        near = a.node == b.node
+        a, b = self._end(source), self._end(destination)
+        near = a.node == b.node if self._inside.shape[-1] else a.gpu == b.gpu
         if near.all():
             return self._near(a, b)
-        routes = self._far(a, b)
-        if near.any():
-            inside = self._near(a.pick(near), b.pick(near))
-            routes = np.pad(routes, ((0, 0), (0, max(0, inside.shape[1] - routes.shape[1]))), constant_values=-1)
-            routes[near] = np.pad(inside, ((0, 0), (0, routes.shape[1] - inside.shape[1])), constant_values=-1)
-        return routes
+        if not near.any():
+            return self._far(a, b)
+        routes, inside = self._far(_pick(a, ~near), _pick(b, ~near)), self._near(_pick(a, near), _pick(b, near))
+        result = np.full((len(near), max(routes.shape[1], inside.shape[1])), -1, dtype=np.int64)
+        result[~near, : routes.shape[1]] = routes
+        result[near, : inside.shape[1]] = inside
+        return result
 
-    def _near(self, a: _End, b: _End) -> Ids:
+    def switch_routes(self, gpus: Ids, up: bool) -> Ids:
+        """Links from each GPU up to the NVSwitch of its node, or down from there, as `routes` gives them.
+
+        Raises ValueError when nodes have no switch between their GPUs.
+        """
+        if not self._switch.size:
+            raise ValueError("nodes of this cluster have no switch between their GPUs")
+        end = self._end(gpus)
+        return _shift(self._switch[end.local, 0 if up else 1], end.node * self._per_node)
+
+    def _end(self, gpu: Ids) -> End:
+        gpu = np.asarray(gpu, dtype=np.int64)
+        if gpu.size and (gpu.min() < 0 or gpu.max() >= self.gpus):
+            raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
+        node = gpu // self.gpus_per_node
+        local = gpu - node * self.gpus_per_node
+        return End(gpu, node, local, self._rail[local])
+
+    def _near(self, a: End, b: End) -> Ids:
         return _shift(self._inside[a.local, b.local], a.node * self._per_node)
 
-    def _far(self, a: _End, b: _End) -> Ids:
+    def _far(self, a: End, b: End) -> Ids:
         out = _shift(self._out[a.local], a.node * self._per_node)
         into = _shift(self._in[b.local], b.node * self._per_node)
-        leaf_a, leaf_b = self._leaf(a), self._leaf(b)
-        crossing = leaf_a != leaf_b
-        if not crossing.any():
+        between = self._between(a, b)
+        if not between.shape[1]:
             routes = np.concatenate((out, into), axis=1)
         else:
-            spine = np.stack((self._spine + 2 * leaf_a, self._spine + 2 * leaf_b + 1), axis=1)
-            routes = np.concatenate((out, spine, into), axis=1)
-            first = out.shape[1]
-            routes[~crossing, first : first + into.shape[1]] = into[~crossing]
-            routes[~crossing, first + into.shape[1] :] = -1
-        return _compact(routes) if self._ragged else routes
-
-    def _leaf(self, end: _End) -> Ids:
-        """Leaf switch of each GPU's NIC."""
-        if self._leaves == 1:
-            return np.zeros_like(end.node)
-        return end.node // self._leaf_nodes * self._rails + end.local * self._rails // self.gpus_per_node
+            between = np.where(between < 0, -1, between + self._starts[0])
+            routes = np.concatenate((out, between, np.full_like(into, -1)), axis=1)
+            columns = out.shape[1] + (between >= 0).sum(axis=1)  # where the fabric ends
+            routes[np.arange(len(routes))[:, None], columns[:, None] + np.arange(into.shape[1])] = into
+        return pack(routes) if self._ragged else routes
 
     def kind(self, link: Ids) -> Ids:
         """Index into `kinds` for each link id."""
@@ -131,19 +123,20 @@ class Network:
         return self._capacity[self._slot(link)]
 
     def latency(self, link: Ids) -> Values:
-        """Nominal seconds that a message spends on the link besides its transfer time; sources: `Latency` and `Fabric`."""
+        """Nominal seconds that a message spends on the link besides its transfer time; sources: `Latency`, `Fabric`."""
         return self._latency[self._slot(link)]
 
     def _slot(self, link: Ids) -> Ids:
-        """Row of each link in the tables of one node, whose last row is the spine."""
+        """Row of each link in the tables: links of one node, then blocks of the fabric."""
         link = np.asarray(link, dtype=np.int64)
-        return np.where(link < self._spine, link % self._per_node, self._per_node)
+        block = np.searchsorted(self._starts, link, side="right") - 1
+        return np.where(block < 0, link % max(1, self._per_node), self._per_node + block)
 
     def name(self, link: int) -> str:
         """For people: `"node 3 nic 2 out"`, `"leaf 5 up"`."""
-        if link >= self._spine:
-            leaf, down = divmod(link - self._spine, 2)
-            return f"leaf {leaf} {'down' if down else 'up'}"
+        if link >= self._starts[0]:
+            block = int(np.searchsorted(self._starts, link, side="right")) - 1
+            return self._block_names[block](link - int(self._starts[block]))
         node, slot = divmod(link, self._per_node)
         return f"node {node} {self._names[slot]}"
 
@@ -152,6 +145,5 @@ def _shift(table: Ids, base: Ids) -> Ids:
     return np.where(table < 0, -1, table + base[:, None])
 
 
-def _compact(routes: Ids) -> Ids:
-    """Padding to the end of every row, links in order."""
-    return np.take_along_axis(routes, np.argsort(routes < 0, axis=1, kind="stable"), axis=1)
+def _pick(end: End, mask: NDArray[np.bool_]) -> End:
+    return End(*(part[mask] for part in end))

@@ -19,6 +19,10 @@ class UserError(ValueError):
     """A mistake in what the user gave; the message is one complete line."""
 
 
+class CompleteError(ValueError):
+    """Raised by a check whose message already names field, value and rule."""
+
+
 class Config(BaseModel):
     """Base of everything read from a file: frozen, keyword-only, unknown keys are errors."""
 
@@ -61,11 +65,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises UserError when it is missing, malformed or not a mapping."""
+    return parse_yaml(load_text(path), path)
+
+
+def load_text(path: Path) -> str:
+    """The text of a file. Raises UserError when it is missing or not text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {reason}") from None
+
+
+def parse_yaml(text: str, path: Path) -> dict[str, Any]:
+    """The mapping in a text; `path` is named in errors."""
     try:
         data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -82,17 +95,22 @@ def build(config: type[C], data: Mapping[str, Any], where: str) -> C:
     try:
         return config.model_validate(dict(data))
     except ValidationError as error:
-        raise UserError(f"{where}: {_line(error, config)}") from None
+        raise UserError(f"{where}: {line_of(error, config)}") from None
 
 
-def _line(error: ValidationError, config: type[BaseModel]) -> str:
+def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -> str:
+    """The first mistake as a line without the file; inside: the field that `config` describes."""
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join([inside] * bool(inside) + [str(part) for part in first["loc"]])
+    if isinstance(first.get("ctx", {}).get("error"), CompleteError):
+        return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
         return f"unknown field '{field}'{nearest(str(first['loc'][-1]), _fields(config, first['loc'][:-1]))}"
     if first["type"] == "missing":
         return f"field '{field}' is required"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):  # a check across the fields of a description
+        return message
     if not field or (first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1])):
         return message
     value = first.get("input")

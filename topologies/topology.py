@@ -30,6 +30,16 @@ class Topology(Protocol):
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1. A GPU to itself has no links."""
 
+    @property
+    def multicast(self) -> bool:
+        """Whether the switch inside each node adds what its GPUs send and copies to all (NVLink SHARP: Hopper and later)."""
+
+    def switch_routes(self, gpus: Ids, up: bool) -> Ids:
+        """Links from each GPU up to the switch inside its node, or down from there: shape (E, hops), padded with −1.
+
+        Raises ValueError when nodes have no switch.
+        """
+
     def node_of(self, gpu: Ids) -> Ids:
         """The node of each GPU."""
 

@@ -107,7 +107,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"fabric.leaf_nodes": None}, "dgx-h100: fabric.leaf_nodes is required by kind='rail'"),
     (
         {"fabric.kind": "single"},
-        "dgx-h100: fabric.kind='single' contradicts oversubscription or leaf_nodes: it is one non-blocking switch",
+        "dgx-h100: fabric.kind='single' contradicts leaf_nodes: its fields are hop_latency",
     ),
     ({"node.wiring": "swich"}, "dgx-h100: node.wiring='swich': unknown wiring 'swich'; did you mean 'switch'?"),
     ({"node.wiring": "pcie"}, "dgx-h100: node.nvlink=4.5e+11 B/s contradicts wiring='pcie': there is no nvlink link here"),
@@ -145,3 +145,11 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
     loop.write_text("based_on: loop.yaml\n")
     with pytest.raises(UserError, match="refers to itself"):
         load_cluster(str(loop))
+
+
+@pytest.mark.parametrize("path", sorted((HOME.parent / "examples" / "clusters").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_describe_clusters(path: Path) -> None:
+    cluster = load_cluster(str(path))
+    assert cluster.name == path.stem
+    assert cluster.topology().links > 0
+    assert not cluster.notes

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from topologies.cluster import load_cluster
+from topologies.reading import UserError
 from topologies.topology import Topology
 from topologies.wirings.cube_mesh import PAIRS
 
@@ -137,3 +138,109 @@ def test_two_machines_without_gpus() -> None:
     topology = load_cluster("cpu-gloo", nodes=2, overrides={"node": {"nics": 1, "nic": "1 Gb/s"}}).topology()
     assert route(topology, 1, 2) == ["node 0 nic 0 out", "node 1 nic 0 in"]
     assert rates(topology, 1, 2) == [0.125, 0.125]
+
+
+# -- ring, fully connected, graph --------------------------------------------------------------------------------------------
+
+
+def joint(a: str, b: str, kind: str, **fields: str) -> dict[str, object]:
+    return {"ends": [a, b], "kind": kind, **fields}
+
+
+def node(wiring: str, gpus: int, **fields: object) -> Topology:
+    parts = {"nvlink": None, "nics": None, "nic": None, "pcie": None, "gpus": gpus, "wiring": wiring}
+    return load_cluster("dgx-a100", nodes=1, overrides={"node": parts | fields}).topology()
+
+
+@pytest.mark.parametrize("size", [3, 4, 7, 8])
+def test_ring(size: int) -> None:
+    topology = node("ring", size, nvlink="300 GB/s")
+    assert topology.links == 2 * size
+    a, b = (grid.ravel() for grid in np.meshgrid(np.arange(size), np.arange(size)))
+    hops = (topology.routes(a, b) >= 0).sum(axis=1)
+    assert (hops == np.minimum((b - a) % size, (a - b) % size)).all()
+    assert hops.max() == size // 2
+    assert rates(topology, 0, 1) == [150]
+    assert route(topology, 0, size - 1) == [f"node 0 gpu 0 to {size - 1} nvlink"]
+
+
+def test_fully_connected_is_a_perlmutter_node() -> None:
+    topology = load_cluster("perlmutter").topology()
+    assert topology.links == 12 + 2 * 4 + 2 * 4  # pairs, PCIe slots, NICs
+    assert rates(topology, 1, 3) == [100]  # four NVLinks of 25 GB/s
+    links = topology.routes(np.repeat([0, 1], 2), np.array([2, 3, 2, 3]))
+    assert topology.capacity(links).sum() == 400e9  # n²/4 links across the middle
+
+
+SQUARE = [
+    {"ends": ["gpu 0", "gpu 1"], "kind": "nvlink", "count": 4},
+    {"ends": ["gpu 1", "gpu 2"], "kind": "nvlink", "rate": "50 GB/s"},
+    {"ends": ["gpu 2", "gpu 3"], "kind": "nvlink", "rate": "50 GB/s"},
+]
+TREE = [{"ends": [f"gpu {i}", "root"], "kind": "pcie"} for i in range(4)]
+
+
+def test_graph_prefers_nvlink_with_one_gpu_between() -> None:
+    topology = node("graph", 4, edges=SQUARE + TREE)
+    assert rates(topology, 0, 1) == [100]
+    assert route(topology, 0, 2) == ["node 0 gpu 0 to gpu 1 nvlink", "node 0 gpu 1 to gpu 2 nvlink"]
+    assert route(topology, 0, 3) == ["node 0 gpu 0 to root pcie", "node 0 root to gpu 3 pcie"]
+    assert len(route(node("graph", 4, edges=SQUARE), 0, 3)) == 3  # no other way
+    assert topology.latency(topology.routes(np.array([0, 0]), np.array([2, 3]))).sum(axis=1) == pytest.approx([1.2e-6, 1e-6])
+
+
+def test_graph_shares_out_nics() -> None:
+    def rails(nics: int, *edges: tuple[str, str]) -> tuple[list[int], list[tuple[int, ...]]]:
+        listed = SQUARE + TREE + [{"ends": list(ends), "kind": "pcie"} for ends in edges]
+        overrides = {"nvlink": None, "pcie": None, "gpus": 4, "wiring": "graph", "edges": listed, "nics": nics}
+        board = load_cluster("dgx-a100", nodes=2, overrides={"node": overrides}).node.board()
+        return board.rail, board.bundles
+
+    assert rails(2, ("nic 0", "root"), ("nic 1", "root")) == ([0, 0, 1, 1], [(0,), (1,)])
+    assert rails(1, ("nic 0", "root")) == ([0, 0, 0, 0], [(0,)])
+    assert rails(8, *[(f"nic {i}", "root") for i in range(8)]) == ([0, 1, 2, 3], [(0, 1), (2, 3), (4, 5), (6, 7)])
+    assert rails(2, ("nic 0", "far"), ("far", "root"), ("nic 1", "root")) == ([0, 0, 0, 0], [(1,)])
+
+
+CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
+    ({}, "node.edges is required by wiring='graph'"),
+    ({"edges": SQUARE[:2] + TREE[:3]}, "node.edges: 'gpu 0' cannot reach 'gpu 3'"),
+    ({"edges": [*SQUARE, joint("gpu 4", "gpu 0", "nvlink")]}, "node.edges: 'gpu 4' contradicts gpus=4, nics=0"),
+    ({"edges": [*SQUARE, SQUARE[0]]}, "node.edges: 'gpu 0' and 'gpu 1' are joined twice by nvlink; add their rates"),
+    ({"edges": [*SQUARE, joint("a", "b", "host")]}, "node.edges: 'a' to 'b' needs a rate: gpu.host is not given either"),
+    ({"edges": [*SQUARE, joint("a", "a", "host")]}, "node.edges: ends=['a', 'a'] are one and the same"),
+    ({"edges": [joint("a", "b", "host", rate="0 GB/s")]}, "node.edges.0.rate=0.0: input should be greater than 0"),
+    ({"edges": SQUARE, "nvlink": "1 GB/s"}, "node.nvlink=1e+09 B/s contradicts wiring='graph': its rates stand in node.edges"),
+    ({"edges": SQUARE, "nics": 1, "nic": "1 Gb/s"}, "node.edges: 'gpu 0' cannot reach a NIC"),
+    ({"edges": SQUARE, "wiring": "mesh"}, "node.edges contradicts wiring='mesh': they belong to wiring='graph'"),
+    ({"wiring": "ring", "gpus": 2, "nvlink": "1 GB/s"}, "node.gpus=2: wiring='ring' needs at least 3"),
+    ({"wiring": "mesh", "gpus": 1, "nvlink": "1 GB/s"}, "node.gpus=1: wiring='mesh' needs at least 2"),
+    ({"wiring": "bare"}, "node.wiring='bare' gives gpus=4 no way to each other"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "line"), CONTRADICTIONS, ids=[line[:50] for _, line in CONTRADICTIONS])
+def test_a_node_that_contradicts_itself_is_refused(fields: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        node(**{"wiring": "graph", "gpus": 4} | fields)
+    assert str(error.value).removeprefix("dgx-a100: ") == line
+
+
+# -- the switch as an end of routes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "multicast"), [
+    ("dgx-h100", True), ("hgx-h200", True), ("hgx-b200", True), ("gb200-nvl72", True), ("aws-p5", True), ("meta-24k", True),
+    ("dgx-a100", False), ("dgx-2", False), ("dgx-1v", False), ("pcie-l40s", False), ("cpu-gloo", False),
+])  # fmt: skip
+def test_switches_that_add_are_those_of_hopper_and_later(name: str, multicast: bool) -> None:
+    assert load_cluster(name).topology().multicast is multicast
+
+
+def test_up_to_the_switch_and_down_is_the_route_through_it() -> None:
+    topology = load_cluster("dgx-h100", nodes=3).topology()
+    a, b = np.array([1, 9, 23]), np.array([6, 8, 16])
+    ways = np.concatenate((topology.switch_routes(a, up=True), topology.switch_routes(b, up=False)), axis=1)
+    assert (ways == topology.routes(a, b)).all()
+    with pytest.raises(ValueError, match="no switch between their GPUs"):
+        load_cluster("dgx-1v").topology().switch_routes(a, up=True)

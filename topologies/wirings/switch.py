@@ -10,6 +10,6 @@ from topologies.hardware import Node
 def switch(node: Node) -> Board:
     """Route inside: the sender's port out, the receiver's port in. To the NIC: the GPU's own PCIe slot."""
     board = Board(node)
-    board.star("nvlink", "gpu")
+    board.switch = [((out,), (into,)) for out, into in board.star("nvlink", "gpu")]
     board.slots()
     return board

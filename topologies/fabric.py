@@ -1,0 +1,132 @@
+"""What is between the nodes: descriptions of fabrics, and the backbone of links that each turns into.
+
+A fabric is a class in one file of `topologies/fabrics`, registered under the name that descriptions use as `kind`. Its fields are
+what a description may say; its `backbone` gives links and routes by arithmetic, never a table of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from topologies.reading import CompleteError, Config, line_of
+from topologies.registry import Registry
+from topologies.topology import Ids
+from topologies.units import Seconds
+
+if TYPE_CHECKING:
+    from topologies.hardware import Node
+
+HOP_LATENCY = 150e-9  # NDR InfiniBand "under 150 ns" port to port, router-switch.com QM9700 comparison
+
+
+class End(NamedTuple):
+    """One end of every route: GPU, its node, its number inside the node, and the rail (NIC) it uses; each of shape (E,)."""
+
+    gpu: Ids
+    node: Ids
+    local: Ids
+    rail: Ids
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` equal directed links of a fabric, numbered in a row; `name` tells them apart for people."""
+
+    kind: str
+    count: int
+    capacity: float  # bytes per second
+    latency: float  # seconds
+    name: Callable[[int], str]
+
+
+class Backbone(NamedTuple):
+    """Links between nodes and routes over them.
+
+    blocks: links are numbered from 0, block after block. routes: from NIC to NIC (without NICs, from GPU to GPU), shape (E, hops)
+    in order, padded with −1 at the end of a row.
+    """
+
+    blocks: tuple[Block, ...]
+    routes: Callable[[End, End], Ids]
+
+
+class Fabric(Config):
+    """Base of all fabrics."""
+
+    direct: ClassVar[bool] = False  # can link accelerators that have no NICs
+
+    kind: str = "single"  # a name in the registry of fabrics: ls topologies/fabrics
+    hop_latency: Seconds = HOP_LATENCY  # per switch
+
+    def backbone(self, node: Node, nodes: int) -> Backbone:
+        """Links and routes between `nodes` nodes. Raises ValueError when the fabric does not fit the nodes."""
+        raise NotImplementedError
+
+
+fabrics: Registry[type[Fabric]] = Registry("fabric", package="topologies.fabrics")
+F = TypeVar("F", bound=Fabric)
+
+
+def read_fabric(data: object) -> object:
+    """The fabric that a mapping describes, as its own class. Raises ValueError with one complete line."""
+    if not isinstance(data, Mapping):
+        return data
+    kind = data.get("kind", "single")
+    if kind not in fabrics:
+        raise CompleteError(f"fabric.kind={kind!r}: {_unknown(kind)}")
+    config = fabrics[kind]
+    foreign = [field for field in data if field not in config.model_fields and _anywhere(field)]
+    if foreign:
+        known = ", ".join(field for field in config.model_fields if field != "kind")
+        raise CompleteError(f"fabric.kind='{kind}' contradicts {' and '.join(foreign)}: its fields are {known}")
+    required = [name for name, field in config.model_fields.items() if field.is_required() and data.get(name) is None]
+    if required:
+        raise CompleteError(f"fabric.{required[0]} is required by kind='{kind}'")
+    try:
+        return config.model_validate(dict(data))
+    except ValidationError as error:
+        raise CompleteError(line_of(error, config, "fabric")) from None
+
+
+def _unknown(kind: Any) -> str:
+    try:
+        fabrics[str(kind)]
+    except ValueError as error:
+        return str(error)
+    return "expected a name"
+
+
+def _anywhere(field: str) -> bool:
+    return any(field in fabrics[kind].model_fields for kind in fabrics)
+
+
+def points(node: Node, nodes: int) -> tuple[int, str]:
+    """How many points a fabric without a tree links, and what they are: nodes with a router each, or GPUs that have no NICs."""
+    return (nodes, "node") if node.nics else (nodes * node.gpus, "gpu")
+
+
+def place(end: End, node: Node) -> Ids:
+    """The point that each end is at."""
+    return end.node if node.nics else end.gpu
+
+
+def price(fabric: Fabric, node: Node) -> tuple[str, float]:
+    """Kind and latency of a link between two points: a switch to the next one, or an accelerator to its neighbour."""
+    return ("spine", fabric.hop_latency) if node.nics else ("nvlink", node.latency.nvlink)
+
+
+def pack(routes: Ids) -> Ids:
+    """Padding to the end of every row, links in order; columns that no row needs are dropped."""
+    real = routes >= 0
+    lengths = real.sum(axis=1)
+    width = int(lengths.max(initial=0))
+    if (lengths == routes.shape[1]).all():
+        return routes
+    packed = np.full((len(routes), width), -1, dtype=np.int64)
+    packed[np.arange(width) < lengths[:, None]] = routes[real]  # both in row order
+    return packed

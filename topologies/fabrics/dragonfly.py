@@ -1,0 +1,76 @@
+"""Dragonfly: groups of routers, all routers of a group linked to each other, every two groups linked by global links.
+
+Kim, Dally, Scott and Abts 2008 (doi:10.1109/ISCA.2008.19): p terminals, a − 1 local and h global links per router allow a·h + 1
+groups and a·p·(a·h + 1) terminals; balanced when a = 2p = 2h. Example: p = h = 2, a = 4 are 9 groups of 8 and 72 terminals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from topologies.fabric import Backbone, Block, End, Fabric, fabrics, pack
+from topologies.hardware import Node
+from topologies.topology import Ids
+from topologies.units import BytesPerSecond
+
+
+@fabrics("dragonfly")
+class Dragonfly(Fabric):
+    """All NICs of `router_nodes` nodes hang on one router.
+
+    Global port k of a group, counted over its routers, leads to the k-th next group: the relative arrangement of Hastings et al.
+    2015 (doi:10.1109/CLUSTER.2015.57). With fewer groups than there could be, it starts again and pairs have parallel links.
+    """
+
+    router_nodes: int = Field(ge=1)
+    routers: int = Field(ge=1)  # of a group
+    global_links: int = Field(ge=1)  # of a router
+    link: BytesPerSecond = Field(gt=0)  # between two routers of a group
+    global_link: BytesPerSecond = Field(gt=0)  # one global link
+
+    def backbone(self, node: Node, nodes: int) -> Backbone:
+        """Minimal routing: to the router with a link to the other group, across, and to the router of the receiver.
+
+        Parallel links between two groups are taken in turns, by the numbers of the two nodes and rails.
+        """
+        a, h = self.routers, self.global_links
+        groups = -(-nodes // (self.router_nodes * a))
+        if groups > a * h + 1:
+            reach = f"fabric.global_links={h} on routers={a} reach {a * h} other groups"
+            raise ValueError(f"{reach}, but nodes={nodes} at router_nodes={self.router_nodes} make {groups} groups")
+        local = groups * a * (a - 1) if nodes > self.router_nodes else 0
+
+        def inside(source: Ids, destination: Ids) -> Ids:
+            """The link between two routers of a group."""
+            to = destination % a
+            return np.where(source == destination, -1, source * (a - 1) + to - (to > source % a))
+
+        def routes(start: End, end: End) -> Ids:
+            first, last = start.node // self.router_nodes, end.node // self.router_nodes
+            here, there = first // a, last // a
+            apart = here != there
+            if not apart.any():
+                return pack(inside(first, last)[:, None])
+            number = start.node + end.node + start.rail + end.rail
+            turn = number % (a * h // (groups - 1)) * (groups - 1)
+            out, into = (there - here) % groups - 1 + turn, (here - there) % groups - 1 + turn  # the two ends of one cable
+            leave, arrive = here * a + out // h, there * a + into // h
+            across = np.where(apart, local + leave * h + out % h, -1)
+            before = inside(first, np.where(apart, leave, last))
+            return pack(np.stack((before, across, np.where(apart, inside(arrive, last), -1)), axis=1))
+
+        def between_routers(link: int) -> str:
+            router, other = divmod(link, a - 1)
+            return f"group {router // a} router {router % a} to {other + (other >= router % a)}"
+
+        def between_groups(link: int) -> str:
+            router, port = divmod(link, h)
+            to = (router // a + (router % a * h + port) % (groups - 1) + 1) % groups
+            return f"group {router // a} router {router % a} global {port} to group {to}"
+
+        blocks = (
+            Block("spine", local, self.link, self.hop_latency, between_routers),
+            Block("spine", groups * a * h if groups > 1 else 0, self.global_link, self.hop_latency, between_groups),
+        )
+        return Backbone(blocks, routes)

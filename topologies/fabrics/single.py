@@ -1,0 +1,22 @@
+"""One switch that does not block: what most small clusters have, and what is assumed where nothing is published."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topologies.fabric import Backbone, End, Fabric, fabrics
+from topologies.hardware import Node
+from topologies.topology import Ids
+
+
+@fabrics("single")
+class Single(Fabric):
+    """All NICs hang on one switch, whose latency is on the way out of the NIC; it has no links of its own."""
+
+    def backbone(self, node: Node, nodes: int) -> Backbone:
+        """No links: out of one NIC is into the other."""
+        return Backbone((), _nothing)
+
+
+def _nothing(a: End, b: End) -> Ids:
+    return np.empty((len(a.gpu), 0), dtype=np.int64)

@@ -1,0 +1,89 @@
+"""Trees of switches with two or three tiers: fat tree (folded Clos; Leiserson 1985, Al-Fares et al. 2008) and rail-optimised.
+
+The k-ary fat tree of Al-Fares et al. (doi:10.1145/1402958.1402967, section 3) has k pods of k/2 edge switches with k/2 hosts,
+k³/4 hosts in all, at full bisection: leaf_nodes = k/2, pod_nodes = k²/4. With k = 48 these are 27,648 hosts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from topologies.fabric import Backbone, Block, End, Fabric, fabrics, pack
+from topologies.hardware import Node
+from topologies.topology import Ids
+
+
+@fabrics("fat_tree")
+class FatTree(Fabric):
+    """All NICs of `leaf_nodes` nodes hang on one leaf; leaves meet at the spine, or those of a pod do and pods meet at the core.
+
+    Switches do not block; the uplinks of a leaf (of a pod) are one link per direction, of the summed rate of the NICs below over
+    the oversubscription (uneven spreading of flows is not modelled). A leaf that is not full has all its uplinks.
+    """
+
+    leaf_nodes: int = Field(ge=1)
+    oversubscription: float = Field(default=1.0, ge=1)  # NIC bandwidth below a leaf over its bandwidth upwards
+    pod_nodes: int = Field(default=0, ge=1)  # absent: two tiers, all leaves meet at the spine
+    pod_oversubscription: float = Field(default=1.0, ge=1)  # bandwidth of the leaves below a pod over its bandwidth to the core
+
+    @model_validator(mode="after")
+    def _pods(self) -> FatTree:
+        if self.pod_nodes % self.leaf_nodes:
+            raise ValueError(f"fabric.pod_nodes={self.pod_nodes} is not a multiple of leaf_nodes={self.leaf_nodes}")
+        if self.pod_oversubscription > 1 and not self.pod_nodes:
+            raise ValueError(f"fabric.pod_oversubscription={self.pod_oversubscription:g} needs pod_nodes")
+        return self
+
+    def rails(self, node: Node) -> int:
+        """Leaves side by side that serve the same nodes."""
+        return 1
+
+    def backbone(self, node: Node, nodes: int) -> Backbone:
+        """Up to the lowest switch in common and down again; links: leaf by leaf up and down, then pod by pod."""
+        rails, used = self.rails(node), sum(len(bundle) for bundle in node.board().bundles)  # NICs that no GPU uses do not count
+        below = self.leaf_nodes * used * node.nic / rails
+        leaves = -(-nodes // self.leaf_nodes) * rails
+        pods = -(-nodes // self.pod_nodes) if self.pod_nodes else 1
+        above = self.pod_nodes * used * node.nic / self.oversubscription
+        blocks = [self._tier("leaf", leaves, below / self.oversubscription)]
+        blocks += [self._tier("pod", pods, above / self.pod_oversubscription)]
+        first = blocks[0].count
+
+        def leaf(end: End) -> Ids:
+            return end.node // self.leaf_nodes * rails + (end.rail if rails > 1 else 0)
+
+        def routes(a: End, b: End) -> Ids:
+            up, down = leaf(a), leaf(b)
+            apart = up != down
+            if not apart.any():
+                return np.empty((len(up), 0), dtype=np.int64)
+            columns = [2 * up, 2 * down + 1]
+            if pods > 1:
+                out, into = a.node // self.pod_nodes, b.node // self.pod_nodes
+                crossing = out != into
+                middle = [np.where(crossing, first + 2 * out, -1), np.where(crossing, first + 2 * into + 1, -1)]
+                columns = [columns[0], *middle, columns[1]]
+            return pack(np.where(apart[:, None], np.stack(columns, axis=1), -1))
+
+        return Backbone(tuple(block for block in blocks if block.count), routes)
+
+    def _tier(self, noun: str, switches: int, capacity: float) -> Block:
+        """Up and down of every switch of a tier; a single switch is its own top and has none."""
+
+        def name(link: int) -> str:
+            return f"{noun} {link // 2} {'down' if link % 2 else 'up'}"
+
+        return Block("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name)
+
+
+@fabrics("rail")
+class Rail(FatTree):
+    """NIC i of `leaf_nodes` nodes hangs on one leaf; another rail or another group of nodes is reached over the spine.
+
+    NVIDIA's SuperPODs: docs.nvidia.com DGX SuperPOD reference architecture H100, network fabrics (8 leaves per 32 nodes).
+    """
+
+    def rails(self, node: Node) -> int:
+        """One leaf per NIC of a node."""
+        return max(1, len(node.board().bundles))

@@ -1,0 +1,14 @@
+"""Nothing inside the node: its accelerators are points of the fabric (TPU hosts on a torus), or it has only one."""
+
+from __future__ import annotations
+
+from topologies.board import Board, wirings
+from topologies.hardware import Node
+
+
+@wirings("bare")
+def bare(node: Node) -> Board:
+    """No routes inside. With NICs, which only a node of one GPU can use, the GPU's PCIe slot leads to them."""
+    board = Board(node)
+    board.slots()
+    return board

@@ -1,0 +1,24 @@
+"""Fully connected: a link between each two GPUs. n·(n − 1)/2 links, bisection n²/4 each way for an even n.
+
+Example: 4 A100 of a Perlmutter node, 4 NVLinks of 25 GB/s between every pair (docs.nersc.gov); 8 MI300X, 64 GB/s.
+"""
+
+from __future__ import annotations
+
+from topologies.board import Board, wirings
+from topologies.hardware import Node
+
+
+@wirings("mesh")
+def mesh(node: Node) -> Board:
+    """Route inside: the pair's own link, which has its even share of node.nvlink."""
+    board = Board(node)
+    if node.gpus < 2:
+        raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' needs at least 2")
+    for a in range(node.gpus):
+        for b in range(node.gpus):
+            if a != b:
+                rate = node.nvlink / (node.gpus - 1)
+                board.join(a, b, (board.link("nvlink", f"gpu {a} to {b} nvlink", rate, node.latency.nvlink),))
+    board.slots()
+    return board
