@@ -14,6 +14,7 @@ True
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -44,6 +45,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def simulate(job: Job, *, fold: bool = True) -> Timeline:
@@ -96,11 +101,11 @@ def _version() -> str:
 
 
 def _print(renderable: Any) -> None:
-    """To the terminal; wide enough for tables when it is not one."""
+    """To the terminal; lines are not broken when it is not one."""
     from rich.console import Console
 
     console = Console()
-    console.width = console.width if console.is_terminal else 120
+    console.width = console.width if console.is_terminal else 1000
     console.print(renderable)
 
 
@@ -115,7 +120,9 @@ class _Commands(click.Group):
             return super().main(*args, **kwargs)
         except UserError as error:
             click.echo(f"error: {error}", err=True)
-            sys.exit(2)
+        except OSError as error:  # a full disk, a closed pipe
+            click.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        sys.exit(2)
 
 
 def _options(command: Any) -> Any:
@@ -147,11 +154,15 @@ def main() -> None:
 def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool, **given: Any) -> None:
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
     from sim.summary import summarise
+    from strategies.fixes import fixes
     from strategies.job import read_job
 
     asked = read_job(job, **given)
+    folder = _folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = summarise(timeline), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    if not summary.fits:
+        inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, lambda changed: summarise(simulate(changed)))]
     if as_json:
         click.echo(json.dumps({"job": inputs, **summary.to_dict()}, indent=2))
     else:
@@ -159,16 +170,27 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
 
         _print(one_screen(summary, inputs))
         if asked.ignored:
-            click.echo(f"ignored in the model's file, as they do not change the answer: {', '.join(asked.ignored)}")
+            click.echo(f"not used from the model's file: {', '.join(asked.ignored)}")
         for note in asked.cluster.notes:
             click.echo(note)
-    if report:
+    if folder:
         from reports.page import write_report
 
-        paths = write_report(Path(report), timeline, summary, inputs)
+        paths = write_report(folder, timeline, summary, inputs)
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
+
+
+def _folder(report: str | None) -> Path | None:
+    """The folder of a report, refused before any work is done."""
+    if report is None:
+        return None
+    from topologies.reading import UserError
+
+    if not report or (Path(report).exists() and not Path(report).is_dir()):
+        raise UserError(f"--report {report!r}: must name a folder, and no file")
+    return Path(report)
 
 
 @main.command("compare")
@@ -179,12 +201,13 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON with stable keys.")
 def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
-    """Several jobs side by side: what differs, and what it does."""
+    """Several jobs side by side: what differs, and what it does. The exit code is 2 when none fits in memory."""
     from sim.summary import summarise
     from strategies.job import read_job
 
     asked = [read_job(job, overrides, **given) for job in jobs]
-    asked += [read_job(jobs[0], (*overrides, *variant.split(",")), name=variant, **given) for variant in variants]
+    apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
+    asked += [read_job(jobs[0], (*overrides, *apart.split(variant)), name=variant, **given) for variant in variants]
     rows = [(job.name, summarise(simulate(job)), describe(job)) for job in asked]
     if as_json:
         click.echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
@@ -192,6 +215,8 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
         from reports.tables import comparison
 
         _print(comparison(rows))
+    if not any(summary.fits for _, summary, _ in rows):
+        sys.exit(2)
 
 
 @main.command("list")
@@ -258,12 +283,12 @@ def _topology(cluster: str, gpu: str | None, nodes: int | None, overrides: tuple
 
 
 @main.command("explain")
-@click.argument("metric")
-def _explain(metric: str) -> None:
-    """What a metric means, with its formula and source."""
-    from reports.metrics import explain
+@click.argument("name")
+def _explain(name: str) -> None:
+    """What a metric, a field of a plan, a schedule or a strategy means, with its source."""
+    from reports.glossary import explain
 
-    click.echo(explain(metric))
+    click.echo(explain(name))
 
 
 @main.command("ranks")

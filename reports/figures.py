@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
-GREY, DARK, WHITE = "#BBBBBB", "#555555", "#FFFFFF"
+GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED, "pp": SKY}  # fmt: skip
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED, "pp": SKY}  # fmt: skip
 HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "pp": "----"}
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.advice import advice
 from reports.words import (
     KINDS,
     Job,
@@ -44,8 +43,10 @@ def verdict(summary: Summary, job: Job) -> str:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
     why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
-    ideas = advice(summary, job)
-    hint = f"; try {' or '.join([', '.join(ideas[:-1]), ideas[-1]] if ideas[1:] else ideas)}" if ideas else ""
+    fixes = job.get("fixes", [])
+    hint = (
+        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit" if "fixes" in job else ""
+    )
     over = f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}"
     return f"{what}: {over}{hint}; {speed} if it fitted"
 

@@ -47,8 +47,9 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
         (0.0, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident
     ]
     for number, op in timeline.ops(lane):
+        taken = 2 if timeline.end[number] > timeline.start[number] else 0  # an op of no duration takes before it gives back
         for name, size in op.allocate:
-            entries.append((timeline.start[number], 2, MEMORY_KINDS.index(name), size, label(op)))
+            entries.append((timeline.start[number], taken, MEMORY_KINDS.index(name), size, label(op)))
         for name, size in op.free:
             entries.append((timeline.end[number], 1, MEMORY_KINDS.index(name), -size, label(op)))
     entries.sort(key=lambda entry: entry[:2])

@@ -39,6 +39,9 @@ class Hardware(Protocol):
     """What prices need to know of a GPU: specified peaks in FLOP/s by dtype, bytes per second, multiprocessors."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def peak(self) -> Mapping[Any, float]: ...
 
     @property

@@ -11,26 +11,31 @@ make a model launch-bound by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.collectives import algorithms_of
+from sim.collectives import algorithms, offered
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.wiring import Traffic, sent, wire
+from sim.wiring import Traffic, alike, applicable, sent, wire
 from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
 
 class Fused(NamedTuple):
-    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly."""
+    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly.
+
+    kernels: the part of `busy` that is not communication, which slows down while other communication runs.
+    """
 
     busy: float
     critical: float
     host: float
     parts: dict[tuple[str, str], float]
+    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +55,52 @@ class Pricing:
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
-        self.notes: dict[str, None] = {}  # prices that lie outside what was measured, in words
+        self.notes: dict[str, None] = {}  # what a reader must know about these prices
+        self._note_profile()
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
+        self._chosen: dict[tuple[int, int], Traffic] = {}
+        self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
-        traffics = {traffic: None for work, cohort, _ in self._communications for traffic in self._candidates(work, cohort)}
+        traffics = {self._choose(work, cohort): None for work, cohort, _ in self._communications}
+        self.alike = all(alike(topology, program.grid, traffic) for traffic in traffics)
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
-        self.wiring = wire(topology, program.grid, tuple(traffics))
-        links = prices.profile.links
+        self._lay(tuple(traffics))
+
+    def _lay(self, traffics: tuple[Traffic, ...]) -> None:
+        """Find out what each link carries."""
+        self.wiring = wire(self.topology, self.program.grid, traffics)
+        links = self.prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
         self._binding = self._binding_links()
         self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
+
+    def _choose(self, work: Collective | Send, cohort: int) -> Traffic:
+        """The cheapest algorithm for `work` on its own. Raises NotApplicable when there is none."""
+        key = (id(work), cohort)
+        found = self._chosen.get(key)
+        if found is None:
+            candidates = self._candidates(work, cohort)
+            possible = [traffic for traffic in candidates if applicable(self.topology, self.program.grid, traffic)]
+            if len(candidates) > 1 and possible:
+                found = min(possible, key=lambda traffic: self._alone(traffic)._price(work, traffic).alone)
+            else:
+                found = candidates[0]
+            self._chosen[key] = found
+        return found
+
+    def _alone(self, traffic: Traffic) -> Pricing:
+        """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
+        found = self._trials.get(traffic)
+        if found is None:
+            found = self._trials[traffic] = copy(self)
+            found._lay((traffic,))
+        return found
 
     def _binding_links(self) -> list[bool]:
         """Of links that always carry the same, only the one of least capacity can ever limit anything."""
@@ -80,20 +115,21 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = algorithms_of(work.operation) if work.algorithm == "auto" else (work.algorithm,)
+        names = offered(work.operation)
+        if work.algorithm != "auto" and f"{work.operation}/{work.algorithm}" in algorithms:
+            names = (work.algorithm,)
+        one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
-            return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
-        return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
+            one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
+        return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
         """`work` by its cheapest algorithm: of all sibling groups together, or of one of them."""
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            if group < 0:
-                found = min((self._price(work, traffic) for traffic in self._candidates(work, cohort)), key=lambda p: p.alone)
-            else:
-                found = self._price(work, self.collective(work, cohort).traffic._replace(group=group))
+            traffic = self._choose(work, cohort)
+            found = self._price(work, traffic if group < 0 else traffic._replace(group=group))
             self._collectives[key] = found
         return found
 
@@ -124,15 +160,16 @@ class Pricing:
         return found
 
     def _fuse(self, block: Block, cohort: int) -> Fused:
-        busy = critical = host = 0.0
+        busy = critical = host = kernels = 0.0
         parts: dict[tuple[str, str], float] = {}
         for times, items in block.runs:
             once = self._items(items, cohort)
             for key, seconds in once.parts.items():
                 parts[key] = parts.get(key, 0.0) + times * seconds
+            kernels += times * once.kernels
             repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
             busy, critical, host = _then((busy, critical, host), repeated)
-        return Fused(busy, on_grid(critical), on_grid(host), parts)
+        return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
 
     def _items(self, items: tuple[Kernel | Collective, ...], cohort: int) -> Fused:
         """One run of `items`; the layers of a stage share theirs."""
@@ -140,7 +177,7 @@ class Pricing:
         found = self._runs.get(key)
         if found is None:
             launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
-            state = (0.0, 0.0, 0.0)
+            state, kernels = (0.0, 0.0, 0.0), 0.0
             parts: dict[tuple[str, str], float] = {}
             for item in items:
                 if isinstance(item, Kernel):
@@ -149,10 +186,16 @@ class Pricing:
                 else:
                     part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
                 seconds = on_grid(seconds + launch if synchronous else seconds)
+                kernels += seconds if isinstance(item, Kernel) else 0.0
                 parts[part] = parts.get(part, 0.0) + seconds
                 state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
-            found = self._runs[key] = Fused(*state, parts)
+            found = self._runs[key] = Fused(*state, parts, kernels)
         return found
+
+    def _note_profile(self) -> None:
+        profile, gpu = self.prices.profile, self.prices.gpu.name
+        if gpu != profile.gpu:
+            self.notes[f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"] = None
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

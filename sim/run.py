@@ -19,20 +19,33 @@ from sim.prices import Prices
 from sim.pricing import Fused, Priced, Pricing
 from sim.program import Block, Collective, Program, Send
 from sim.timeline import Lane, Timeline
+from topologies.reading import UserError
 from topologies.topology import Topology
+
+UNFOLDED = 500_000  # ops up to which unlike ranks are played one by one
 
 
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
     """Play one step of `program` on `topology`.
 
+    Ranks of a cohort that are not alike (tp=3 on nodes of 8 GPUs) are played one by one, unless that is more than UNFOLDED ops.
+
     fold: one actor per cohort; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
-    Raises RuntimeError when the program waits for itself (a schedule that deadlocks).
+    Raises UserError when the program waits for itself (a schedule that deadlocks).
     """
+    folded = fold
     pricing = Pricing(program, topology, prices, fold)
     touched = pricing.touched()
-    if touched:
+    if not pricing.alike:
+        ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
+        fold = fold and ops > UNFOLDED
+        touched = touched if fold else set(range(len(program.cohorts)))
+    if touched or fold != folded:
         program = expand(program, touched)
         pricing = Pricing(program, topology, prices, fold)
+    if not pricing.alike:
+        how = "each collective priced by its slowest group" if fold else "played rank by rank"
+        pricing.notes[f"ranks of a stage are not alike on this cluster: {how}"] = None
     player = _Player(program, pricing, fold)
     player.play()
     return player.timeline()
@@ -131,7 +144,7 @@ class _Player:
         self.env.run()
         stuck = sum(count > 0 for count in self.waiting)
         if stuck or self.meetings:
-            raise RuntimeError(f"the program waits for itself: {stuck} ops never start")
+            raise UserError(f"the program waits for itself: {stuck} ops never start (does the schedule deadlock?)")
 
     def _start(self, op: int) -> None:
         work, launched = self.work[op], self.launched[op]
@@ -158,7 +171,13 @@ class _Player:
         lane = self.lane_of[op]
         slow = self.communicating[lane] > 0
         self.left[lane], self.since[lane], self.slow[lane] = seconds, self.env.now, slow
-        self._expect(lane, op, on_grid(seconds * self.slowdown) if slow else seconds)
+        self._expect(lane, op, on_grid(seconds * self._factor(op)) if slow else seconds)
+
+    def _factor(self, op: int) -> float:
+        """How much longer the op takes beside a collective: its kernels are slower, its own collectives and launches are not."""
+        work = cast(Fused, self.work[op])
+        nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
+        return 1 + (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
 
     def _expect(self, lane: int, op: int, seconds: float) -> None:
         self.events += 1
@@ -180,12 +199,13 @@ class _Player:
         event, slow = self.running[lane], self.communicating[lane] > 0
         if event is None or slow == self.slow[lane]:
             return
-        now = self.env.now
-        elapsed = (now - self.since[lane]) / (self.slowdown if self.slow[lane] else 1.0)
+        now, op = self.env.now, cast(int, event.value)
+        factor = self._factor(op)
+        elapsed = (now - self.since[lane]) / (factor if self.slow[lane] else 1.0)
         left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
         self.since[lane], self.slow[lane] = now, slow
         event.callbacks = []  # an event that is no longer meant
-        self._expect(lane, cast(int, event.value), on_grid(left * self.slowdown if slow else left))
+        self._expect(lane, op, on_grid(left * factor if slow else left))
 
     # -- communication ---------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,9 @@ def summarise(timeline: Timeline) -> Summary:
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     capacity = prices.gpu.memory
     peak = world * prices.gpu.peak[program.dtype] * step
+    notes = list(timeline.pricing.notes)
+    if program.hardware_flops > peak:
+        notes.append("HFU above 100 %: the counting rule takes causal attention in full, of which kernels execute about half")
     return Summary(
         gpus=world,
         step_seconds=step,
@@ -102,7 +105,7 @@ def summarise(timeline: Timeline) -> Summary:
         fits=max(stage.peak for stage in memory) <= capacity,
         events=timeline.events,
         profile=prices.profile.name,
-        notes=tuple(timeline.pricing.notes),
+        notes=tuple(notes),
     )
 
 

@@ -12,14 +12,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sim.pricing import Fused, Priced, Pricing
-from sim.program import COMPUTE, Block, Collective, Op, Program, Send
+from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 
 if TYPE_CHECKING:
     import pandas as pd
 
 AXES = ("tp", "cp", "ep", "dp", "pp")  # when an idle moment has communication on several axes, the first of these explains it
 PHASES = ("forward", "backward", "recompute", "optimizer")
-COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble")
+COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble", "wait")
 
 Interval = tuple[float, float, int]  # start, end, rank of the axis in AXES
 
@@ -126,7 +126,6 @@ class Timeline:
 
     def _breakdown(self, lane: int, incoming: list[Interval]) -> dict[str, float]:
         parts = dict.fromkeys(COMPONENTS, 0.0)
-        idle = "bubble" if self.program.grid.degree("pp") > 1 else "launch"
         cursor, next_transfer, slowed, busy = 0.0, 0, 0.0, 0.0
         times: dict[int, int] = {}  # how often each distinct block ran
         distinct: dict[int, Fused] = {}
@@ -135,7 +134,11 @@ class Timeline:
             if op.stream != COMPUTE:
                 continue
             if start[number] > cursor:
-                next_transfer = _explain(parts, cursor, start[number], incoming, next_transfer, idle)
+                hosted, idle = self._idle(number, op, lane)
+                if hosted > cursor:
+                    next_transfer = _explain(parts, cursor, min(hosted, start[number]), incoming, next_transfer, "launch")
+                if start[number] > max(cursor, hosted):
+                    next_transfer = _explain(parts, max(cursor, hosted), start[number], incoming, next_transfer, idle)
             cursor = end[number]
             done = work[number]
             if isinstance(done, Fused):
@@ -146,13 +149,27 @@ class Timeline:
             else:
                 parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
         if self.step > cursor:
-            _explain(parts, cursor, self.step, incoming, next_transfer, idle)
+            end_of_all = "bubble" if self.program.grid.degree("pp") > 1 else "wait"
+            _explain(parts, cursor, self.step, incoming, next_transfer, end_of_all)
         for key, count in times.items():
             for (name, _), seconds in distinct[key].parts.items():
                 parts[name if name in PHASES else f"{name} exposed"] += count * seconds
         parts["slowdown"] += slowed
         parts["launch"] += busy - slowed - sum(count * distinct[key].busy for key, count in times.items())
         return parts
+
+    def _idle(self, number: int, op: Op, lane: int) -> tuple[float, str]:
+        """Why compute was idle before an op: until when the host had not launched what it waits for; what explains the rest."""
+        cohort = self.lanes[lane].cohort
+        mine = [number, *(self.offset[lane] + ref.op for ref in op.after if ref.cohort == cohort)]
+        between_stages = any(ref.cohort != cohort or self._spans(ref) for ref in op.after)
+        hosted = max((self.launched[one] for one in mine if isinstance(self.work[one], Priced)), default=0.0)
+        return hosted, "bubble" if between_stages else "wait"
+
+    def _spans(self, ref: Ref) -> bool:
+        """Whether an op is a collective between two stages."""
+        work = self.program.cohorts[ref.cohort].ops[ref.op].work
+        return isinstance(work, Collective) and work.cohorts is not None
 
     def volumes(self) -> list[dict[str, tuple[float, float]]]:
         """Per lane: axis -> (bytes, elements) that one of its ranks sends in the step."""

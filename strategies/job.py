@@ -20,7 +20,7 @@ import yaml
 
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, load_yaml, nearest
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
@@ -40,6 +40,10 @@ class Job:
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
+        peak = self.cluster.node.gpu.peak
+        if self.plan.precision not in peak:
+            known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
+            raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
         return self.plan.resolve(self.model, self.cluster.gpus, self.where)
 
     @property
@@ -49,8 +53,10 @@ class Job:
         return hashlib.sha256(json.dumps([*parts, self.profile], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read_job(path: str | Path | None = None, overrides: Iterable[str] = (), **given: Any) -> Job:
-    """The job in a file, with the fields `given` in place of the file's and `overrides` ("plan.tp=4") in place of both.
+def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any) -> Job:
+    """The job in a file, with the fields `given` in place of the file's and `overrides` in place of both.
+
+    overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}.
 
     Names of files inside the file are relative to it. Raises UserError.
     """
@@ -69,9 +75,12 @@ def read_job(path: str | Path | None = None, overrides: Iterable[str] = (), **gi
         if field not in data and field not in changes:
             raise UserError(f"{where}: field '{field}' is required")
     base = {field: _near(data.get(field), folder if field in from_file else Path()) for field in FIELDS}
-    for field in ("name", "nodes", "profile", "model", "cluster"):  # replaced as a whole by --set FIELD=VALUE
+    for field in FIELDS:  # replaced as a whole by --set FIELD=VALUE
         if field in changes and not isinstance(changes[field], dict):
             base[field] = changes.pop(field)
+    for field in ("name", "profile"):
+        if not isinstance(base[field], str | None):
+            raise UserError(f"{where}: {field}={base[field]!r}: must be a text")
     model, ignored = _model(base["model"], changes.get("model", {}), where)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     plan, at = _plan(base["plan"], changes.get("plan", {}), where)
@@ -86,25 +95,32 @@ def _near(value: Any, folder: Path) -> Any:
     return value
 
 
-def parse_changes(overrides: Iterable[str]) -> dict[str, Any]:
-    """`["plan.tp=4", "nodes=2"]` as nested mappings; values are YAML."""
+def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """`["plan.tp=4", "nodes=2"]` or `{"plan.tp": 4, "nodes": 2}` as nested mappings; values of texts are YAML."""
     result: dict[str, Any] = {}
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
-        try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"--set {text}: the value is not valid YAML") from None
-        *path, last = name.split(".")
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
+    for name, value in pairs:
+        *path, last = str(name).split(".")
         into = result
         for part in path:
             into = into.setdefault(part, {})
             if not isinstance(into, dict):
-                raise UserError(f"--set {text}: '{part}' is already set as a whole")
-        into[last] = parsed
+                raise UserError(f"--set {name}: '{part}' is already set as a whole")
+        into[last] = value
     return result
+
+
+def _parsed(text: object) -> tuple[str, Any]:
+    """`"plan.tp=4"` as ("plan.tp", 4)."""
+    name, equals, value = str(text).partition("=")
+    if not equals or not name:
+        raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text}: the value is not valid YAML") from None
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,14 +140,15 @@ def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, l
     return model, ignored
 
 
-def _cluster(value: Any, nodes: Any, changes: Mapping[str, Any], where: str) -> Cluster:
-    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Cluster:
+    nodes = changes.pop("nodes", nodes)  # --set cluster.nodes goes before the job's nodes
+    if nodes is not None and (type(nodes) is not int or nodes < 1):
         raise UserError(f"{where}: nodes={nodes!r}: must be a whole number of at least 1")
     if isinstance(value, Mapping):
         changes = _merge(value, changes)
         value = changes.pop("based_on", None)
         if value is None:
-            return build(Cluster, changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
+            return inline_cluster(changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
     return load_cluster(str(value), nodes, changes)
 
 

@@ -2,94 +2,129 @@
 
 from __future__ import annotations
 
-from sim.program import Collective, Kernel, Op, Program, Ref, Send
-from strategies.data_parallel import Hook, hooks
+from itertools import islice
+
+from sim.program import COMPUTE, Cohort, Collective, Kernel, Op, Program, Ref, Send
+from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
 from strategies.plan import Resolved
-from strategies.schedules import schedules
+from strategies.schedules import actions, schedules
 from strategies.stage import Stage
 
-Key = tuple[int, str, int]  # stage, "F" or "B", microbatch
+Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
 
 
 def lower(model: Model, plan: Resolved) -> Program:
     """The program of one training step."""
     work = parts(model, plan)
-    stages = [_stage(model, plan, work, number) for number in range(plan.plan.pp)]
-    hook = hooks[plan.plan.data_parallel]()
-    waits: list[tuple[int, int, Key]] = []  # op `1` of stage `0` waits for the transfer `2`
-    transfers: dict[Key, Ref] = {}
-    size = plan.plan.microbatch * plan.sequence * model.hidden * plan.plan.bytes_per_element
-    if plan.plan.sequence_parallel:
-        size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
-    for stage in stages:
-        _schedule(stage, hook, size, waits, transfers)
-    for number, op, key in waits:
-        waiting = stages[number].cohort.ops[op]
-        waiting.after = (*waiting.after, transfers[key])
-    for stage in stages:
-        _finish(stage, hook, model, stages)
-    return Program(plan.grid, [stage.cohort for stage in stages], *_flops(work, plan),
-                   plan.plan.precision, float(plan.global_batch * plan.sequence), model.parameters)  # fmt: skip
+    return _Lowering(model, plan, work).program(*_flops(work, plan))
 
 
-def _stage(model: Model, plan: Resolved, work: Parts, number: int) -> Stage:
-    first = sum(plan.layers[:number])
-    chosen: list[Part] = [work.layer(i) for i in range(first, first + plan.layers[number])]
-    if number == 0:
-        chosen.insert(0, work.embedding)
-    if number == plan.plan.pp - 1:
-        chosen.append(work.head)
-    stage = Stage(number, number, chosen, plan)
-    if model.tied and plan.plan.pp > 1 and number == plan.plan.pp - 1:
-        stage.tied = work.tied
-    return stage
+class _Lowering:
+    """Stages of all ranks, and what each pass of them waits for."""
 
+    def __init__(self, model: Model, plan: Resolved, work: Parts) -> None:
+        self.plan, self.hook = plan, hooks[plan.plan.data_parallel]()
+        self.model, self.schedule = model, schedules[plan.plan.schedule]
+        ranks = plan.plan.pp
+        self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
+        self.stages: dict[int, Stage] = {}
+        for rank in range(ranks):
+            for chunk in range(plan.chunks):
+                number = self.schedule.stage(rank, ranks, chunk)
+                self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan)
+        self.last = len(self.stages) - 1
+        # a head that shares the embedding's matrix has a copy of it when it lives on another rank
+        if model.tied and self.stages[0].rank != self.stages[self.last].rank:
+            self.stages[self.last].tied = work.tied
+        self.waits: list[tuple[Op, Key]] = []
+        self.results: dict[Key, Ref] = {}  # the transfer, or on the same rank the pass itself, that makes a result available
 
-def _schedule(stage: Stage, hook: Hook, size: float, waits: list[tuple[int, int, Key]], transfers: dict[Key, Ref]) -> None:
-    """Add the stage's passes in the schedule's order, each with the transfer of its result to the next stage."""
-    plan, pp = stage.plan, stage.plan.plan.pp
-    width, number = plan.plan.bytes_per_element, stage.number
-    sends = {}  # one object per kind: each distinct piece of work is priced once
-    if number < pp - 1:
-        sends["F"] = "pp next", Send(size, number + 1, "activations", width=width)
-    if number > 0:
-        sends["B"] = "pp previous", Send(size, number - 1, "gradients", width=width)
-    backwards, held_up = 0, ()  # type: int, tuple[Ref, ...]
-    for kind, microbatch in schedules[plan.plan.schedule](number, pp, plan.microbatches):
-        forward = kind == "F"
-        source = number - 1 if forward else number + 1
-        op = len(stage.cohort.ops)
-        if forward:
-            ref = hook.forward(stage, microbatch, held_up)
-        else:
-            backwards += 1
-            ref = hook.backward(stage, microbatch, held_up, backwards == plan.microbatches)
-        if 0 <= source < pp:
-            first = next(i for i in range(op, len(stage.cohort.ops)) if stage.cohort.ops[i].stream == "compute")
-            waits.append((number, first, (source, kind, microbatch)))
-        if kind in sends:
-            stream, send = sends[kind]
-            sent = transfers[number, kind, microbatch] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
-            held_up = () if plan.plan.overlap_p2p else (sent,)
+    def _parts(self, work: Parts, number: int) -> list[Part]:
+        first = sum(self.plan.layers[:number])
+        chosen: list[Part] = [work.layer(i) for i in range(first, first + self.plan.layers[number])]
+        if number == 0:
+            chosen.insert(0, work.embedding)
+        if number == len(self.plan.layers) - 1:
+            chosen.append(work.head)
+        return chosen
 
+    def program(self, model_flops: float, hardware_flops: float) -> Program:
+        """Add every rank's passes, connect them, and end the step."""
+        plan, pp = self.plan, self.plan.plan.pp
+        size = plan.plan.microbatch * plan.sequence * self.model.hidden * plan.plan.bytes_per_element
+        if plan.plan.sequence_parallel:
+            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
+        for rank in range(pp):
+            self._passes(rank, size)
+        for op, key in self.waits:
+            op.after = (*op.after, self.results[key])
+        for rank in range(pp):
+            self._finish([stage for number, stage in sorted(self.stages.items()) if stage.rank == rank])
+        tokens = float(plan.global_batch * plan.sequence)
+        return Program(plan.grid, self.cohorts, model_flops, hardware_flops, plan.plan.precision, tokens, self.model.parameters)
 
-def _finish(stage: Stage, hook: Hook, model: Model, stages: list[Stage]) -> None:
-    """Tied embeddings, the update, and what is resident all the time."""
-    plan = stage.plan
-    if model.tied and plan.plan.pp > 1 and stage.number in (0, plan.plan.pp - 1):
-        size = stages[-1].tied * plan.plan.bytes_per_gradient
-        pair = Collective(
-            "all_reduce", size, "pp", "tied embedding", "auto", 1, plan.plan.bytes_per_gradient, (0, plan.plan.pp - 1)
+    def _passes(self, rank: int, size: float) -> None:
+        """Add the rank's passes in the schedule's order, each with the transfer of its result to the next stage."""
+        plan, ops = self.plan, self.cohorts[rank].ops
+        sends = self._sends(rank, size)
+        left = dict.fromkeys(range(plan.chunks), plan.microbatches)  # backward passes still to come
+        held_up: tuple[Ref, ...] = ()
+        for kind, microbatch, chunk in actions(plan.plan.schedule, rank, plan.plan.pp, plan.microbatches, plan.chunks):
+            stage, position = self.stages[self.schedule.stage(rank, plan.plan.pp, chunk)], len(ops)
+            if kind == "F":
+                ref = self.hook.forward(stage, microbatch, held_up)
+            elif kind == "I":
+                ref = self.hook.input_gradient(stage, microbatch, held_up)
+            else:
+                left[chunk] -= 1
+                ref = self.hook.backward(stage, microbatch, held_up, not left[chunk], kind == "W")
+            held_up = ()
+            if kind == "W":
+                continue
+            way = "F" if kind == "F" else "B"
+            source, key = stage.number + (-1 if way == "F" else 1), (way, stage.number, microbatch)
+            if 0 <= source <= self.last:
+                op = next(op for op in islice(ops, position, None) if op.stream == COMPUTE)
+                self.waits.append((op, (way, source, microbatch)))
+            self.results[key] = ref
+            if key[:2] in sends:
+                stream, send = sends[key[:2]]
+                sent = self.results[key] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
+                held_up = () if plan.plan.overlap_p2p else (sent,)
+
+    def _sends(self, rank: int, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
+        """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
+        result, width = {}, self.plan.plan.bytes_per_element
+        for number, stage in self.stages.items():
+            for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
+                target = self.stages.get(number + step)
+                if stage.rank == rank and target is not None and target.rank != rank:
+                    result[way, number] = stream, Send(size, target.rank, label, width=width)
+        return result
+
+    def _finish(self, stages: list[Stage]) -> None:
+        """Tied embeddings, the update, and what is resident all the time."""
+        plan, ends = self.plan, (self.stages[0], self.stages[self.last])
+        for stage in stages:
+            if self.model.tied and stage in ends and ends[0].rank != ends[1].rank:
+                self._tie(stage, (ends[0].rank, ends[1].rank))
+        for stage in stages:
+            self.hook.update(stage)
+        parameters = sum(stage.parameters for stage in stages)
+        stages[0].cohort.resident = tuple(
+            (kind, parameters * width / (plan.dp if kind in self.hook.shards else 1))
+            for kind, width in plan.plan.bytes_of_states.items()
         )
-        last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == "compute")
-        stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.cohort_number, last), *stage.reduced[-1:]))))
-    hook.update(stage)
-    stage.cohort.resident = tuple(
-        (kind, stage.parameters * width / (plan.dp if kind in hook.shards else 1))
-        for kind, width in plan.plan.bytes_of_states.items()
-    )
+
+    def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
+        """First and last rank sum the gradients of the embedding that they share."""
+        width, shards = self.plan.plan.bytes_per_gradient, self.plan.dp if "gradient" in self.hook.shards else 1
+        size = self.stages[self.last].tied * width / shards
+        pair = Collective("all_reduce", size, "pp", "tied embedding", self.plan.plan.algorithm, 1, width, ranks)
+        last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == COMPUTE)
+        stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.rank, last), *stage.reduced[-1:]))))
 
 
 def _flops(work: Parts, plan: Resolved) -> tuple[float, float]:

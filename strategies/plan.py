@@ -9,14 +9,16 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from strategies.data_parallel import hooks
 from strategies.model import Model
 from strategies.schedules import schedules
-from topologies.reading import Config, UserError
+from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
 
 MIB = 2.0**20
+PASSES = 1_000_000  # of all stages in one step
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
@@ -30,6 +32,7 @@ class Plan(Config):
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
     schedule: str = Field("1f1b", description="pipeline schedule, by name (`shardyard list schedules`)")
+    chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
     data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
@@ -53,7 +56,7 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
+    algorithm: str = Field("auto", description="collective algorithm, forced where the operation has it; auto is the cheapest")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")
@@ -66,6 +69,14 @@ class Plan(Config):
     @classmethod
     def _hook(cls, name: str) -> str:
         hooks[name]
+        return name
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, name: str) -> str:
+        known = {"auto", *(full.split("/")[1] for full in algorithms)}
+        if name not in known:
+            raise ValueError(f"is not an algorithm of any collective{nearest(name, known)}")
         return name
 
     @field_validator("order")
@@ -116,7 +127,8 @@ class Resolved(Config):
     sequence: int
     microbatches: int
     global_batch: int
-    layers: tuple[int, ...]  # per stage
+    chunks: int
+    layers: tuple[int, ...]  # per virtual stage
 
     @classmethod
     def of(cls, plan: Plan, model: Model, gpus: int, where: str) -> Resolved:
@@ -125,9 +137,10 @@ class Resolved(Config):
         sequence = plan.sequence or model.context
         microbatches = _microbatches(plan, dp, where)
         _divides(model, plan, sequence, where)
-        layers = _placement(plan, model, where)
+        chunks = _chunks(plan, where)
+        layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
-                   global_batch=dp * plan.microbatch * microbatches, layers=layers)  # fmt: skip
+                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
 
     @property
     def grid(self) -> Grid:
@@ -145,14 +158,24 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:
     if plan.global_batch is None:
-        return plan.accumulation or 1
+        return _playable(plan.accumulation or 1, plan, where)
     quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
     if rest or not quotient:
         raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
     if plan.accumulation not in (None, quotient):
         product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
         raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
-    return quotient
+    return _playable(quotient, plan, where)
+
+
+def _playable(microbatches: int, plan: Plan, where: str) -> int:
+    """Every pass of every stage is played."""
+    if microbatches * plan.pp > PASSES:
+        product = f"microbatches·pp = {microbatches}·{plan.pp}"
+        raise UserError(
+            f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
+        )
+    return microbatches
 
 
 def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
@@ -168,18 +191,30 @@ def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
 
 
-def _placement(plan: Plan, model: Model, where: str) -> tuple[int, ...]:
-    if plan.pp > model.layers:
-        raise UserError(f"{where}: pp={plan.pp} stages exceed {model.layers} layers")
+def _chunks(plan: Plan, where: str) -> int:
+    """Virtual stages per rank: what the schedule needs, or for those that take any number what the plan says."""
+    needed = schedules[plan.schedule].chunks
+    if needed is None:
+        if plan.chunks == 1:
+            raise UserError(f"{where}: chunks=1 contradicts schedule={plan.schedule}, which takes 2 or more")
+        return plan.chunks or 2
+    if plan.chunks not in (None, needed):
+        raise UserError(f"{where}: chunks={plan.chunks} contradicts schedule={plan.schedule}, which takes {needed}")
+    return needed
+
+
+def _placement(plan: Plan, stages: int, model: Model, where: str) -> tuple[int, ...]:
+    which = f"pp={plan.pp}" if stages == plan.pp else f"pp·chunks={plan.pp}·{stages // plan.pp}"
+    if stages > model.layers:
+        raise UserError(f"{where}: {which} stages exceed {model.layers} layers")
     if plan.layers_per_stage is not None:
         given = plan.layers_per_stage
-        if len(given) != plan.pp or sum(given) != model.layers:
-            raise UserError(
-                f"{where}: layers_per_stage has {len(given)} stages and {sum(given)} layers ≠ pp={plan.pp}, {model.layers} layers"
-            )
+        if len(given) != stages or sum(given) != model.layers:
+            has = f"layers_per_stage has {len(given)} stages and {sum(given)} layers"
+            raise UserError(f"{where}: {has} ≠ {which}, {model.layers} layers")
         return given
     # The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed:
     # 126 layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).
-    each, rest = divmod(model.layers, plan.pp)
-    start = (plan.pp - rest + 1) // 2
-    return tuple(each + (start <= stage < start + rest) for stage in range(plan.pp))
+    each, rest = divmod(model.layers, stages)
+    start = (stages - rest + 1) // 2
+    return tuple(each + (start <= stage < start + rest) for stage in range(stages))

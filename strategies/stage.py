@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
-from strategies.layers import Part
+from strategies.layers import Items, Part
 from strategies.plan import Resolved
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
 
 class Stage:
-    """Stage `number` of the pipeline: `parts` (embedding, layers, head) on every rank of one cohort."""
+    """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, cohort: int, parts: Sequence[Part], plan: Resolved) -> None:
-        self.number, self.cohort_number, self.parts, self.plan = number, cohort, tuple(parts), plan
-        self.cohort = Cohort({"pp": number})
+    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved) -> None:
+        self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
+        self.parts, self.plan = tuple(parts), plan
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self._reductions: dict[tuple[str, float, int], Collective] = {}
@@ -30,7 +30,8 @@ class Stage:
 
     def add(self, op: Op) -> Ref:
         """Append an op; its address."""
-        return Ref(self.cohort_number, self.cohort.add(op))
+        op.chunk = self.chunk
+        return Ref(self.rank, self.cohort.add(op))
 
     def forward(
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
@@ -45,16 +46,35 @@ class Stage:
         block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
+    def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
+        """Backward pass of all parts, or its second half."""
+        return self.weight_gradient(microbatch, after) if weights_only else self.backward(microbatch, after)
+
+    def input_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
+                       free: Memory = ()) -> Ref:  # fmt: skip
+        """First half of a backward pass: what the weight gradients need stays until the second half."""
+        block, taken, given_back = self._block(INPUT, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
+
+    def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
+                        allocate: Memory = ()) -> Ref:  # fmt: skip
+        """Second half of a backward pass."""
+        block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back, microbatch))
+
     def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
         key = (direction, first, last)
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
-            runs = tuple(Run(len(list(same)), part.forward if forward else part.backward) for part, same in groupby(order))
-            saved = (("activation", sum(part.saved for part in parts)),)
-            work = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
-            self._blocks[key] = Block(direction, runs), (saved + work if forward else work), (work if forward else saved + work)
+            runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
+            saved: Memory = (("activation", sum(part.saved for part in parts)),)
+            held: Memory = (("activation", sum(part.held for part in parts)),)
+            work: Memory = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
+            taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
+            freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
+            self._blocks[key] = Block(direction, runs), taken, freed
         return self._blocks[key]
 
     def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
@@ -86,18 +106,26 @@ class Stage:
         self.reduced.append(ref)
         return ref
 
-    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], operation: str) -> Ref:
-        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end."""
+    def backward_in_buckets(
+        self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False, weights_only: bool = False
+    ) -> Ref:
+        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end.
+
+        passing: whole gradients exist only from the backward pass to their reduction (otherwise they are resident).
+        weights_only: the second half of a split backward pass.
+        """
+        run = self.weight_gradient if weights_only else self.backward
         plan = self.plan.plan
         buckets = self.buckets(plan.bucket)
+        held: list[Memory] = [(("gradient", size * count),) if passing else () for _, _, size, count in buckets]
         if not plan.overlap:
-            ref = self.backward(microbatch, after)
-            for _, _, size, count in buckets:
-                self.reduce(operation, size, count, (ref,))
+            ref = run(microbatch, after, allocate=sum(held, ()))
+            for (_, _, size, count), memory in zip(buckets, held, strict=True):
+                self.reduce(operation, size, count, (ref,), free=memory)
             return ref
-        for first, last, size, count in buckets:
-            ref = self.backward(microbatch, after, first, last)
-            self.reduce(operation, size, count, (ref,))
+        for (first, last, size, count), memory in zip(buckets, held, strict=True):
+            ref = run(microbatch, after, first, last, allocate=memory)
+            self.reduce(operation, size, count, (ref,), free=memory)
             after = ()
         return ref
 
@@ -126,3 +154,9 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def _items(part: Part, direction: str) -> Items:
+    if direction == INPUT:
+        return part.recompute + part.input_gradient
+    return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]

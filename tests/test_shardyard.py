@@ -70,7 +70,7 @@ def test_out_of_memory_is_an_answer_with_exit_code_2() -> None:
     result = call("simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192")
     assert result.exit_code == 2
     assert "out of memory on stage 0 by" in result.output
-    assert "try " in result.output
+    assert "fits with data_parallel=zero" in result.output
     assert "error:" not in result.output
 
 
@@ -88,8 +88,17 @@ MISTAKES = [
     (("simulate", JOB, "--set", "cluster.node.nic=400"), "needs a unit"),
     (("simulate", JOB, "--set", "plan.precision=fp8"), "precision='fp8'"),
     (("simulate", JOB, "--nodes", "0"), "nodes=0"),
+    (("simulate", JOB, "--set", "plan=3"), "plan=3: expected fields or the name of a file"),
+    (("simulate", JOB, "--set", "plan.tp=true"), "tp=True: must not be true or false"),
+    (("simulate", JOB, "--set", "cluster.node.nic=400,0 Gb/s"), "not a quantity"),
+    (("simulate", JOB, "--set", "cluster.node.nic=400 mb/s"), "not a quantity"),
+    (("simulate", JOB, "--nodes", "99999999"), "more than 1,048,576 GPUs"),
+    (("simulate", JOB, "--set", "plan.global_batch=1000000000000"), "too many to play"),
+    (("simulate", JOB, "--set", "name=[1]"), "name=[1]: must be a text"),
+    (("simulate", JOB, "--report", "README.md"), "must name a folder"),
+    (("simulate", JOB, "--cluster", "dgx-1v"), "precision='bf16' is not possible: v100-sxm2-32gb computes in"),
     (("list", "modles"), "did you mean 'models'?"),
-    (("explain", "mfuu"), "mfu"),
+    (("explain", "mfuu"), "did you mean 'mfu'?"),
     (("compare", JOB, "nowhere.yaml"), "nowhere.yaml: cannot be read"),
     (("ranks", "--nodes", "2", "--gpus", "4", "--gpus-per-process", "3"), "3"),
 ]
@@ -108,6 +117,13 @@ def test_mistakes_are_one_line_on_stderr_and_exit_code_2(arguments: tuple[str, .
 def test_set_reaches_every_part_of_the_job() -> None:
     job = shardyard.read_job(JOB, ["plan.tp=4", "model.layers=8", "cluster.node.nic=200 Gb/s", "nodes=4", "profile=generic"])
     assert (job.plan.tp, job.model.layers, job.cluster.node.nic, job.cluster.nodes, job.profile) == (4, 8, 25e9, 4, "generic")
+    assert shardyard.read_job(JOB, {"cluster.nodes": 16}).cluster.nodes == 16
+
+
+def test_a_field_given_twice_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: llama-3.1-8b\ncluster: dgx-h100\nplan: {tp: 2}\nplan: {tp: 4}\n")
+    with pytest.raises(shardyard.UserError, match="at line 4: field 'plan' is given twice"):
+        shardyard.read_job(tmp_path / "job.yaml")
 
 
 def test_hash_changes_with_any_input_and_with_nothing_else() -> None:
@@ -145,6 +161,13 @@ def test_list_and_explain() -> None:
         if name:
             assert call("explain", name).exit_code == 0
     assert "2Ψ" in call("explain", "volume").output
+    for name, words in (
+        ("plan.tp", "tensor parallel degree"),
+        ("1f1b", "arXiv:2104.04473"),
+        ("zero3", "3Ψ"),
+        ("all_reduce/ring", "2(n−1)/n"),
+    ):
+        assert words in call("explain", name).output
 
 
 def test_ranks() -> None:

@@ -96,10 +96,16 @@ class Board:
             self._ways[gpu] = ((*away, out), (into, *back))
 
     def tables(self) -> tuple[Ids, Ids, Ids]:
-        """Link ids padded with −1: inside (gpus, gpus, hops), out to the fabric (gpus, hops), in from the fabric (gpus, hops)."""
-        gpus = self.node.gpus
-        inside = _padded([self._inside.get((a, b), ()) for a in range(gpus) for b in range(gpus)])
-        return inside.reshape(gpus, gpus, -1), _padded([out for out, _ in self._ways]), _padded([into for _, into in self._ways])
+        """Link ids padded with −1: inside (gpus, gpus, hops), out to the fabric (gpus, hops), in from the fabric (gpus, hops).
+
+        With a switch between the GPUs, it is one more end inside: (gpus + 1, gpus + 1, hops).
+        """
+        ends = self.node.gpus + bool(self.switch)
+        paths = dict(self._inside)
+        for gpu, (up, down) in enumerate(self.switch):
+            paths |= {(gpu, self.node.gpus): up, (self.node.gpus, gpu): down}
+        inside = _padded([paths.get((a, b), ()) for a in range(ends) for b in range(ends)])
+        return inside.reshape(ends, ends, -1), _padded([out for out, _ in self._ways]), _padded([into for _, into in self._ways])
 
 
 def _padded(paths: list[Path]) -> Ids:

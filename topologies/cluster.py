@@ -19,8 +19,21 @@ from topologies.network import Network
 from topologies.readers import read_dump
 from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_yaml
 
-__all__ = ["Cluster", "Dtype", "Fabric", "Gpu", "Latency", "Node", "cluster_names", "gpu_names", "load_cluster", "load_gpu"]
+__all__ = [
+    "Cluster",
+    "Dtype",
+    "Fabric",
+    "Gpu",
+    "Latency",
+    "Node",
+    "cluster_names",
+    "gpu_names",
+    "inline_cluster",
+    "load_cluster",
+    "load_gpu",
+]
 
+MOST = 2**20  # GPUs
 _HERE = Path(__file__).parent
 
 
@@ -41,6 +54,8 @@ class Cluster(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
+        if self.nodes * self.node.gpus > MOST:
+            raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MOST:,} GPUs are not simulated")
         if self.nodes > 1 and not self.node.nics and not self.fabric.direct:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
         if self.node.gpus > 1 and not self.node.board().joined and (self.node.nics or not self.fabric.direct):
@@ -88,6 +103,11 @@ def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping
     if nodes is not None:
         data["nodes"] = nodes
     return build(Cluster, data, name_or_path)
+
+
+def inline_cluster(data: Mapping[str, Any], where: str) -> Cluster:
+    """The cluster whose fields are given, with the name of a GPU in place of its description where wanted. Raises UserError."""
+    return build(Cluster, _complete({"name": "cluster"} | dict(data)), where)
 
 
 def _names(folder: str) -> list[str]:

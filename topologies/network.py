@@ -32,8 +32,8 @@ class Network:
         blocks, self._between = cluster.fabric.backbone(node, cluster.nodes)
         self.gpus, self.gpus_per_node, self.nodes = cluster.gpus, node.gpus, cluster.nodes
         self._inside, self._out, self._in = board.tables()
-        self._rail, self._switch = np.array(board.rail, dtype=np.int64), np.array(board.switch, dtype=np.int64)
-        self.multicast = node.gpu.multicast and bool(board.switch)
+        self._rail, self._switched = np.array(board.rail, dtype=np.int64), bool(board.switch)
+        self.multicast = node.gpu.multicast and self._switched
         self._ragged = bool((self._out < 0).any() or (self._in < 0).any())
         entries: list[Link | Block] = [*board.links, *blocks]
         self._kind = np.array([KINDS.index(entry.kind) for entry in entries], dtype=np.int64)
@@ -66,7 +66,8 @@ class Network:
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1.
 
-        Raises IndexError when a GPU does not exist.
+        An end may also be the switch inside a node, gpus + its node, when the other end is a GPU of that node. Raises IndexError
+        when an end does not exist or a switch would have to be reached from elsewhere.
         """
         a, b = self._end(source), self._end(destination)
         near = a.node == b.node if self._inside.shape[-1] else a.gpu == b.gpu
@@ -80,28 +81,32 @@ class Network:
         result[near, : inside.shape[1]] = inside
         return result
 
-    def switch_routes(self, gpus: Ids, up: bool) -> Ids:
-        """Links from each GPU up to the NVSwitch of its node, or down from there, as `routes` gives them.
-
-        Raises ValueError when nodes have no switch between their GPUs.
-        """
-        if not self._switch.size:
-            raise ValueError("nodes of this cluster have no switch between their GPUs")
-        end = self._end(gpus)
-        return _shift(self._switch[end.local, 0 if up else 1], end.node * self._per_node)
+    def switch_of(self, gpu: Ids) -> Ids:
+        """The switch beside each GPU that adds and copies (NVLink SHARP), an end of `routes`: gpus + its node; −1 without."""
+        return self.gpus + self.node_of(gpu) if self.multicast else np.full(np.shape(gpu), -1, dtype=np.int64)
 
     def _end(self, gpu: Ids) -> End:
         gpu = np.asarray(gpu, dtype=np.int64)
         if gpu.size and (gpu.min() < 0 or gpu.max() >= self.gpus):
-            raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
+            return self._switches(gpu)
         node = gpu // self.gpus_per_node
         local = gpu - node * self.gpus_per_node
         return End(gpu, node, local, self._rail[local])
+
+    def _switches(self, gpu: Ids) -> End:
+        """Ends of which some are switches, numbered after the GPUs; inside a node they are too."""
+        if gpu.min() < 0 or gpu.max() >= self.gpus + self.nodes or not self._switched:
+            raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
+        node = np.where(gpu < self.gpus, gpu // self.gpus_per_node, gpu - self.gpus)
+        local = np.where(gpu < self.gpus, gpu % self.gpus_per_node, self.gpus_per_node)
+        return End(gpu, node, local, np.where(gpu < self.gpus, self._rail[gpu % self.gpus_per_node], -1))
 
     def _near(self, a: End, b: End) -> Ids:
         return _shift(self._inside[a.local, b.local], a.node * self._per_node)
 
     def _far(self, a: End, b: End) -> Ids:
+        if max(a.local.max(initial=0), b.local.max(initial=0)) >= self.gpus_per_node:
+            raise IndexError("the switch of a node is reached from its own GPUs only")
         out = _shift(self._out[a.local], a.node * self._per_node)
         into = _shift(self._in[b.local], b.node * self._per_node)
         between = self._between(a, b)

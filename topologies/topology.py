@@ -5,7 +5,7 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,6 @@ class Topology(Protocol):
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1. A GPU to itself has no links."""
 
-    @property
-    def multicast(self) -> bool:
-        """Whether the switch inside each node adds what its GPUs send and copies to all (NVLink SHARP: Hopper and later)."""
-
-    def switch_routes(self, gpus: Ids, up: bool) -> Ids:
-        """Links from each GPU up to the switch inside its node, or down from there: shape (E, hops), padded with −1.
-
-        Raises ValueError when nodes have no switch.
-        """
-
     def node_of(self, gpu: Ids) -> Ids:
         """The node of each GPU."""
 
@@ -58,3 +48,11 @@ class Topology(Protocol):
 
     def name(self, link: int) -> str:
         """For people: `"node 3 nic 2 out"`."""
+
+
+@runtime_checkable
+class Multicast(Protocol):
+    """What a `Topology` has besides when some of its switches add and multicast (NVLink SHARP)."""
+
+    def switch_of(self, gpu: Ids) -> Ids:
+        """The endpoint number (gpus or more) of the switch beside each GPU, which `routes` knows too; −1 where there is none."""

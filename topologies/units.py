@@ -22,14 +22,20 @@ _FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0
 def _parse(text: object, units: dict[str, float], example: str) -> float:
     if not isinstance(text, str):
         raise ValueError(f"needs a unit, such as '{example}'")
+    refused = ValueError(f"is not a quantity with a unit, such as '{example}'")
+    if "," in text:  # 400,0 Gb/s would be read as 4000 Gb/s
+        raise refused
     try:
         quantity = Quantity(text, binary=True)
     except InvalidNumber:
-        raise ValueError(f"is not a quantity with a unit, such as '{example}'") from None
+        raise refused from None
+    if not quantity.units:
+        raise ValueError(f"needs a unit, such as '{example}'")
     if quantity.units not in units:
-        what = f"unit '{quantity.units}' is not known here" if quantity.units else "needs a unit"
-        raise ValueError(f"{what}, such as '{example}'")
+        raise refused
     value = float(quantity) * units[quantity.units]
+    if 0 < value < 0.1 and units is not _SECONDS:  # 400 mb/s is milli
+        raise refused
     if not 0 <= value < float("inf"):
         raise ValueError("must be finite and not negative")
     return value

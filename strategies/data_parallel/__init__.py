@@ -25,8 +25,12 @@ class Hook(ABC):
         return stage.forward(microbatch, after)
 
     @abstractmethod
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
-        """Add the backward pass; `last`: no other microbatch follows in this step."""
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
+        """Add the backward pass (weights_only: its second half, of a split one); `last`: no other microbatch follows."""
+
+    def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
+        """Add the first half of a split backward pass; returns the op whose end makes the gradient of the input available."""
+        return stage.input_gradient(microbatch, after)
 
     @abstractmethod
     def update(self, stage: Stage) -> None:

@@ -14,11 +14,11 @@ from strategies.stage import Stage
 class DDP(Hook):
     """All-reduce of gradients."""
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduced in the last microbatch only."""
         if stage.plan.dp == 1 or not last:
-            return stage.backward(microbatch, after)
-        return stage.backward_in_buckets(microbatch, after, "all_reduce")
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
 
     def update(self, stage: Stage) -> None:
         """Every rank updates all of its parameters."""

@@ -1,9 +1,8 @@
 """ZeRO-1 and ZeRO-2: optimizer states (and gradients) are sharded over the dp ranks. Rajbhandari et al. 2020, arXiv:1910.02054.
 
 Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
-all-reduce.
-ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as
-DeepSpeed does).
+all-reduce. The gather of parameters ends the step, hidden behind nothing. ZeRO-1 keeps whole gradients and reduces them once per
+step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ class Zero1(Hook):
 
     shards = frozenset({"optimizer"})
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
         if stage.plan.dp == 1 or not last:
-            return stage.backward(microbatch, after)
-        return stage.backward_in_buckets(microbatch, after, "reduce_scatter")
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
@@ -43,6 +42,8 @@ class Zero2(Zero1):
 
     shards = frozenset({"optimizer", "gradient"})
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
-        return super().backward(stage, microbatch, after, last=True)
+        if stage.plan.dp == 1:
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)

@@ -7,11 +7,13 @@ one computes (prefetch depth 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from sim.program import Collective, Memory, Op, Ref
+from sim.program import COMPUTE, Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, hooks
 from strategies.stage import Stage
+
+Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
 
 
 @hooks("zero3")
@@ -25,37 +27,63 @@ class Zero3(Hook):
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
-        return self._pass(stage, microbatch, after, range(len(stage.parts)), backward=False)
-
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool) -> Ref:
-        """The same in reverse, and a reduce-scatter of each part's gradients."""
-        return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), backward=True)
-
-    def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], backward: bool) -> Ref:
         if stage.plan.dp == 1:
-            return stage.backward(microbatch, after) if backward else stage.forward(microbatch, after)
+            return stage.forward(microbatch, after)
+        return self._pass(stage, microbatch, after, range(len(stage.parts)), self._forward)
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
+        """The same in reverse, and a reduce-scatter of each part's gradients. Weight gradients alone need no parameters."""
+        if stage.plan.dp == 1:
+            return stage.whole_backward(microbatch, after, weights_only)
+        if not weights_only:
+            return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._backward)
+        for part in range(len(stage.parts) - 1, -1, -1):
+            gradient = self._gradient(stage, part)
+            ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=gradient)
+            stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
+            after = ()
+        return ref
+
+    def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
+        """Gathers like a backward pass, reduces nothing."""
+        if stage.plan.dp == 1:
+            return stage.input_gradient(microbatch, after)
+        return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
+
+    def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         overlap = stage.plan.plan.overlap
         computed: list[Ref] = []
-        gathered = [self._gather(stage, order[0], after)]
+        # the first part is gathered when the pass before has released its own, or without overlap when it has computed
+        gathered = [self._gather(stage, order[0], self._turn(stage, () if overlap else after))]
         for position, part in enumerate(order):
             if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
                 gathered.append(self._gather(stage, order[position + 1], tuple(computed[-1:])))
             waits = (gathered[position], *(after if not position else ()))
-            computed.append(self._compute(stage, microbatch, part, waits, backward))
+            computed.append(compute(stage, microbatch, part, waits))
             if not overlap and position + 1 < len(order):
                 gathered.append(self._gather(stage, order[position + 1], (computed[-1], *stage.reduced[-1:])))
         return computed[-1]
 
-    def _compute(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
-        whole = self._whole(stage, part)
-        if not backward:
-            return stage.forward(microbatch, after, part, part + 1, free=whole)
-        plan = stage.plan.plan
-        size = self._elements(stage, part) * plan.bytes_per_gradient
-        gradient: Memory = (("temporary", size),)  # the unsharded gradient, until it is reduced
-        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=whole)
-        stage.reduce("reduce_scatter", size, 1, (ref,), free=gradient)
+    def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
+        """What the first gather of a pass waits for: the last compute of the pass before."""
+        before = next((i for i in range(len(stage.cohort.ops) - 1, -1, -1) if stage.cohort.ops[i].stream == COMPUTE), None)
+        return after if before is None else (*after, Ref(stage.rank, before))
+
+    def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        return stage.forward(microbatch, after, part, part + 1, free=self._whole(stage, part))
+
+    def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        return stage.input_gradient(microbatch, after, part, part + 1, free=self._whole(stage, part))
+
+    def _backward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        gradient = self._gradient(stage, part)
+        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=self._whole(stage, part))
+        stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
         return ref
+
+    def _gradient(self, stage: Stage, part: int) -> Memory:
+        """The unsharded gradient of a part, until it is reduced."""
+        return (("temporary", self._elements(stage, part) * stage.plan.plan.bytes_per_gradient),)
 
     def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
         plan = stage.plan.plan

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
-from sim.program import Kernel
+from sim.program import Collective, Kernel
 from strategies.layers.ends import embedding, head
 from strategies.layers.pieces import Item, Items, Piece, Share
 from strategies.layers.transformer import transformer_layer
@@ -43,6 +43,7 @@ class Part:
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     model_flops: float  # of the whole tp group, forward and backward
+    held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
 
 
@@ -133,6 +134,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         weight_gradient=weights,
         recompute=repeated,
         backward=repeated + inputs + weights,
+        held=_held(weights, share),
         saved=sum(kept.values()),
         restored=sum(restored.values()),
         temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
@@ -140,6 +142,22 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         replicated=sum(piece.replicated for piece in pieces),
         model_flops=3.0 * sum(piece.flops for piece in pieces),
     )
+
+
+def _held(weights: Items, share: Share) -> float:
+    """Bytes of both operands of the weight gradients' products: gradients of outputs (m features × k tokens), inputs (k × n).
+
+    An input that sequence parallelism gathers just before is held as the rank's part of it.
+    """
+    total, gathered = 0.0, False
+    for item in weights:
+        if isinstance(item, Collective):
+            gathered = True
+        elif item.kind == "gemm":
+            batch, m, n, k = item.shape
+            total += batch * k * (m + (n / share.tp if gathered else n))
+            gathered = False
+    return total * share.element
 
 
 def _recomputed(item: Item) -> Item:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedules
+from strategies.schedules import Action, schedule
 
 
-@schedules("naive")
-def naive(stage: int, stages: int, microbatches: int) -> Iterator[Action]:
+@schedule("naive")
+def naive(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Forward and backward of each microbatch in turn."""
     for microbatch in range(microbatches):
         yield Action("F", microbatch)

@@ -1,16 +1,16 @@
-"""1F1B (PipeDream-Flush): at most stages − stage microbatches in flight. Narayanan et al. 2021, arXiv:2104.04473, figure 4."""
+"""1F1B (PipeDream-Flush): at most ranks − rank microbatches in flight. Narayanan et al. 2021, arXiv:2104.04473, figure 4."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedules
+from strategies.schedules import Action, schedule
 
 
-@schedules("1f1b")
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Action]:
-    """Warm up with stages − stage − 1 forwards, then alternate one forward and one backward, then drain."""
-    warm_up = min(stages - stage - 1, microbatches)
+@schedule("1f1b")
+def one_f_one_b(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
+    """Warm up with ranks − rank − 1 forwards, then alternate one forward and one backward, then drain."""
+    warm_up = min(ranks - rank - 1, microbatches)
     for microbatch in range(warm_up):
         yield Action("F", microbatch)
     for microbatch in range(warm_up, microbatches):

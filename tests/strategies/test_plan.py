@@ -6,7 +6,6 @@ import pytest
 
 from shardyard import read_job
 from strategies.plan import Plan
-from strategies.schedules import schedules
 from topologies.reading import UserError, build
 
 MISTAKES = [
@@ -66,28 +65,6 @@ def test_states_are_sixteen_bytes_per_parameter() -> None:
     table = {0.32e9: 5.12e9, 17.2e9: 275.2e9, 175e9: 2800e9}  # BERT-large, Turing-NLG, GPT-3
     for parameters, size in table.items():
         assert sum(states.values()) * parameters == pytest.approx(size)
-
-
-def in_flight(name: str, stage: int, stages: int, microbatches: int) -> int:
-    held = most = 0
-    for action in schedules[name](stage, stages, microbatches):
-        held += 1 if action.kind == "F" else -1
-        most = max(most, held)
-    return most
-
-
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (4, 1), (4, 3), (4, 4), (4, 9), (8, 64)])
-def test_schedules_run_every_pass_once_and_hold_what_theory_says(stages, microbatches) -> None:
-    """1F1B holds min(p − s, m) activations (Narayanan et al. 2021), naive one."""
-    for name in schedules:
-        for stage in range(stages):
-            actions = list(schedules[name](stage, stages, microbatches))
-            assert sorted(actions) == sorted((kind, mb) for kind in "FB" for mb in range(microbatches))
-            for mb in range(microbatches):
-                assert actions.index(("F", mb)) < actions.index(("B", mb))
-    for stage in range(stages):
-        assert in_flight("1f1b", stage, stages, microbatches) == min(stages - stage, microbatches)
-        assert in_flight("naive", stage, stages, microbatches) == 1
 
 
 def test_units_at_the_door() -> None:

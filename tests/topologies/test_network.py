@@ -105,7 +105,7 @@ def test_links_are_counted_and_named_once() -> None:
 
 def test_unknown_gpus_are_refused() -> None:
     with pytest.raises(IndexError, match="0 to 15"):
-        load_cluster("dgx-h100", nodes=2).topology().routes(np.array([0]), np.array([16]))
+        load_cluster("dgx-h100", nodes=2).topology().routes(np.array([0]), np.array([18]))  # 16 and 17 are switches
 
 
 def test_shifting_by_a_node_loads_every_nic_once_each_way() -> None:

@@ -243,7 +243,18 @@ def test_switches_that_add_are_those_of_hopper_and_later(name: str, multicast: b
 def test_up_to_the_switch_and_down_is_the_route_through_it() -> None:
     topology = load_cluster("dgx-h100", nodes=3).topology()
     a, b = np.array([1, 9, 23]), np.array([6, 8, 16])
-    ways = np.concatenate((topology.switch_routes(a, up=True), topology.switch_routes(b, up=False)), axis=1)
-    assert (ways == topology.routes(a, b)).all()
-    with pytest.raises(ValueError, match="no switch between their GPUs"):
-        load_cluster("dgx-1v").topology().switch_routes(a, up=True)
+    switch = topology.switch_of(a)
+    assert switch.tolist() == [24, 25, 26]
+    up, down = (ways[ways >= 0] for ways in (topology.routes(a, switch), topology.routes(switch, b)))
+    assert np.stack((up, down), axis=1).tolist() == topology.routes(a, b).tolist()
+    mixed = topology.routes(np.array([0, 24, 3]), np.array([1, 7, 24]))
+    assert (mixed >= 0).sum(axis=1).tolist() == [2, 1, 1]
+    with pytest.raises(IndexError, match="from its own GPUs only"):
+        topology.routes(np.array([0]), np.array([25]))
+    with pytest.raises(IndexError, match="numbered 0 to 23"):
+        topology.routes(np.array([0]), np.array([27]))
+
+
+def test_a_switch_that_does_not_add_is_not_offered() -> None:
+    for name in ("dgx-a100", "dgx-1v"):
+        assert load_cluster(name).topology().switch_of(np.array([0, 3])).tolist() == [-1, -1]

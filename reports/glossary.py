@@ -1,0 +1,45 @@
+"""What any word means that people meet in commands and answers: metrics, fields of a plan, schedules, strategies, algorithms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from reports import metrics
+from sim.collectives import algorithms
+from strategies.data_parallel import hooks
+from strategies.plan import Plan
+from strategies.schedules import schedules
+from topologies.reading import UserError, nearest
+
+
+def explain(name: str) -> str:
+    """The entry of `name`, a few lines. Raises UserError with the nearest name."""
+    word = name.strip()
+    try:
+        return metrics.explain(word)
+    except UserError:
+        entries = dict(_entries())
+        found = entries.get(word.removeprefix("plan."))
+        if found is None:
+            raise UserError(f"nothing is known of '{name}'{_hint(word, entries)}") from None
+        return found
+
+
+def _hint(word: str, entries: dict[str, str]) -> str:
+    hint = nearest(word.lower(), [*entries, *(metric.lower() for metric in metrics.metric_names())])
+    return hint if "did you mean" in hint else "; `shardyard list` shows what there is"
+
+
+def _entries() -> Iterator[tuple[str, str]]:
+    for field, info in Plan.model_fields.items():
+        yield field, f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
+    for registry in (schedules, hooks, algorithms):
+        for name in registry:
+            yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
+
+
+def _documentation(thing: object) -> str:
+    """The documentation of the thing, then that of its file."""
+    own, module = inspect.getdoc(thing) or "", inspect.getdoc(inspect.getmodule(thing)) or ""
+    return "\n".join(f"  {line}" for line in f"{own}\n{module}".splitlines() if line)

@@ -1,0 +1,84 @@
+"""What makes a job fit that runs out of memory: changes of the plan, each tried by simulation, the global batch kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from sim.summary import Summary
+from strategies.job import Job
+from topologies.reading import UserError
+
+Changes = dict[str, Any]
+LONG = 8192  # tokens of a sequence, if the model's whole context was taken by default
+_NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
+
+
+class Fix(NamedTuple):
+    """Changes of the plan that make the job fit, and the answer with them."""
+
+    changes: Changes
+    summary: Summary
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in self.changes.items()
+        )
+
+
+def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: int = 100_000, limit: int = 3) -> list[Fix]:
+    """Combinations of few changes that fit, the fastest first; empty when simulations of `effort` events found none.
+
+    The search goes on from the combination that needs least memory. Only changes of the plan are tried, on the same cluster.
+    """
+    start = job.resolve()
+    kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
+    open_: list[tuple[float, int, Changes]] = [(summary.worst.peak, 0, {})]
+    seen: list[Changes] = [{}]
+    found: list[Fix] = []
+    while open_ and effort > 0 and len(found) < 2 * limit:
+        open_.sort(key=lambda entry: entry[:2])
+        _, _, base = open_.pop(0)
+        for idea in _ideas(_changed(job, kept | base)):
+            changes = base | idea
+            if changes in seen or effort <= 0:
+                continue
+            seen.append(changes)
+            try:
+                result = answer(_changed(job, kept | changes))
+            except UserError:
+                continue
+            effort -= result.events
+            if result.fits:
+                found.append(Fix(changes, result))
+            else:
+                open_.append((result.worst.peak, len(seen), changes))
+    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
+
+
+def _changed(job: Job, changes: Changes) -> Job:
+    return replace(job, plan=job.plan.model_copy(update=changes))
+
+
+def _ideas(job: Job) -> Iterator[Changes]:
+    """Single changes that lower memory and that the plan does not make yet."""
+    plan, model, node = job.plan, job.model, job.cluster.node.gpus
+    dp = max(1, job.cluster.gpus // (plan.tp * plan.pp))
+    if plan.sequence is None and model.context > LONG:
+        yield {"sequence": LONG}
+    if dp > 1 and plan.data_parallel in _NEXT_ZERO:
+        yield {"data_parallel": _NEXT_ZERO[plan.data_parallel]}
+        yield {"data_parallel": "zero3"}
+    if plan.attention == "materialised":
+        yield {"attention": "flash"}
+    if plan.recompute != "full":
+        yield {"recompute": "full"}
+    if plan.microbatch > 1:
+        yield {"microbatch": plan.microbatch // 2}
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield {"sequence_parallel": True}
+    if dp % 2 == 0 and 2 * plan.tp <= node:
+        yield {"tp": 2 * plan.tp, "sequence_parallel": True}
+    if dp % 2 == 0 and 2 * plan.pp <= model.layers:
+        yield {"pp": 2 * plan.pp}
