@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 
-from topologies.reading import CompleteError, Config, line_of
+from topologies.reading import CompleteError, Config, UserError, line_of
 from topologies.registry import Registry
 from topologies.topology import Ids
 from topologies.units import Seconds
@@ -78,9 +78,10 @@ def read_fabric(data: object) -> object:
         return data
     data = {field: value for field, value in data.items() if value is not None}
     kind = data.get("kind", "single")
-    if kind not in fabrics:
-        raise CompleteError(f"fabric.kind={kind!r}: {_unknown(kind)}")
-    config = fabrics[kind]
+    try:
+        config = fabrics[str(kind)]
+    except UserError as error:
+        raise CompleteError(f"fabric.kind={kind!r}: {error}") from None
     foreign = [field for field in data if field not in config.model_fields and _anywhere(field)]
     if foreign:
         known = ", ".join(field for field in config.model_fields if field != "kind")
@@ -92,14 +93,6 @@ def read_fabric(data: object) -> object:
         return config.model_validate(dict(data))
     except ValidationError as error:
         raise CompleteError(line_of(error, config, "fabric")) from None
-
-
-def _unknown(kind: Any) -> str:
-    try:
-        fabrics[str(kind)]
-    except ValueError as error:
-        return str(error)
-    return "expected a name"
 
 
 def _anywhere(field: str) -> bool:
