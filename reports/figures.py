@@ -25,8 +25,9 @@ BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73",
 GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED, "pp": SKY}  # fmt: skip
-HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "pp": "----"}
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED,
+           "replica": YELLOW, "pp": SKY}  # fmt: skip
+HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----"}
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 
 LANES = 32  # rows of a Gantt chart

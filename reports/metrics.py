@@ -72,6 +72,8 @@ METRICS = (
            TIMELINE),
     Metric("dp exposed", "breakdown.dp exposed", "Data parallel communication that the compute stream waits for.", _TIME, "s",
            TIMELINE),
+    Metric("replica exposed", "breakdown.replica exposed",
+           "Communication between replicas of a sharded copy (HSDP) that the compute stream waits for.", _TIME, "s", TIMELINE),
     Metric("pp exposed", "breakdown.pp exposed", "Pipeline sends that the compute stream waits for while they are on the way.",
            _TIME, "s", TIMELINE),
     Metric("launch", "breakdown.launch", "Time the GPU waits for the host to launch its next kernel.",

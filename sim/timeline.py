@@ -17,7 +17,14 @@ from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 if TYPE_CHECKING:
     import pandas as pd
 
-AXES = ("tp", "cp", "ep", "dp", "pp")  # when an idle moment has communication on several axes, the first of these explains it
+AXES = (
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "replica",
+    "pp",
+)  # when an idle moment has communication on several axes, the first of these explains it
 PHASES = ("forward", "backward", "recompute", "optimizer")
 COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble", "wait")
 

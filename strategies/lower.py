@@ -114,13 +114,13 @@ class _Lowering:
             self.hook.update(stage)
         parameters = sum(stage.parameters for stage in stages)
         stages[0].cohort.resident = tuple(
-            (kind, parameters * width / (plan.dp if kind in self.hook.shards else 1))
+            (kind, parameters * width / (plan.shards if kind in self.hook.shards else 1))
             for kind, width in plan.plan.bytes_of_states.items()
         )
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
         """First and last rank sum the gradients of the embedding that they share."""
-        width, shards = self.plan.plan.bytes_per_gradient, self.plan.dp if "gradient" in self.hook.shards else 1
+        width, shards = self.plan.plan.bytes_per_gradient, self.plan.shards if "gradient" in self.hook.shards else 1
         size = self.stages[self.last].tied * width / shards
         pair = Collective("all_reduce", size, "pp", "tied embedding", self.plan.plan.algorithm, 1, width, ranks)
         last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == COMPUTE)

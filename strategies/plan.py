@@ -34,6 +34,13 @@ class Plan(Config):
     schedule: str = Field("1f1b", description="pipeline schedule, by name (`shardyard list schedules`)")
     chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
     data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
+    shard: PositiveInt | None = Field(
+        None,
+        description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
+    )
+    reshard: bool = Field(
+        True, description="zero3: release parameters after the forward pass and gather them again for the backward"
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
@@ -138,14 +145,27 @@ class Resolved(Config):
         microbatches = _microbatches(plan, dp, where)
         _divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
+        _shards(plan, dp, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
 
     @property
     def grid(self) -> Grid:
-        """The rank grid in the plan's order."""
-        return Grid.of(tuple(self.plan.order.split("-")), tp=self.plan.tp, dp=self.dp, pp=self.plan.pp)
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it."""
+        order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
+        degrees = {"tp": self.plan.tp, "dp": self.dp // self.replicas, "pp": self.plan.pp}
+        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
+
+    @property
+    def shards(self) -> int:
+        """How many dp ranks share one sharded copy of the states that the strategy shards."""
+        return self.plan.shard or self.dp
+
+    @property
+    def replicas(self) -> int:
+        """How many such groups there are."""
+        return self.dp // self.shards
 
 
 def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
@@ -154,6 +174,17 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
     if inner * dp != gpus:
         raise UserError(f"{where}: tp·pp·dp = {plan.tp}·{plan.pp}·{dp} = {inner * dp} ≠ {gpus} GPUs")
     return dp
+
+
+def _shards(plan: Plan, dp: int, where: str) -> None:
+    if not plan.reshard and "parameter" not in hooks[plan.data_parallel].shards:
+        raise UserError(f"{where}: reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters")
+    if plan.shard is None:
+        return
+    if not hooks[plan.data_parallel].shards:
+        raise UserError(f"{where}: shard={plan.shard} contradicts data_parallel={plan.data_parallel}, which shards nothing")
+    if plan.shard == 1 or dp % plan.shard:
+        raise UserError(f"{where}: shard={plan.shard} must be at least 2 and divide dp={dp}")
 
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:

@@ -103,8 +103,19 @@ class Stage:
             plan = self.plan.plan
             self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
         ref = self.add(Op("dp", self._reductions[key], after, allocate, free))
+        if self.plan.replicas > 1:
+            ref = self._replicate(size / self.plan.shards, count, ref)
         self.reduced.append(ref)
         return ref
+
+    def _replicate(self, size: float, count: int, after: Ref) -> Ref:
+        """Sum a reduced shard over the replicas of the sharded copy (HSDP)."""
+        key = "replica", size, count
+        if key not in self._reductions:
+            plan = self.plan.plan
+            one = Collective("all_reduce", size, "replica", "gradient shards", plan.algorithm, count, plan.bytes_per_gradient)
+            self._reductions[key] = one
+        return self.add(Op("replica", self._reductions[key], (after,)))
 
     def backward_in_buckets(
         self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False, weights_only: bool = False

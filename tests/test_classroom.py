@@ -42,6 +42,22 @@ def test_volumes_in_units_of_psi(played, hook, factor, gpus) -> None:
     assert volume.bytes == pytest.approx(2 * volume.elements)  # bf16
 
 
+def test_hybrid_sharding(played) -> None:
+    """HSDP: ZeRO-3 inside groups of k, gradient shards all-reduced between r groups: 3Ψ(k−1)/k + 2Ψ/k·(r−1)/r; states over k."""
+    timeline = played(4, 2, data_parallel="zero3", shard=4)
+    volume, psi = answer(timeline).volume, timeline.program.parameters
+    assert volume["dp"].psi == pytest.approx(3 * 3 / 4)
+    assert volume["replica"].psi == pytest.approx(2 * (1 / 4) * (1 / 2))
+    assert dict(timeline.program.cohorts[0].resident)["optimizer"] / psi == pytest.approx(12 / 4)
+
+
+def test_without_resharding(played) -> None:
+    """FSDP2 with reshard_after_forward=False: parameters are gathered once, 2Ψ, and stay until the backward pass."""
+    kept, released = (played(8, data_parallel="zero3", reshard=reshard) for reshard in (False, True))
+    assert answer(kept).volume["dp"].psi == pytest.approx(2 * 7 / 8)
+    assert answer(kept).memory[0].peak > answer(released).memory[0].peak
+
+
 def test_gradient_accumulation(played) -> None:
     """DDP and ZeRO-1 reduce once per step, ZeRO-2 and ZeRO-3 in every microbatch (as DeepSpeed and FSDP do)."""
     psi = {

@@ -24,6 +24,7 @@ plans = st.fixed_dictionaries({
     "attention": st.sampled_from(["flash", "materialised"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
     "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
     "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
+    "shard": st.sampled_from([None, 2, 4]), "reshard": st.booleans(),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),
 })  # fmt: skip
 models = st.fixed_dictionaries({"layers": st.integers(4, 6), "tied": st.booleans(), "gated": st.booleans()})

@@ -2,7 +2,8 @@
 
 Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
 all-reduce. The gather of parameters ends the step, hidden behind nothing. ZeRO-1 keeps whole gradients and reduces them once per
-step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does).
+step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does). With `shard` below dp, the gradient shards of
+the replicas are then all-reduced.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Zero1(Hook):
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
-        dp, plan = stage.plan.dp, stage.plan.plan
-        updated = stage.update(dp, tuple(stage.reduced))
-        if dp == 1:
+        shards, plan = stage.plan.shards, stage.plan.plan
+        updated = stage.update(shards, tuple(stage.reduced))
+        if shards == 1:
             return
         size = stage.parameters * plan.bytes_per_element
         count = max(1, -int(-size // plan.bucket))

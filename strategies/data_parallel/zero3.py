@@ -1,8 +1,9 @@
 """ZeRO-3 (FSDP's full sharding): parameters are sharded too, and gathered part by part just before they are used.
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
-reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. With overlap the next part is gathered while the present
-one computes (prefetch depth 1).
+reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
+for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
+overlap the next part is gathered while the present one computes (prefetch depth 1).
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Zero3(Hook):
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         overlap = stage.plan.plan.overlap
+        if not stage.plan.plan.reshard and compute != self._forward:  # parameters are still there
+            return [compute(stage, microbatch, part, after if not position else ()) for position, part in enumerate(order)][-1]
         computed: list[Ref] = []
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
         gathered = [self._gather(stage, order[0], self._turn(stage, () if overlap else after))]
@@ -70,7 +73,8 @@ class Zero3(Hook):
         return after if before is None else (*after, Ref(stage.rank, before))
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        return stage.forward(microbatch, after, part, part + 1, free=self._whole(stage, part))
+        free = self._whole(stage, part) if stage.plan.plan.reshard else ()
+        return stage.forward(microbatch, after, part, part + 1, free=free)
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         return stage.input_gradient(microbatch, after, part, part + 1, free=self._whole(stage, part))
@@ -102,4 +106,4 @@ class Zero3(Hook):
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
-        stage.update(stage.plan.dp, tuple(stage.reduced[-len(stage.parts) :]))
+        stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))

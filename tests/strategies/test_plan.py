@@ -21,6 +21,9 @@ MISTAKES = [
     (dict(schedule="1f1d"), 1, "unknown schedule '1f1d'; did you mean '1f1b'?"),
     (dict(data_parallel="zero4"), 1, "unknown data_parallel 'zero4'"),
     (dict(bucket=25), 1, "needs a unit"),
+    (dict(shard=4), 1, "shard=4 contradicts data_parallel=ddp, which shards nothing"),
+    (dict(shard=3, data_parallel="zero3"), 1, "shard=3 must be at least 2 and divide dp=8"),
+    (dict(reshard=False, data_parallel="zero1"), 1, "reshard=false contradicts data_parallel=zero1"),
     (dict(order="tp-dp"), 1, "must name each of"),
     (dict(precision="int4"), 1, "precision='int4'"),
 ]
