@@ -28,7 +28,8 @@ def both(operation: str, algorithm: str, size: float, axis: str, grid: Grid, clu
 
 
 LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
-# By how much fluid may differ from stepped, lowest and highest ratio minus 1; (0, 0) is equality but for the clock's grid. Where it differs:
+# By how much fluid may differ from stepped: lowest and highest ratio minus 1; (0, 0) is equality but for the clock's grid.
+# Where it differs:
 #  trees, binomial: the fluid form adds the longest path of hops to the slowest rounds, which need not be the same path;
 #  rings and chains through fast and slow links: another channel is the slowest in another round, fluid adds them up;
 #  pairwise, Bruck, recursive doubling beyond 2^k: members whose rounds are short run ahead and meet the others' transfers.
