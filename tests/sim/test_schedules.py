@@ -270,11 +270,11 @@ def test_volumes_of_powers_of_two(n: int) -> None:
 
 @pytest.mark.parametrize("n", range(2, 18))
 def test_volumes_in_the_switch(n: int) -> None:
-    """Each member sends S to the switch for an all-reduce, its own piece for an all-gather."""
+    """A member sends everything up to be added, and the sum of its own piece to be spread."""
     place = Place((0,) * n, (0,) * n)
-    assert algorithms["all_reduce/in_switch"](place).sent(n) == pytest.approx(np.ones(n))
+    assert algorithms["all_reduce/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 + 1 / n))
     assert algorithms["all_gather/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 / n))
-    assert algorithms["reduce_scatter/in_switch"](place).sent(n) == pytest.approx(np.full(n, (n - 1) / n))
+    assert algorithms["reduce_scatter/in_switch"](place).sent(n) == pytest.approx(np.ones(n))
 
 
 @pytest.mark.parametrize("place", EVEN, ids=lambda p: "".join(map(str, p.node)))
