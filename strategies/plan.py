@@ -53,7 +53,7 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
+    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest of NCCL's")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")

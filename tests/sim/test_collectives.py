@@ -35,7 +35,7 @@ LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pc
 #  rings and chains through fast and slow links: another channel is the slowest in another round, fluid adds them up;
 #  pairwise, Bruck, recursive doubling beyond 2^k: members whose rounds are short run ahead and meet the others' transfers.
 BEHIND_A_SWITCH = {
-    "all_reduce/in_switch": (-0.006, 0.05),
+    "all_reduce/in_switch": (-0.008, 0.05),
     "all_reduce/rabenseifner": (-0.18, 0), "all_reduce/recursive_doubling": (-0.28, 0), "all_reduce/tree": (0, 0.08),
     "broadcast/binomial": (0, 0.11), "reduce/binomial": (0, 0.11), "gather/binomial": (0, 0.03),
 }  # fmt: skip
