@@ -109,7 +109,7 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = offered(work.operation) if work.algorithm == "auto" else (work.algorithm,)
+        names = offered(work.operation, work.algorithm)
         one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)

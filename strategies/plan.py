@@ -53,7 +53,7 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest of NCCL's")
+    algorithm: str = Field("auto", description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")

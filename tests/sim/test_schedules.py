@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sim.collectives import OFFERED, OPERATIONS, NotApplicable, Place, Schedule, algorithms, offered
 from sim.collectives.tree import double_tree
+from topologies.reading import UserError
 
 EVEN = [Place(tuple(i // k for i in range(n * k))) for n in (2, 3, 4) for k in (2, 3, 4)]
 PLACES = (
@@ -217,6 +218,14 @@ def test_all_to_allv_with_equal_counts_is_all_to_all() -> None:
 def test_all_to_allv_without_counts_is_refused() -> None:
     with pytest.raises(NotApplicable, match="2 × 2"):
         algorithms["all_to_allv/direct"](Place((0, 0)))
+
+
+def test_algorithms_are_asked_for_by_operation_or_for_all() -> None:
+    assert offered("all_reduce", "tree") == ("tree",)
+    assert offered("all_reduce", "all_reduce/tree, all_gather/pat") == ("tree",)
+    assert offered("reduce_scatter", "all_reduce/tree, all_gather/pat") == offered("reduce_scatter")
+    with pytest.raises(UserError, match="unknown collective algorithm 'all_reduce/three'; did you mean 'all_reduce/tree'"):
+        offered("all_gather", "all_reduce/three")
 
 
 def log(n: int) -> int:
