@@ -109,7 +109,8 @@ PIECES = 64  # of a pipelined message; NCCL's pieces have 0.5 to 2 MiB, so 64 ar
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
 
 
-# What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc): `auto` offers no more, for nobody runs more by default.
+# What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc) or PyTorch builds from NCCL's send and receive (the last
+# three): `auto` offers no more, for nobody runs more by default.
 # The names are in order of preference at equal prices. Operations that are not here have all that are registered.
 OFFERED = {
     "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
@@ -117,6 +118,9 @@ OFFERED = {
     "reduce_scatter": ("ring", "pat", "in_switch"),
     "broadcast": ("chain",),
     "reduce": ("chain",),
+    "scatter": ("flat",),
+    "gather": ("flat",),
+    "all_to_all": ("direct", "pairwise"),
 }
 
 
