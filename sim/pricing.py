@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.collectives import algorithms, offered
+from sim.collectives import offered
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
@@ -115,9 +115,7 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = offered(work.operation)
-        if work.algorithm != "auto" and f"{work.operation}/{work.algorithm}" in algorithms:
-            names = (work.algorithm,)
+        names = offered(work.operation, work.algorithm)
         one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)

@@ -112,7 +112,7 @@ class _Actor:
 
 class _Rounds:
     def __init__(self, schedule: Schedule, size: float, moves: _Moves, capacity: Floats, latency: Floats, fold: bool) -> None:
-        self.pieces = schedule.pieces
+        self.pieces, self.end = schedule.pieces, 0.0
         self.times = [phase.times for phase in schedule.phases if len(phase.source)]
         ticks = np.rint(latency * 2.0**40).astype(np.int64)
         colour = np.zeros(len(ticks), np.uint64) if fold else np.arange(len(ticks), dtype=np.uint64)
@@ -153,7 +153,7 @@ class _Rounds:
         for number in range(len(self.actors)):
             self._begin(number, 0, 0)
         self.env.run()
-        return self.env.now
+        return self.end  # the clock may run on to events that are no longer meant
 
     def _begin(self, number: int, piece: int, turn: int) -> None:
         actor = self.actors[number]
@@ -168,6 +168,7 @@ class _Rounds:
             self._through(number, piece, turn)
 
     def _ended(self, number: int, piece: int, turn: int, count: int) -> None:
+        self.end = self.env.now
         left = self.actors[number].left
         left[piece, turn] = left.get((piece, turn), 0) - count  # below zero while the round has not begun
         if not left[piece, turn]:

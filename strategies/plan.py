@@ -63,7 +63,7 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm, forced where the operation has it; auto is the cheapest")
+    algorithm: str = Field("auto", description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …")
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")
@@ -81,9 +81,10 @@ class Plan(Config):
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, name: str) -> str:
-        known = {"auto", *(full.split("/")[1] for full in algorithms)}
-        if name not in known:
-            raise ValueError(f"is not an algorithm of any collective{nearest(name, known)}")
+        known = {"auto", *algorithms, *(full.split("/")[1] for full in algorithms)}
+        for part in name.split(","):
+            if part.strip() not in known:
+                raise ValueError(f"'{part.strip()}' is not an algorithm of any collective{nearest(part.strip(), known)}")
         return name
 
     @field_validator("order")

@@ -24,9 +24,9 @@ NONE = {"nvlink": "0 s", "pcie": "0 s", "nic": "0 s"}
 def toy_cluster() -> Callable[..., Cluster]:
     """Nodes behind one switch, 1 GB/s per GPU and per NIC, without latency."""
 
-    def make(gpus: int = 8, nodes: int = 1, **node: Any) -> Cluster:
+    def make(gpus: int = 8, nodes: int = 1, multicast: bool = False, **node: Any) -> Cluster:
         parts = {
-            "gpu": GPU,
+            "gpu": GPU | {"multicast": multicast},
             "gpus": gpus,
             "wiring": "switch",
             "nvlink": "1 GB/s",

@@ -109,7 +109,8 @@ PIECES = 64  # of a pipelined message; NCCL's pieces have 0.5 to 2 MiB, so 64 ar
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
 
 
-# What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc): `auto` offers no more, for nobody runs more by default.
+# What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc) or PyTorch builds from NCCL's send and receive (the last
+# three): `auto` offers no more, for nobody runs more by default.
 # The names are in order of preference at equal prices. Operations that are not here have all that are registered.
 OFFERED = {
     "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
@@ -117,12 +118,25 @@ OFFERED = {
     "reduce_scatter": ("ring", "pat", "in_switch"),
     "broadcast": ("chain",),
     "reduce": ("chain",),
+    "scatter": ("flat",),
+    "gather": ("flat",),
+    "all_to_all": ("direct", "pairwise"),
 }
 
 
 @lru_cache
-def offered(operation: str) -> tuple[str, ...]:
-    """Names of the algorithms among which `auto` takes the cheapest that is applicable."""
+def offered(operation: str, asked: str = "auto") -> tuple[str, ...]:
+    """Names of the algorithms among which the cheapest that is applicable runs `operation`.
+
+    asked: "auto", or one name for all operations that have it, or "all_reduce/tree, all_gather/ring": names for some operations;
+    the others are auto. Raises UserError for names that are not registered.
+    """
+    for part in (part.strip() for part in asked.split(",")):
+        whose, slash, name = part.rpartition("/")
+        if slash:
+            algorithms[part]  # raises with the nearest name
+        if whose == operation or (not slash and f"{operation}/{part}" in algorithms):
+            return (name,)
     every = tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)
     return OFFERED.get(operation, every)
 

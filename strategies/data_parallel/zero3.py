@@ -41,8 +41,8 @@ class Zero3(Hook):
         for part in range(len(stage.parts) - 1, -1, -1):
             gradient = self._gradient(stage, part)
             ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=gradient)
-            stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
-            after = ()
+            reduced = stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
+            after = () if stage.plan.plan.overlap else (reduced,)
         return ref
 
     def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
@@ -54,7 +54,10 @@ class Zero3(Hook):
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         overlap = stage.plan.plan.overlap
         if not stage.plan.plan.reshard and compute != self._forward:  # parameters are still there
-            return [compute(stage, microbatch, part, after if not position else ()) for position, part in enumerate(order)][-1]
+            for part in order:
+                ref = compute(stage, microbatch, part, after)
+                after = () if overlap else tuple(stage.reduced[-1:])
+            return ref
         computed: list[Ref] = []
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
         gathered = [self._gather(stage, order[0], self._turn(stage, () if overlap else after))]
