@@ -16,9 +16,10 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, model_validator
 
 from sim.program import Kernel
+from sim.protocols import OWN_KERNEL, PROTOCOLS, SIMPLE, LinkPrice, Transport
 from topologies.board import KINDS
 from topologies.reading import Config, UserError, nearest
-from topologies.units import Bytes, Seconds
+from topologies.units import Bytes, BytesPerSecond, Seconds
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -107,13 +108,6 @@ class MemoryCurve(Config):
     fixed: Seconds = 0.0
 
 
-class LinkPrice(Config):
-    """One kind of link: the fraction of its nominal capacity that traffic reaches, and seconds per step over it."""
-
-    efficiency: Fraction
-    latency: Seconds
-
-
 class Overhead(Config):
     """Memory that a process needs besides its tensors."""
 
@@ -136,16 +130,27 @@ class Profile(Config):
     launch: Seconds  # host time to launch one kernel
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
-    links: dict[str, LinkPrice]
-    collective_launch: Seconds  # software latency of one collective
+    links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
+    collective_launch: Seconds  # software latency of one collective, protocol Simple
+    protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
+    copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     overhead: Overhead
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        missing = [kind for kind in KINDS if kind not in self.links]
-        if missing:
-            raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
+        unknown = sorted(set(self.protocols) - {*PROTOCOLS, *OWN_KERNEL.values()} | {SIMPLE} & set(self.protocols))
+        if unknown:
+            raise ValueError(f"protocols={unknown}: must be of ll, ll128, p2p, in_switch (Simple is `links`)")
+        for field, links in [("links", self.links), *((f"protocols.{name}", one.links) for name, one in self.protocols.items())]:
+            missing = [kind for kind in KINDS if kind not in links]
+            if missing:
+                raise ValueError(f"{field}={sorted(links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
+
+    def every_protocol(self) -> dict[str, Transport]:
+        """All protocols by name, Simple among them."""
+        simple = Transport.model_construct(base=self.collective_launch, links=self.links)
+        return {SIMPLE: simple, **self.protocols}
 
 
 def gemm_seconds(

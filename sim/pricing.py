@@ -19,8 +19,9 @@ from sim.collectives import algorithms_of
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.wiring import Traffic, sent, wire
-from topologies.hardware import nominal_latency
+from sim.protocols import Shape, collective_seconds, own_piece, rates, split, usable
+from sim.wiring import Traffic, members, sent, wire
+from topologies.reading import UserError
 from topologies.topology import Topology
 
 
@@ -43,6 +44,7 @@ class Priced:
     sent: float  # bytes that one rank sends
     alone: float  # seconds without contention
     is_send: bool  # from one rank to another, needing nobody else to come
+    protocol: str  # NCCL's name of how data are handed over
 
 
 class Pricing:
@@ -63,9 +65,12 @@ class Pricing:
         links = prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
-        # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
         self._binding = self._binding_links()
-        self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
+        self._shapes: dict[Traffic, Shape] = {}
+        self._rates = {
+            name: rates(protocol.base, protocol.links, self.wiring.kinds, prices.profile.copy_rate)
+            for name, protocol in prices.profile.every_protocol().items()
+        }
 
     def _binding_links(self) -> list[bool]:
         """Of links that always carry the same, only the one of least capacity can ever limit anything."""
@@ -80,40 +85,70 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = algorithms_of(work.operation) if work.algorithm == "auto" else (work.algorithm,)
+        asked = split(work.algorithm)[0]
+        names = algorithms_of(work.operation) if asked == "auto" else (asked,)
         if work.cohorts:
             return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
         return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
-        """`work` by its cheapest algorithm: of all sibling groups together, or of one of them."""
+        """`work` by its cheapest algorithm and protocol: of all sibling groups together, or of one of them."""
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
             if group < 0:
-                found = min((self._price(work, traffic) for traffic in self._candidates(work, cohort)), key=lambda p: p.alone)
+                found = min(self.options(work, cohort), key=lambda p: p.alone)
             else:
-                found = self._price(work, self.collective(work, cohort).traffic._replace(group=group))
+                whole = self.collective(work, cohort)
+                found = self._price(work, whole.traffic._replace(group=group), whole.protocol)
             self._collectives[key] = found
         return found
 
-    def _price(self, work: Collective | Send, traffic: Traffic) -> Priced:
+    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
+        """`work` by every algorithm and protocol that it may use. Raises UserError when there is none."""
+        asked = split(work.algorithm)[1] if isinstance(work, Collective) else "auto"
+        result = [
+            self._price(work, traffic, protocol)
+            for traffic in self._candidates(work, cohort)
+            for protocol in usable(traffic.algorithm, asked, self._rates)
+        ]
+        if not result:
+            priced = ", ".join(self._rates)
+            raise UserError(f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {priced}")
+        return result
+
+    def shape(self, traffic: Traffic) -> Shape:
+        """What `traffic` asks of the links, for `sim.protocols`."""
+        found = self._shapes.get(traffic)
+        if found is None:
+            wiring, loads, hops = self.wiring, [], [0.0] * len(self.wiring.kinds)
+            demands = wiring.demands[traffic]
+            for demand in demands:
+                hops = [total + more for total, more in zip(hops, demand.steps, strict=True)]
+                busiest: dict[int, float] = {}
+                for link, flows in demand.flows:
+                    kind = wiring.kinds.index(wiring.kind[link])
+                    busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
+                loads.append(tuple(busiest.items()) or ((0, 0.0),))
+            n = members(self.program.grid, traffic).shape[1]
+            own = own_piece(traffic.algorithm.split("/")[0], n)
+            found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
+        return found
+
+    def _price(self, work: Collective | Send, traffic: Traffic, protocol: str) -> Priced:
+        """A protocol that reaches less of the links than they have is as many more bytes on them."""
         repeat = work.repeat if isinstance(work, Collective) else 1
-        demands = self.wiring.demands[traffic]
-        binding = self._binding
-        parts = tuple(
-            Part(demand.share * work.bytes * repeat, tuple(flow for flow in demand.flows if binding[flow[0]]))
-            for demand in demands
-        )
-        steps = sum(
-            demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True))
-            for demand in demands
-        )
-        latency = on_grid(repeat * (steps + (self.prices.profile.collective_launch if demands else 0.0)))
-        capacity = self.capacity
-        transfer = sum(on_grid(p.bytes / min(capacity[link] / count for link, count in p.flows)) for p in parts if p.flows)
+        demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
+        latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
+        alone = latency = on_grid(repeat * latency)
+        parts = []
+        for demand, transfer in zip(demands, transfers, strict=True):
+            flows = tuple(flow for flow in demand.flows if binding[flow[0]])
+            full = min((capacity[link] / count for link, count in flows), default=0.0)
+            parts.append(Part(transfer * repeat * full, flows))
+            alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat
-        return Priced(traffic, parts, latency, volume, latency + transfer, isinstance(work, Send))
+        return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol)
 
     def block(self, block: Block, cohort: int) -> Fused:
         """`block` as one sequence, its collectives at their price without contention."""

@@ -17,24 +17,28 @@ from sim.clock import on_grid
 from sim.collectives import Ids, Phase, Schedule
 from sim.network import Network, Part
 from sim.prices import Profile
+from sim.protocols import SIMPLE, Transport
 from topologies.hardware import nominal_latency
 from topologies.topology import Topology
 
 Actor = tuple[int, int, int]  # group, channel, member
 
 
-def stepped(schedule: Schedule, groups: Ids, size: float, topology: Topology, profile: Profile) -> float:
-    """Seconds until every group of `groups` (groups, n) has run `schedule` on `size` bytes, all starting together."""
-    return _Rounds(schedule, groups, size, topology, profile).play()
+def stepped(schedule: Schedule, groups: Ids, size: float, topology: Topology, profile: Profile, protocol: str = SIMPLE) -> float:
+    """Seconds until every group of `groups` (groups, n) has run `schedule` on `size` bytes, all starting together.
+
+    What a protocol adds for cutting messages in pieces (`fill`) and for a rank's own piece belongs to no round: it is left out.
+    """
+    return _Rounds(schedule, groups, size, topology, profile.every_protocol()[protocol]).play()
 
 
 class _Rounds:
-    def __init__(self, schedule: Schedule, groups: Ids, size: float, topology: Topology, profile: Profile) -> None:
+    def __init__(self, schedule: Schedule, groups: Ids, size: float, topology: Topology, protocol: Transport) -> None:
         self.schedule, self.groups, self.chunk = schedule, groups, size / schedule.chunks
-        self.topology, self.profile = topology, profile
+        self.topology, self.protocol = topology, protocol
         links = np.arange(topology.links)
         kinds = topology.kind(links)
-        efficiency = np.array([profile.links[kind].efficiency for kind in topology.kinds])
+        efficiency = np.array([protocol.links[kind].efficiency for kind in topology.kinds])
         self.env = Environment()
         self.network = Network(self.env, (topology.capacity(links) * efficiency[kinds]).tolist())
         self.rounds = [(phase, turn) for phase in schedule.phases for turn in range(phase.times)]
@@ -57,8 +61,8 @@ class _Rounds:
         if not flows:
             return Part(self.chunk, ()), 0.0
         outermost = self.topology.kinds[int(self.topology.kind(links).max())]
-        protocol = max(0.0, self.profile.links[outermost].latency - nominal_latency(outermost))
-        latency = protocol + float(self.topology.latency(links).sum())
+        step = max(0.0, self.protocol.links[outermost].latency - nominal_latency(outermost))
+        latency = step + float(self.topology.latency(links).sum())
         return Part(self.chunk, flows), on_grid(latency)
 
     def play(self) -> float:
@@ -69,7 +73,7 @@ class _Rounds:
                 for member in range(len(members)):
                     self._advance((group, channel, member))
         self.env.run()
-        return self.env.now + on_grid(self.profile.collective_launch)
+        return self.env.now + on_grid(self.protocol.base)
 
     def _advance(self, actor: Actor) -> None:
         """Begin the next round in which the actor takes part."""
