@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, model_validator
 
 from sim.program import Kernel
-from sim.protocols import OWN_KERNEL, PROTOCOLS, SIMPLE, LinkPrice, Transport
+from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from topologies.board import KINDS
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, BytesPerSecond, Seconds
@@ -138,19 +138,21 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        unknown = sorted(set(self.protocols) - {*PROTOCOLS, *OWN_KERNEL.values()} | {SIMPLE} & set(self.protocols))
+        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P} - {SIMPLE})
+        unknown = sorted(set(self.protocols) - set(known))
         if unknown:
-            raise ValueError(f"protocols={unknown}: must be of ll, ll128, p2p, in_switch (Simple is `links`)")
-        for field, links in [("links", self.links), *((f"protocols.{name}", one.links) for name, one in self.protocols.items())]:
-            missing = [kind for kind in KINDS if kind not in links]
-            if missing:
-                raise ValueError(f"{field}={sorted(links)}: must price every kind of link; missing: {', '.join(missing)}")
+            raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
+        missing = [kind for kind in KINDS if kind not in self.links]
+        if missing:
+            raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
 
     def every_protocol(self) -> dict[str, Transport]:
-        """All protocols by name, Simple among them."""
-        simple = Transport.model_construct(base=self.collective_launch, links=self.links)
-        return {SIMPLE: simple, **self.protocols}
+        """All protocols by name, Simple among them, with every kind of link priced."""
+        result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=self.links)}
+        for name, one in self.protocols.items():
+            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, self.links))
+        return result
 
 
 def gemm_seconds(

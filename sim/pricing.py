@@ -19,8 +19,8 @@ from sim.collectives import algorithms_of
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.protocols import Shape, collective_seconds, own_piece, rates, split, usable
-from sim.wiring import Traffic, members, sent, wire
+from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.wiring import Traffic, fullest, members, sent, wire
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -86,10 +86,13 @@ class Pricing:
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         asked = split(work.algorithm)[0]
-        names = algorithms_of(work.operation) if asked == "auto" else (asked,)
+        one = Traffic(work.operation, (work.axis,), at[cohort])
         if work.cohorts:
-            return [Traffic(f"{work.operation}/{name}", (), at[work.cohorts[0]], at[work.cohorts[1]]) for name in names]
-        return [Traffic(f"{work.operation}/{name}", (work.axis,), at[cohort]) for name in names]
+            one = Traffic(work.operation, (), at[work.cohorts[0]], at[work.cohorts[1]])
+        each = fullest(self.topology, self.program.grid, one)
+        priced = self.prices.profile.protocols
+        names = considered(work.operation, algorithms_of(work.operation), priced, each) if asked == "auto" else [asked]
+        return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
         """`work` by its cheapest algorithm and protocol: of all sibling groups together, or of one of them."""
@@ -112,6 +115,8 @@ class Pricing:
             for traffic in self._candidates(work, cohort)
             for protocol in usable(traffic.algorithm, asked, self._rates)
         ]
+        if not result and asked == "auto":  # an algorithm of hardware that the profile does not price
+            result = [self._price(work, traffic, SIMPLE) for traffic in self._candidates(work, cohort)]
         if not result:
             priced = ", ".join(self._rates)
             raise UserError(f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {priced}")

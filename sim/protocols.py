@@ -2,8 +2,9 @@
 
 NCCL moves data by three protocols (docs.nvidia.com NCCL_PROTO; github.com/NVIDIA/nccl src/graph/tuning.cc): LL sends a flag with
 every 4 bytes, so it needs no fence and has the shortest hops and half the rate; LL128 a flag with every 120 bytes; Simple sends
-whole chunks and synchronises between them: the slowest hops and the full rate. Grouped point-to-point operations ("p2p") and
-reductions in the switch ("in_switch") run in kernels with costs of their own. The time of one collective of S bytes is
+whole chunks and synchronises between them: the slowest hops and the full rate. Grouped point-to-point operations ("p2p", of small
+messages "p2p_ll") and reductions in the switch ("in_switch") run in kernels with costs of their own. The time of one collective
+of S bytes is
 
     base + Σ hops·latency + T + √(Σ hops·fill · T) + S/n / copy,    T = Σ max over links of bytes / (capacity · efficiency)
 
@@ -14,7 +15,7 @@ table of sizes. The last term is a rank's own piece, which it copies without a l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -25,7 +26,21 @@ from topologies.units import Seconds
 
 SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)
-OWN_KERNEL = {"in_switch": "in_switch", "send": "p2p", "all_to_all": "p2p", "gather": "p2p", "scatter": "p2p"}
+IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
+OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
+    "in_switch": IN_SWITCH, "in_switch_tree": IN_SWITCH, "send": P2P, "all_to_all": P2P, "all_to_allv": P2P, "gather": P2P,
+    "scatter": P2P,
+}  # fmt: skip
+NCCL = {  # what NCCL chooses from, where others exist too: github.com/NVIDIA/nccl src/graph/tuning.cc, topoGetAlgoInfo
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"), "all_gather": ("ring", "pat"),
+    "reduce_scatter": ("ring", "pat"), "broadcast": ("chain",), "reduce": ("chain",), "all_to_all": ("direct",),
+    "all_to_allv": ("direct",),
+}  # fmt: skip
+_FORMATS: dict[str, tuple[float, dict[str, float]]] = {  # part of a line that is data; seconds per step by kind of link
+    "ll": (1 / 2, {"nvlink": 0.6e-6, "pcie": 1e-6, "host": 1e-6, "nic": 5e-6}),
+    "ll128": (120 / 128, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "host": 2.5e-6, "nic": 8.5e-6}),
+}
+SWITCHED = 5  # fewest ranks of a node for which NCCL reduces in the switch (observed: 4 H100 form rings, 8 use the switch)
 _WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no rank keeps a piece of S/n
 
 
@@ -38,33 +53,54 @@ class LinkPrice(Config):
 
 
 class Transport(Config):
-    """How data are handed over: `base` seconds before the first step, then steps priced by their outermost link."""
+    """How data are handed over: `base` seconds before the first step, then steps priced by their outermost link.
+
+    Kinds of link that are not in `links` were not measured; `complete` prices them by rule.
+    """
 
     base: Seconds
     links: dict[str, LinkPrice]
 
 
-class Rates(NamedTuple):
-    """A protocol's numbers by kind of link, in the order of a topology's kinds; numbers, or free numbers of a fit."""
+def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
+    """`links` of protocol `name` and, by rule, of every kind that Simple prices and `links` does not.
 
-    base: Any
-    latency: Sequence[Any]  # beyond the wire's own, which the topology counts
-    efficiency: Sequence[Any]
-    fill: Sequence[Any]
-    copy: Any  # bytes per second
+    The efficiency is Simple's less the format's overhead, the latency NCCL's own figure (src/graph/tuning.cc hwLat), on the spine
+    more by what Simple has there more than on the NIC; kernels of their own cost what Simple costs.
+    """
+    share, steps = _FORMATS.get(name, (1.0, {}))
+    further = simple["spine"].latency - simple["nic"].latency
+    result = {}
+    for kind, price in simple.items():
+        latency = steps["nic"] + further if kind == "spine" and steps else steps.get(kind, price.latency)
+        other = LinkPrice.model_construct(
+            efficiency=price.efficiency * share, latency=min(latency, price.latency), fill=price.fill
+        )
+        result[kind] = links.get(kind, other)
+    return result
+
+
+class Rates(NamedTuple):
+    """A protocol's numbers by kind of link, in the order of a topology's kinds."""
+
+    base: float
+    latency: Sequence[float]  # beyond the wire's own, which the topology counts
+    efficiency: Sequence[float]
+    fill: Sequence[float]
+    copy: float  # bytes per second
 
 
 class Shape(NamedTuple):
-    """What an algorithm asks of the links, per byte of S; numbers, or arrays over many collectives.
+    """What an algorithm asks of the links, per byte of S.
 
     hops: by kind of link; wire: seconds of links and switches on the longest path; loads: for each stretch, pairs of a kind and
     seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own.
     """
 
-    hops: Sequence[Any]
-    wire: Any
-    loads: Sequence[Sequence[tuple[int, Any]]]
-    own: Any
+    hops: Sequence[float]
+    wire: float
+    loads: Sequence[Sequence[tuple[int, float]]]
+    own: float
 
 
 def rates(base: float, links: Mapping[str, LinkPrice], kinds: Sequence[str], copy: float) -> Rates:
@@ -74,12 +110,12 @@ def rates(base: float, links: Mapping[str, LinkPrice], kinds: Sequence[str], cop
     return Rates(base, latency, [price.efficiency for price in priced], [price.fill for price in priced], copy)
 
 
-def collective_seconds(price: Rates, shape: Shape, size: Any, most: Callable[..., Any] = max) -> tuple[Any, list[Any]]:
+def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list[Any]]:
     """(seconds besides the links', seconds on the links by stretch) of one collective of `size` bytes without contention.
 
-    Numbers, or arrays when `most` is a maximum of a list of arrays.
+    `size` may be an array of sizes; then so are the answers.
     """
-    transfers = [size * most([load / price.efficiency[kind] for kind, load in stretch]) for stretch in shape.loads]
+    transfers = [size * max(load / price.efficiency[kind] for kind, load in stretch) for stretch in shape.loads]
     hops = fill = 0.0
     for count, latency, each in zip(shape.hops, price.latency, price.fill, strict=True):
         hops, fill = hops + count * latency, fill + count * each
@@ -100,13 +136,29 @@ def split(choice: str) -> tuple[str, str]:
     return algorithm or "auto", protocol or "auto"
 
 
+def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], each: int) -> list[str]:
+    """Algorithms of `names` that "auto" chooses from; with prices of NCCL's protocols, those that NCCL has.
+
+    each: members of the group in its fullest node; the switch needs some of them, PAT only one.
+    """
+    if not {"ll", "ll128"} & set(priced):
+        return list(names)
+    known = NCCL.get(operation, tuple(names))
+    fits = {"pat": each == 1, "in_switch": each >= SWITCHED, "in_switch_tree": each >= SWITCHED}
+    return [name for name in names if name in known and fits.get(name, True)] or list(names)
+
+
 def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:
     """Protocols, of those `priced`, that may run `name` = "operation/algorithm" when `asked` for a protocol or "auto".
 
-    As NCCL_PROTO, the choice says nothing to grouped point-to-point operations; reduction in the switch is a kind of Simple.
+    As NCCL_PROTO, the choice says nothing to grouped point-to-point operations; reduction in the switch is a kind of Simple, and
+    needs a price: hardware without it has none.
     """
     operation, algorithm = name.split("/")
     own = OWN_KERNEL.get(algorithm, OWN_KERNEL.get(operation))
     if own is None:
         return [protocol for protocol in PROTOCOLS if protocol in priced and asked in ("auto", protocol)]
-    return [] if own != "p2p" and asked not in ("auto", SIMPLE) else [own if own in priced else SIMPLE]
+    able = [protocol for protocol in own if protocol in priced]
+    if own == P2P:
+        return able or [SIMPLE]
+    return able if asked in ("auto", SIMPLE) else []

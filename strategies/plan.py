@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from sim.grid import ORDER, Grid
+from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.model import Model
 from strategies.schedules import schedules
@@ -53,7 +54,10 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="collective algorithm; auto takes the cheapest under the profile's prices")
+    algorithm: str = Field(
+        "auto",
+        description="collective algorithm, with a protocol or not (ring, ring/ll128, auto/simple); auto takes the cheapest",
+    )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")
@@ -67,6 +71,12 @@ class Plan(Config):
     def _hook(cls, name: str) -> str:
         hooks[name]
         return name
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, choice: str) -> str:
+        split(choice)
+        return choice
 
     @field_validator("order")
     @classmethod
