@@ -38,10 +38,10 @@ SWEEPS = {
 
 GRID = "2, 4 and 8 GPUs of a node, 512 B to 512 MiB: all-gather, reduce-scatter, all-reduce, all-to-all"
 RULE = (
-    "Inside a node: formula of sim/protocols.py, the cheapest of LL, LL128 and Simple, fitted to every other size; errors are medians "
-    "and 90th percentiles on the sizes between, by operation and ranks. H100 and H200 share one fit. In the switch: all-reduce of "
-    "8 GPUs, with a published sweep for more than 512 MiB. NCCL at times changes protocol where it does not pay (1 to 4 MiB on "
-    "A100, 8 to 32 MiB on 8 B200): there prices are up to 40 % too low. "
+    "Inside a node: formula of sim/protocols.py, the cheapest of LL, LL128 and Simple, fitted to every other size; errors are "
+    "medians and 90th percentiles on the sizes between, by operation and ranks. H100 and H200 share one fit. In the switch: "
+    "all-reduce of 8 GPUs, with a published sweep for more than 512 MiB. NCCL at times changes protocol where it does not pay "
+    "(1 to 4 MiB on A100, 8 to 32 MiB on 8 B200): there prices are up to 40 % too low. "
 )
 
 

@@ -156,7 +156,7 @@ def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
         )
         runs.append(simulate(job))
     assert len(runs[0].end) == len(runs[1].end)
-    assert runs[1].events == pytest.approx(runs[0].events, rel=0.05)
+    assert runs[1].events == pytest.approx(runs[0].events, rel=0.15)
 
 
 def test_runs_repeat_exactly(toy_job, toy_prices) -> None:
