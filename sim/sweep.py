@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from sim.grid import Grid
 from sim.prices import Prices
@@ -32,6 +33,52 @@ class Point(NamedTuple):
 def bus_factor(operation: str, ranks: int) -> float:
     """busbw / algbw, where algbw = S / seconds (nccl-tests doc/PERFORMANCE.md): all-reduce 2(n−1)/n, broadcast and reduce 1."""
     return _FACTORS[operation] * (ranks - 1) / ranks if operation in _FACTORS else 1.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Prices of one operation by size; each size's choices are sorted, the cheapest first.
+
+    measured: (bytes, seconds) of the same operation; at_measured: the cheapest price at those sizes.
+    """
+
+    operation: str
+    where: str  # "4 × dgx-h100, 32 ranks"
+    ranks: int
+    prices: Sequence[Sequence[Point]]
+    measured: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    at_measured: Sequence[float] = field(default_factory=tuple)
+
+    @property
+    def names(self) -> list[str]:
+        """Every choice, those chosen for small sizes first."""
+        chosen = [options[0].name for options in self.prices]
+        return list(dict.fromkeys([*chosen, *(point.name for options in self.prices for point in options)]))
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted over measured − 1."""
+        return [price / measured - 1 for (_, measured), price in zip(self.measured, self.at_measured, strict=True)]
+
+    def rate(self, size: float, time: float) -> tuple[float, float]:
+        """(algbw, busbw) in bytes per second."""
+        return size / time, size / time * bus_factor(self.operation, self.ranks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines, with stable keys."""
+        rows = []
+        for options in self.prices:
+            first = options[0]
+            algbw, busbw = self.rate(first.bytes, first.seconds)
+            rows.append({
+                "bytes": first.bytes, "chosen": first.name, "seconds": first.seconds, "algbw": algbw, "busbw": busbw,
+                "choices": {point.name: point.seconds for point in options},
+            })  # fmt: skip
+        compared = [
+            {"bytes": size, "seconds": time, "predicted": price, "error": error}
+            for (size, time), price, error in zip(self.measured, self.at_measured, self.errors, strict=True)
+        ]
+        return {"operation": self.operation, "ranks": self.ranks, "rows": rows, "measured": compared}
 
 
 def lone(

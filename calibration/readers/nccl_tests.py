@@ -39,15 +39,15 @@ class Log(NamedTuple):
 
 
 def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int = 0) -> Log:
-    """Read a text log or JSON; operation, ranks and nodes are needed where the log does not say. Raises UserError."""
+    """Read a text log or JSON; operation, ranks and nodes count where the log does not say its own. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     read = _json if text.lstrip().startswith("{") else _text
     name, hosts, halves, ignored = read(text, path)
-    operation = operation or name or _operation(path.stem)
-    ranks, nodes = ranks or len(hosts), nodes or len(set(hosts))
+    operation = name or _operation(path.stem) or operation
+    ranks, nodes = len(hosts) or ranks, len(set(hosts)) or nodes
     if not halves:
         raise UserError(f"{path}: not a log of nccl-tests: no row of size, count, type, redop, root and times")
     if not operation:
