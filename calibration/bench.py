@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibration.profiles import load_profile, profile_for
 from calibration.readers.nccl_tests import Log, read_nccl_tests
-from sim.collectives import OPERATIONS, algorithms_of
+from sim.collectives import OPERATIONS, offered
 from sim.prices import Prices
 from sim.protocols import split
 from sim.sweep import Sweep, sweep
@@ -29,7 +29,7 @@ def bench(
     measured: str | None = None,
 ) -> tuple[Sweep, list[str]]:
     """Prices of `operation` by size and choice, beside a measured log if there is one; and notes. Raises UserError."""
-    known = [name for name in OPERATIONS if name != "send" and algorithms_of(name)]
+    known = [name for name in OPERATIONS if name != "send" and offered(name)]
     if operation not in known:
         raise UserError(f"unknown collective '{operation}'{nearest(operation, known)}")
     try:

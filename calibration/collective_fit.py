@@ -79,8 +79,8 @@ def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Seri
     for (operation, ranks, nodes), those in found.items():
         one = Series(operation, np.array([row.bytes for row in those]), np.array([row.seconds for row in those]))
         part = placed(cluster, ranks, nodes)
-        pricing = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])[0]
-        one.shapes = {traffic.algorithm: pricing.shape(traffic) for traffic in pricing.wiring.demands}
+        pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
+        one.shapes = pricing.shapes(work, 0)
         result.append(one)
     return result
 

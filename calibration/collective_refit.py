@@ -19,7 +19,7 @@ from calibration.collective_fit import Bounds, Free, Series, errors, inside, ker
 from calibration.collective_rows import Row, alternate, node_rows, sweep_rows
 from calibration.kernel_fit import tidy
 from calibration.profiles import FOLDER, load_profile
-from sim.collectives import algorithms, algorithms_of
+from sim.collectives import algorithms, offered
 from sim.prices import Profile
 from sim.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from topologies.cluster import Cluster, load_cluster
@@ -71,7 +71,7 @@ def one_node(rows: Iterable[Row], name: str, profile: Profile, cluster: Cluster)
 
 def _shaped(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> list[Series]:
     """As `series`; where the algorithm is not registered, its demand on the GPUs' ports in closed form."""
-    known = algorithms_of(rows[0].operation)
+    known = offered(rows[0].operation)
     if ("in_switch" if rows[0].operation == "all_reduce" else "direct") in known:
         return series(rows, cluster, profile)
     kinds, port = cluster.topology().kinds, cluster.node.nvlink or cluster.node.pcie
@@ -126,7 +126,7 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
 
 def told(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:
     """Median and 90th percentile of the errors by series, and of all; series whose algorithm is not registered are left out."""
-    able = [row for row in rows if algorithms_of(row.operation)]
+    able = [row for row in rows if offered(row.operation)]
     each = errors(able, cluster, profile)
     result = {}
     for key, error in (("heldout", np.concatenate(list(each.values()))), *each.items()):

@@ -126,7 +126,8 @@ class Network:
         flows = self._component(touched)
         rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
-            if rates[flow] != flow.rate or flow.event is None:
+            # one that counted on being alone to its end must now say when its bytes have left, even at an unchanged rate
+            if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:
                 flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
                 flow.since, flow.rate = now, rates[flow]
                 self._expect(flow, now)

@@ -11,16 +11,17 @@ make a model launch-bound by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.collectives import algorithms_of
+from sim.collectives import offered
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
-from sim.wiring import Traffic, fullest, members, sent, wire
+from sim.wiring import Traffic, applicable, fullest, members, sent, wire
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -56,21 +57,67 @@ class Pricing:
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
+        self._chosen: dict[tuple[int, int], tuple[Traffic, str]] = {}
+        self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
-        traffics = {traffic: None for work, cohort, _ in self._communications for traffic in self._candidates(work, cohort)}
+        traffics = {self._choose(work, cohort)[0]: None for work, cohort, _ in self._communications}
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
-        self.wiring = wire(topology, program.grid, tuple(traffics))
-        links = prices.profile.links
+        self._lay(tuple(traffics))
+
+    def _lay(self, traffics: tuple[Traffic, ...]) -> None:
+        """Find out what each link carries."""
+        self.wiring, profile = wire(self.topology, self.program.grid, traffics), self.prices.profile
+        links = profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
         self._shapes: dict[Traffic, Shape] = {}
         self._rates = {
-            name: rates(protocol.base, protocol.links, self.wiring.kinds, prices.profile.copy_rate)
-            for name, protocol in prices.profile.every_protocol().items()
+            name: rates(protocol.base, protocol.links, self.wiring.kinds, profile.copy_rate)
+            for name, protocol in profile.every_protocol().items()
         }
+
+    def _choose(self, work: Collective | Send, cohort: int) -> tuple[Traffic, str]:
+        """The cheapest algorithm and protocol for `work` on its own. Raises NotApplicable when there is none."""
+        key = (id(work), cohort)
+        found = self._chosen.get(key)
+        if found is None:
+            best = min(self.options(work, cohort), key=lambda priced: priced.alone)
+            found = self._chosen[key] = best.traffic, best.protocol
+        return found
+
+    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
+        """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
+        asked = split(work.algorithm)[1] if isinstance(work, Collective) else "auto"
+        able = self._applicable(work, cohort)
+        names = self.prices.profile.every_protocol()
+        pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, names)]
+        if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
+            pairs = [(traffic, SIMPLE) for traffic in able]
+        if not pairs:
+            raise UserError(
+                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(names)}"
+            )
+        return [self._alone(traffic)._price(work, traffic, protocol) for traffic, protocol in pairs]
+
+    def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
+        """What each algorithm that may run `work` asks of the links, by its full name."""
+        return {traffic.algorithm: self._alone(traffic).shape(traffic) for traffic in self._applicable(work, cohort)}
+
+    def _applicable(self, work: Collective | Send, cohort: int) -> list[Traffic]:
+        """Candidates that work for these members; a single one that does not says why when it is laid."""
+        candidates = self._candidates(work, cohort)
+        return [one for one in candidates if applicable(self.topology, self.program.grid, one)] or candidates[:1]
+
+    def _alone(self, traffic: Traffic) -> Pricing:
+        """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
+        found = self._trials.get(traffic)
+        if found is None:
+            found = self._trials[traffic] = copy(self)
+            found._lay((traffic,))
+        return found
 
     def _binding_links(self) -> list[bool]:
         """Of links that always carry the same, only the one of least capacity can ever limit anything."""
@@ -86,12 +133,12 @@ class Pricing:
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         asked = split(work.algorithm)[0]
-        one = Traffic(work.operation, (work.axis,), at[cohort])
+        one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
-            one = Traffic(work.operation, (), at[work.cohorts[0]], at[work.cohorts[1]])
+            one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
         each = fullest(self.topology, self.program.grid, one)
         priced = self.prices.profile.protocols
-        names = considered(work.operation, algorithms_of(work.operation), priced, each) if asked == "auto" else [asked]
+        names = considered(work.operation, offered(work.operation), priced, each) if asked == "auto" else [asked]
         return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
@@ -99,28 +146,10 @@ class Pricing:
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            if group < 0:
-                found = min(self.options(work, cohort), key=lambda p: p.alone)
-            else:
-                whole = self.collective(work, cohort)
-                found = self._price(work, whole.traffic._replace(group=group), whole.protocol)
+            traffic, protocol = self._choose(work, cohort)
+            found = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
-
-    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
-        """`work` by every algorithm and protocol that it may use. Raises UserError when there is none."""
-        asked = split(work.algorithm)[1] if isinstance(work, Collective) else "auto"
-        result = [
-            self._price(work, traffic, protocol)
-            for traffic in self._candidates(work, cohort)
-            for protocol in usable(traffic.algorithm, asked, self._rates)
-        ]
-        if not result and asked == "auto":  # an algorithm of hardware that the profile does not price
-            result = [self._price(work, traffic, SIMPLE) for traffic in self._candidates(work, cohort)]
-        if not result:
-            priced = ", ".join(self._rates)
-            raise UserError(f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {priced}")
-        return result
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""

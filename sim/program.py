@@ -51,6 +51,7 @@ class Collective:
     repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
+    counts: of an all_to_allv, what member i of the group has for member j, in equal units; `bytes` is the largest row.
     """
 
     operation: str
@@ -61,6 +62,7 @@ class Collective:
     repeat: int = 1
     width: float = 2.0  # bytes per element, so that volumes can be told in elements
     cohorts: tuple[int, int] | None = None
+    counts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,6 @@ def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:
     if own is None:
         return [protocol for protocol in PROTOCOLS if protocol in priced and asked in ("auto", protocol)]
     able = [protocol for protocol in own if protocol in priced]
-    if own == P2P:
+    if own == P2P or len(priced) == 1:  # a profile of Simple alone prices everything by it
         return able or [SIMPLE]
     return able if asked in ("auto", SIMPLE) else []

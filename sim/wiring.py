@@ -8,6 +8,7 @@ a handful of links however many GPUs there are, and the fluid network on it is e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,17 +16,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.collectives import Ids, Phase, Place, Schedule, algorithms
+from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms
 from sim.grid import Grid
-from topologies.topology import Topology
+from topologies.topology import Multicast, Topology
 
 Floats = NDArray[np.float64]
+_ODD = 1_000_003  # numbers of flows are told apart to one part of this
 
 
 class Traffic(NamedTuple):
     """Who does what: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the ranks at `to`.
 
     `group` picks one of the sibling groups; −1 is all of them at once. `algorithm` is the full name, "all_reduce/ring".
+    counts: of an all_to_allv, as in `Place`.
     """
 
     algorithm: str
@@ -33,15 +36,17 @@ class Traffic(NamedTuple):
     at: tuple[tuple[str, int], ...]
     to: tuple[tuple[str, int], ...] = ()
     group: int = -1
+    counts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """A part of a collective during which the same links carry the same share.
 
-    share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link;
-    steps: by how much this stretch lengthens the longest path that data takes: for each kind of link, on how many hops it is the
-    outermost (the profile prices its protocol); wire: seconds that links and switches themselves add along that path.
+    share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link (transfers that
+    carry less count as a part of a flow); steps: by how much this stretch lengthens the longest path that data takes: for each
+    kind of link, on how many hops it is the outermost (the profile prices its protocol); wire: seconds that links and switches
+    themselves add along that path.
     """
 
     share: float
@@ -61,11 +66,39 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
     return groups if traffic.group < 0 else groups[traffic.group : traffic.group + 1]
 
 
+def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
+    """Ranks of the groups and after them the switches beside them that add and multicast: shape (groups, n + switches)."""
+    groups = members(grid, traffic)
+    if not isinstance(topology, Multicast):
+        return groups
+    switches = topology.switch_of(groups)
+    first = np.sort(np.unique(switches[0], return_index=True)[1])
+    return groups if (switches < 0).any() else np.concatenate([groups, switches[:, first]], axis=1)
+
+
 @lru_cache(maxsize=4096)
 def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
-    """The schedule of the first sibling group; its siblings use the same order of members."""
-    first = members(grid, traffic._replace(group=0))[0]
-    return algorithms[traffic.algorithm](Place(tuple(topology.node_of(first).tolist())))
+    """The schedule of the first sibling group; its siblings use the same order of members.
+
+    Raises NotApplicable when the algorithm does not work for them.
+    """
+    first = members(grid, traffic._replace(group=max(traffic.group, 0)))[0]
+    switch: tuple[int, ...] = ()
+    if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
+        numbers = dict.fromkeys(beside.tolist())
+        switch = tuple(list(numbers).index(number) for number in beside.tolist())
+    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts)
+    return algorithms[traffic.algorithm](place)
+
+
+@lru_cache(maxsize=4096)
+def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
+    """Whether the algorithm works for these members."""
+    try:
+        schedule(topology, grid, traffic)
+    except NotApplicable:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)
@@ -78,38 +111,53 @@ def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
 def sent(topology: Topology, grid: Grid, traffic: Traffic) -> float:
     """Fraction of the buffer S sent by the member that sends most."""
     plan = schedule(topology, grid, traffic)
-    return float(plan.sent(members(grid, traffic._replace(group=0)).shape[1]).max())
+    return float(plan.sent(members(grid, traffic._replace(group=0)).shape[1]).max(initial=0.0))
 
 
 @lru_cache(maxsize=4096)
 def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch, ...]:
-    """The demand of `traffic` on raw links; consecutive phases over the same transfers are one stretch."""
+    """The demand of `traffic` on raw links; consecutive phases over the same transfers are one stretch.
+
+    The first piece of a pipeline goes through all phases one after the other; the others follow in its wake, all phases at once.
+    """
     plan = schedule(topology, grid, traffic)
-    groups = members(grid, traffic)
+    groups = endpoints(topology, grid, traffic)
     result: list[Stretch] = []
-    phases = list(plan.phases)
     arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
-    longest = arrival[0].copy()
-    while phases:
-        phase = phases.pop(0)
-        times = phase.times
-        while (
-            phases and np.array_equal(phases[0].source, phase.source) and np.array_equal(phases[0].destination, phase.destination)
-        ):
-            times += phases.pop(0).times
-        source, destination = groups[:, phase.source], groups[:, phase.destination]
-        routes = topology.routes(source.ravel(), destination.ravel())
-        links, flows = np.unique(routes[routes >= 0], return_counts=True)
-        hops = _hops(topology, routes).reshape(*source.shape, -1)
-        if times > 1:
-            arrival = np.repeat(_slowest(arrival)[None] + _longest(hops[0], phase, times)[None], len(arrival), axis=0)
-        else:
-            for receiver, path in zip(phase.destination, arrival[phase.source] + hops[0], strict=True):
-                arrival[receiver] = _slowest(np.stack([arrival[receiver], path]))
+    longest, most, total = arrival[0].copy(), 0, np.zeros(topology.links)
+    for phase, times in _merged(plan):
+        routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
+        carried = np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1])
+        load: Floats = np.bincount(routes.ravel() + 1, carried, minlength=topology.links + 1)[1:].astype(float)
+        arrival = _after(arrival, phase, times, _hops(topology, routes[: len(phase.source)]))
         before, longest = longest, _slowest(arrival)
-        more = longest - before
-        result.append(Stretch(times / plan.chunks, links, flows.astype(float), more[:-1], float(more[-1])))
+        largest = int(phase.amounts.max(initial=0))
+        result.append(_stretch(load, largest, times / plan.chunks / plan.pieces, longest - before))
+        most, total = max(most, largest * times), total + load * times
+    if plan.pieces > 1:
+        result.append(_stretch(total, most, (plan.pieces - 1) / plan.chunks / plan.pieces, np.zeros_like(longest)))
     return tuple(result)
+
+
+def _stretch(load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:
+    """load: chunks that cross each link; largest: chunks of the largest flow; chunk: as a fraction of S."""
+    links = np.flatnonzero(load)
+    return Stretch(largest * chunk, links, load[links] / max(largest, 1), more[:-1], float(more[-1]))
+
+
+def _merged(plan: Schedule) -> Iterator[tuple[Phase, int]]:
+    """Phases and their numbers of rounds, consecutive ones over the same transfers as one."""
+    last: Phase | None = None
+    times = 0
+    for phase in plan.phases:
+        same = last is not None and all(
+            np.array_equal(getattr(last, name), getattr(phase, name)) for name in ("source", "destination", "amounts")
+        )
+        if last is not None and not same:
+            yield last, times
+        last, times = phase, (times if same else 0) + phase.times
+    if last is not None:
+        yield last, times
 
 
 def _hops(topology: Topology, routes: Ids) -> Floats:
@@ -123,20 +171,42 @@ def _hops(topology: Topology, routes: Ids) -> Floats:
     return hops
 
 
+def _after(arrival: Floats, phase: Phase, times: int, hops: Floats) -> Floats:
+    """Longest paths to each member's data after `times` rounds of `phase`, whose transfers take `hops`."""
+    if times > 1:
+        return np.tile(_slowest(arrival) + _longest(hops, phase, times), (len(arrival), 1))
+    rows = np.concatenate([arrival, arrival[phase.source] + hops])
+    member = np.concatenate([np.arange(len(arrival)), phase.destination])
+    order = _order(rows, member)
+    last = np.flatnonzero(np.diff(member[order], append=len(arrival)))
+    return rows[order[last]]
+
+
 def _longest(hops: Floats, phase: Phase, times: int) -> Floats:
     """Sum of hops on the path that data takes in `times` rounds, each receiver sending on; of the slowest start.
 
     A ring's data crosses fast and slow hops in turns: its latency is the sum along the path, not `times` slowest hops.
     """
+    if (hops == hops[0]).all():
+        return np.asarray(hops[0] * times)
     width = int(max(phase.source.max(), phase.destination.max())) + 1
     sender = np.full((int(phase.channel.max()) + 1) * width, -1)
     sender[phase.channel * width + phase.source] = np.arange(len(phase.source))
-    return _slowest(_along(hops, sender[phase.channel * width + phase.destination], times))
+    used = np.flatnonzero(hops.any(axis=0))
+    total = np.zeros_like(hops)
+    total[:, used] = _along(hops[:, used], sender[phase.channel * width + phase.destination], times)
+    return _slowest(total)
+
+
+def _order(rows: Floats, *first: Ids) -> Ids:
+    """Order by `first`, then by hops of the outermost kind, of the next one, …, then by wire."""
+    used = [row for row in rows[:, :-1].T if row.any()]
+    return np.lexsort((rows[:, -1], *used, *first))
 
 
 def _slowest(hops: Floats) -> Floats:
     """The row with most hops of the outermost kind, then of the next one: outer kinds are slower by far."""
-    return np.asarray(hops[np.lexsort((hops[:, -1], *hops[:, :-1].T))[-1]])
+    return np.asarray(hops[0] if (hops == hops[0]).all() else hops[_order(hops)[-1]])
 
 
 def _along(hops: Floats, following: Ids, times: int) -> Floats:
@@ -171,7 +241,7 @@ class Wiring:
     kinds: tuple[str, ...]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
     """Lay all traffics over the topology and merge links that no demand tells apart."""
     parts = [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)]
@@ -182,14 +252,14 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     load = np.zeros(len(touched), np.uint64)
     at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
     for number, (_, stretch) in enumerate(parts):
-        load[at[number]] += stretch.flows.astype(np.uint64) * random[number]
+        load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
     mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
     demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
         links, one = np.unique(merged[at[number]], return_index=True)
         flows = tuple(zip(links.tolist(), stretch.flows[one].tolist(), strict=True))
-        demands[traffic] += (Demand(stretch.share, flows, tuple(stretch.steps.tolist()), stretch.wire),)
+        demands[traffic] = _joined(demands[traffic], Demand(stretch.share, flows, tuple(stretch.steps.tolist()), stretch.wire))
     names = topology.kinds
     twin = np.unique(load[first], return_inverse=True)[1]
     return Wiring(
@@ -201,3 +271,12 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
         demands=demands,
         kinds=names,
     )
+
+
+def _joined(demands: tuple[Demand, ...], last: Demand) -> tuple[Demand, ...]:
+    """`demands` and after them `last`, which is one with the demand before it when it asks the same links for as many flows."""
+    if not demands or demands[-1].flows != last.flows:
+        return (*demands, last)
+    before = demands[-1]
+    steps = tuple(a + b for a, b in zip(before.steps, last.steps, strict=True))
+    return (*demands[:-1], Demand(before.share + last.share, last.flows, steps, before.wire + last.wire))

@@ -66,6 +66,9 @@ class Node(Config):
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU slot, and per uplink of a PCIe switch
+    multicast: bool = (
+        False  # the NVSwitch adds and multicasts (third generation and later: NVLink SHARP, NVIDIA H100 architecture white paper)
+    )
     gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie")
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
@@ -96,6 +99,8 @@ class Node(Config):
             rate = getattr(self, kind)
             if rate and kind not in used:
                 raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='{self.wiring}': there is no {kind} link here")
+        if self.multicast and self.wiring != "switch":
+            raise ValueError(f"node.multicast=true contradicts wiring='{self.wiring}': only wiring='switch' has an NVSwitch")
         return self
 
     def board(self) -> Board:

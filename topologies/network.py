@@ -45,6 +45,7 @@ class Network:
         self.gpus, self.gpus_per_node, self.nodes = cluster.gpus, node.gpus, cluster.nodes
         self._inside, self._out, self._in = board.tables()
         self._ragged = bool((self._out < 0).any() or (self._in < 0).any())
+        self._multicast = node.multicast and node.gpus > 1
         self._names = [link.name for link in board.links]
         self._kind = np.array([KINDS.index(link.kind) for link in board.links] + [_SPINE], dtype=np.int64)
         leaf_nics = fabric.leaf_nodes * (node.nics // node.rails if fabric.kind == "rail" else node.nics) if node.nics else 0
@@ -76,13 +77,33 @@ class Network:
         """Number of each GPU inside its node."""
         return np.asarray(gpu, dtype=np.int64) % self.gpus_per_node
 
+    def switch_of(self, gpu: Ids) -> Ids:
+        """Endpoint number of the NVSwitch beside each GPU, gpus + node; −1 where it does not add and multicast."""
+        node = self.node_of(gpu)
+        return self.gpus + node if self._multicast else np.full_like(node, -1)
+
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e], in order: shape (E, hops), padded with −1.
 
-        Raises IndexError when a GPU does not exist.
+        One end may be the switch of the other's node. Raises IndexError when an endpoint does not exist.
         """
+        source, destination = np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64)
+        up, down = destination >= self.gpus, source >= self.gpus
+        if not self._multicast or not (up | down).any():
+            return self._between(source, destination)
+        near, far = np.where(down, destination, source), np.where(up, source, destination)
+        if ((self.switch_of(near) != np.maximum(source, destination)) & (up | down)).any():
+            raise IndexError("a switch is reached from the GPUs of its node only")
+        routes = self._between(near, far)  # a GPU to itself has no links
+        port = self._inside[self.local(near), (self.local(near) + 1) % self.gpus_per_node]
+        back = self._inside[(self.local(near) + 1) % self.gpus_per_node, self.local(near)]
+        one = np.where(up, port[:, 0], back[:, -1]) + self.node_of(near) * self._per_node
+        routes[:, 0] = np.where(up | down, one, routes[:, 0])
+        return routes
+
+    def _between(self, source: Ids, destination: Ids) -> Ids:
         ends = []
-        for gpu in (np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64)):
+        for gpu in (source, destination):
             if gpu.size and (gpu.min() < 0 or gpu.max() >= self.gpus):
                 raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
             node = self.node_of(gpu)

@@ -5,7 +5,7 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,3 +48,11 @@ class Topology(Protocol):
 
     def name(self, link: int) -> str:
         """For people: `"node 3 nic 2 out"`."""
+
+
+@runtime_checkable
+class Multicast(Protocol):
+    """What a `Topology` has besides when some of its switches add and multicast (NVLink SHARP)."""
+
+    def switch_of(self, gpu: Ids) -> Ids:
+        """The endpoint number (gpus or more) of the switch beside each GPU, which `routes` knows too; −1 where there is none."""

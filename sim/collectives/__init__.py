@@ -1,32 +1,47 @@
 """Collective algorithms: one schedule function each, from which every other form is derived.
 
-A schedule is a list of phases; a phase is `times` rounds of the same transfers, in which only the chunk that moves changes.
-That is
-compact (a ring over 16,384 ranks is one phase with 16,384 transfers) and complete: the stepped form plays every round, the fluid
-form adds up its latency and its bytes per link, and the tests move numpy arrays with it.
+A schedule is a list of phases; a phase is `times` rounds of the same transfers, in which only the chunks that move change. That
+is compact (a ring over 16,384 ranks is one phase with 16,384 transfers) and complete: the stepped form plays every round, the
+fluid form adds up its latency and its bytes per link, and the tests move numpy arrays with it.
 
-A group's members are 0 … n − 1 here; `Place` says which of them share a node.
+A group's members are 0 … n − 1 here; `Place` says which of them share a node. Roots are member 0.
+
+The buffer S is what nccl-tests counts: of all-gather, gather, scatter, reduce-scatter and all-to-all the n pieces together; piece
+i is the one that member i starts or ends with. A chunk's number is a label of its content: it stays when the chunk moves. In an
+all-to-all the chunk from member i to member j is number i·n + j.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from topologies.reading import UserError
 from topologies.registry import Registry
 
 Ids = NDArray[np.int64]
 
 
+class NotApplicable(UserError):  # noqa: N818
+    """An algorithm does not work for these members; the reason is one line. `auto` passes over it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a group's members are: `node[i]` is the node of member i, in rank order."""
+    """Where a group's members are, in rank order.
+
+    node: the node of each member. switch: the number (0, 1, …) of the switch beside each member that reduces and multicasts;
+    empty where there is none; switch s takes part in schedules as endpoint n + s. counts: of an all_to_allv, what member i has
+    for member j, in equal units.
+    """
 
     node: tuple[int, ...]
+    switch: tuple[int, ...] = ()
+    counts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def size(self) -> int:
@@ -43,8 +58,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`times` rounds. In round t, transfer e takes `chunk(t)[e]` from member source[e] to member destination[e].
+    """`times` rounds. In round t, transfer e takes the chunks `chunk(t)[e]` from endpoint source[e] to destination[e].
 
+    `chunk(t)` has shape (E,), or (E, width) padded with −1; amount: how many chunks each transfer takes, 1 unless given.
     Transfers of one channel and member follow each other; `channel[e]` runs on its own. reduce: the receiver adds instead of
     copying.
     """
@@ -55,30 +71,105 @@ class Phase:
     chunk: Callable[[int], Ids]
     times: int = 1
     reduce: bool = False
+    amount: Ids | None = None
+
+    @property
+    def amounts(self) -> Ids:
+        """Chunks per transfer, shape (E,)."""
+        return np.ones(len(self.source), np.int64) if self.amount is None else self.amount
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Phases over a buffer of S bytes that is cut in `chunks` equal chunks (member-major where members own pieces)."""
+    """Phases over a buffer of S bytes: `pieces` equal pieces of `chunks` equal chunks each.
+
+    Every piece goes through all phases in turn; pieces follow each other without waiting for the end, as in a pipeline. Phases
+    and their chunk numbers are those of one piece.
+    """
 
     chunks: int
     phases: tuple[Phase, ...]
+    pieces: int = 1
 
     def sent(self, members: int) -> NDArray[np.float64]:
         """Fraction of S that each member sends, shape (members,)."""
         total = np.zeros(members)
         for phase in self.phases:
-            total += np.bincount(phase.source, minlength=members) * float(phase.times)
+            total += np.bincount(phase.source, phase.amounts, minlength=members)[:members] * float(phase.times)
         return total / self.chunks
 
 
 Algorithm = Callable[[Place], Schedule]
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather", "all_to_all", "all_to_allv",
+    "barrier", "send",
+)  # fmt: skip
+PIECES = 64  # of a pipelined message; NCCL's pieces have 0.5 to 2 MiB, so 64 are right for 32 to 128 MiB
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
 
 
+# What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc): `auto` offers no more, for nobody runs more by default.
+# The names are in order of preference at equal prices. Operations that are not here have all that are registered.
+OFFERED = {
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
+    "all_gather": ("ring", "pat", "in_switch"),
+    "reduce_scatter": ("ring", "pat", "in_switch"),
+    "broadcast": ("chain",),
+    "reduce": ("chain",),
+}
+
+
 @lru_cache
-def algorithms_of(operation: str) -> tuple[str, ...]:
-    """Algorithms registered for `operation`, by name."""
-    return tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)
+def offered(operation: str) -> tuple[str, ...]:
+    """Names of the algorithms among which `auto` takes the cheapest that is applicable."""
+    every = tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)
+    return OFFERED.get(operation, every)
+
+
+def together(source: Ids, destination: Ids, chunk: Ids, reduce: bool = False, channel: Ids | None = None) -> Phase:
+    """One round: all these transfers at once, of the chunks `chunk`, shape (E,) or (E, width) padded with −1."""
+    amount = None if chunk.ndim == 1 else np.count_nonzero(chunk >= 0, axis=1)
+    one = np.zeros_like(source) if channel is None else channel
+    return Phase(source, destination, one, lambda turn: chunk, reduce=reduce, amount=amount)
+
+
+def backwards(plan: Schedule, reduce: bool) -> Schedule:
+    """`plan` in reversed time and direction: a broadcast becomes a reduce, an all-gather a reduce-scatter, a scatter a gather.
+
+    A chunk that spreads from its owner to everybody, each receiving it once, follows a tree; along the same tree in reversed
+    order everybody's contributions come together.
+    """
+
+    def turned(phase: Phase) -> Phase:
+        chunk, last = phase.chunk, phase.times - 1
+        source, destination = phase.destination, phase.source
+        return replace(phase, source=source, destination=destination, chunk=lambda turn: chunk(last - turn), reduce=reduce)
+
+    return replace(plan, phases=tuple(turned(phase) for phase in reversed(plan.phases)))
+
+
+def lift(plan: Schedule, groups: Ids, labels: Ids) -> tuple[Phase, ...]:
+    """`plan` run by several groups of members at once.
+
+    groups: (groups, endpoints), whose row g are the members of group g; labels: (groups, chunks, width), the chunks of the whole
+    that chunk c of group g stands for.
+    """
+    width = labels.shape[2]
+
+    def lifted(phase: Phase) -> Phase:
+        def chunk(turn: int) -> Ids:
+            own = phase.chunk(turn).reshape(len(phase.source), -1)
+            found = np.where((own >= 0)[None, :, :, None], labels[:, np.maximum(own, 0)], -1)
+            return found.reshape(len(groups) * len(own), -1)
+
+        return replace(
+            phase,
+            source=groups[:, phase.source].ravel(),
+            destination=groups[:, phase.destination].ravel(),
+            channel=np.tile(phase.channel, len(groups)),
+            amount=np.tile(phase.amounts * width, len(groups)),
+            chunk=chunk,
+        )
+
+    return tuple(lifted(phase) for phase in plan.phases)

@@ -67,6 +67,12 @@ def test_latency_comes_after_the_bytes_and_leaves_the_link_free() -> None:
     assert played((0, 4, ((0, 1),), 10.0), (5, 2, ((0, 1),), 0), capacity=[1.0]) == pytest.approx([14.0, 7.0])
 
 
+def test_a_flow_that_a_newcomer_does_not_slow_tells_it_when_the_link_is_free() -> None:
+    """A (8 over links of 1 and 2 bytes/s) keeps its rate of 1 when B comes to the wider link; B has 1 too, and 2 after A."""
+    ends = played((0, 8, ((0, 1), (1, 1)), 10.0), (2, 10, ((1, 1),), 0), capacity=[1.0, 2.0])
+    assert ends == pytest.approx([18.0, 10.0])
+
+
 def test_untouched_flows_are_one_event_each() -> None:
     env = Environment()
     network = Network(env, [1.0, 1.0])

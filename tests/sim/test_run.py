@@ -137,10 +137,10 @@ def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> No
     "plan", [dict(tp=8), dict(tp=8, pp=2), dict(tp=8, data_parallel="zero3"), dict(tp=8, pp=2, data_parallel="zero1")], ids=str
 )
 def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
-    """The same job at dp × 64 takes the same number of events."""
+    """The same job at dp × 64 takes the same number of events (by rings: trees have log n parts)."""
     counts = []
     for nodes in (32, 2048):
-        job = toy_job(8, nodes, accumulation=4, bucket="20 kB", **plan)
+        job = toy_job(8, nodes, accumulation=4, bucket="20 kB", algorithm="ring", **plan)
         assert job.resolve().dp > 1
         timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
         counts.append((timeline.events, len(timeline.end)))
@@ -148,15 +148,13 @@ def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
 
 
 def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
-    """GPT-3 175B at dp 8 and dp 512 (32,768 GPUs): the same ops; a few events more or less where sends meet all-reduces."""
+    """GPT-3 175B at dp 8 and dp 512 (32,768 GPUs): the same ops; by rings a few more events where sends meet all-reduces."""
     runs = []
     for nodes in (64, 4096):
-        job = read_job(
-            model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=dict(tp=8, pp=8, accumulation=64, recompute="full")
-        )
-        runs.append(simulate(job))
+        plan = dict(tp=8, pp=8, accumulation=64, recompute="full", algorithm="ring")
+        runs.append(simulate(read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=plan)))
     assert len(runs[0].end) == len(runs[1].end)
-    assert runs[1].events == pytest.approx(runs[0].events, rel=0.15)
+    assert runs[1].events == pytest.approx(runs[0].events, rel=0.3)
 
 
 def test_runs_repeat_exactly(toy_job, toy_prices) -> None:

@@ -105,7 +105,25 @@ def test_links_are_counted_and_named_once() -> None:
 
 def test_unknown_gpus_are_refused() -> None:
     with pytest.raises(IndexError, match="0 to 15"):
-        load_cluster("dgx-h100", nodes=2).topology().routes(np.array([0]), np.array([16]))
+        load_cluster("dgx-a100", nodes=2).topology().routes(np.array([0]), np.array([16]))
+    for switch in (16, 18):  # of node 0, and of none
+        with pytest.raises(IndexError, match="a switch is reached from the GPUs of its node only"):
+            load_cluster("dgx-h100", nodes=2).topology().routes(np.array([8]), np.array([switch]))
+
+
+def test_the_switch_is_halfway_between_two_gpus() -> None:
+    topology = load_cluster("dgx-h100", nodes=2).topology()
+    assert topology.switch_of(np.array([0, 7, 8])).tolist() == [16, 16, 17]
+    assert route(topology, 9, 17) + route(topology, 17, 10) == route(topology, 9, 10) == [
+        "node 1 gpu 1 nvlink out", "node 1 gpu 2 nvlink in"
+    ]  # fmt: skip
+    mixed = topology.routes(np.array([9, 16, 0]), np.array([17, 3, 8]))
+    assert [topology.name(links[0]) for links in mixed] == [
+        "node 1 gpu 1 nvlink out",
+        "node 0 gpu 3 nvlink in",
+        "node 0 gpu 0 pcie out",
+    ]
+    assert load_cluster("dgx-a100").topology().switch_of(np.array([0, 7])).tolist() == [-1, -1]
 
 
 def test_shifting_by_a_node_loads_every_nic_once_each_way() -> None:

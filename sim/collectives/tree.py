@@ -1,0 +1,71 @@
+"""All-reduce along two complementary binary trees, each with half of the data: latency grows with log₂ of the number of nodes.
+
+Sanders, Speck and Träff 2009 (doi:10.1016/j.parco.2009.09.001); NCCL's "Tree" (github.com/NVIDIA/nccl src/graph/trees.cc). Nodes
+are joined by the trees, members of a node by a chain; a node that is inner in one tree is a leaf of the other, so each sends
+about 2·S. As with rings there are as many pairs of trees as members in a node, each through another NIC.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.collectives import PIECES, Ids, Phase, Place, Schedule, algorithms, backwards, together
+
+
+@algorithms("all_reduce/tree")
+def all_reduce(place: Place) -> Schedule:
+    """Up the trees adding, and down again, in pieces that follow each other."""
+    nodes = place.per_node()
+    channels = min(len(node) for node in nodes) if len(nodes) > 1 and len({len(node) for node in nodes}) == 1 else 1
+    chains = [[node[channel:] + node[:channel] for node in nodes] for channel in range(channels)]
+    return Schedule(2 * channels, trees(chains, place.size), PIECES)
+
+
+def trees(channels: list[list[list[int]]], members: int) -> tuple[Phase, ...]:
+    """Adding up two trees per channel and going down again. A channel lists its nodes, a node the members of its chain.
+
+    Tree t of channel c moves chunk 2·c + t.
+    """
+    parents = np.stack([_joined(nodes, tree, members) for nodes in channels for tree in double_tree(len(nodes))])
+    depth = _depth(parents)
+    levels = []
+    for level in range(1, int(depth.max()) + 1):
+        tree, child = np.nonzero(depth == level)
+        levels.append(together(parents[tree, child], child, tree, channel=tree))
+    down = Schedule(len(parents), tuple(levels))
+    return backwards(down, reduce=True).phases + down.phases
+
+
+def double_tree(n: int) -> tuple[Ids, Ids]:
+    """Parents of 0 … n − 1 in the two trees; −1 for the roots.
+
+    In the first, odd numbers are leaves and a number's lowest set bit moves up by one place from child to parent. The second is
+    its mirror image, or for odd n shifted by one.
+    """
+    number = np.arange(n)
+    bit = number & -number
+    up = (number ^ bit) | (bit << 1)
+    first = np.where(up < n, up, number ^ bit)
+    first[0] = -1
+    turned = n - 1 - number if n % 2 == 0 else (number + 1) % n  # number in the first tree -> number in the second
+    second = np.empty(n, np.int64)
+    second[turned] = np.where(first < 0, -1, turned[first])
+    return first, second
+
+
+def _joined(nodes: list[list[int]], tree: Ids, members: int) -> Ids:
+    """Parents of all members: the first of each node along `tree`, the others each after the one before."""
+    parents = np.full(members, -1)
+    for number, node in enumerate(nodes):
+        parents[node[1:]] = node[:-1]
+        parents[node[0]] = nodes[tree[number]][0] if tree[number] >= 0 else -1
+    return parents
+
+
+def _depth(parents: Ids) -> Ids:
+    """Hops to the root, per tree and member."""
+    depth, at = np.zeros_like(parents), parents
+    while (at >= 0).any():
+        depth += at >= 0
+        at = np.where(at >= 0, np.take_along_axis(parents, np.maximum(at, 0), axis=1), -1)
+    return depth
