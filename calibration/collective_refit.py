@@ -29,7 +29,7 @@ LINKS = {"l40s": ("pcie", "host")}  # kinds between the GPUs of a node, where th
 POOLED = {"h100": ("h100", "h200"), "h200": ("h100", "h200")}  # same links, switches and multiprocessors: one set of prices
 LARGE = {"h100": "S007", "h200": "S076", "b200": "S077"}  # published sweeps of one node, for buffers beyond the tables' 512 MiB
 SWEEPS = {
-    "a100": ("S032", "azure-ndv4"),
+    "a100": ("S074", "azure-ndv4"),
     "h100": ("S028", "dgx-h100"),
     "h200": ("S037", "hgx-h200"),
     "b200": ("S027", "hgx-b200"),
@@ -158,7 +158,8 @@ def refit_network(tables: Path, name: str) -> None:
     sweep, where = SWEEPS[name]
     profile, cluster = load_profile(name), load_cluster(where)
     free, kept = alternate(sweep_rows(tables)[sweep])
-    found = fitted(*network(profile), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster)
+    rings = free[0].operation != "all_reduce"
+    found = fitted(*network(profile, rings), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster)
     note = profile.provenance["links"]
     more = told(kept, cluster, found)
     old = {"fit": note.fit_error or 0.0, **note.errors}

@@ -46,7 +46,7 @@ def test_fit_between_nodes_finds_what_made_the_times() -> None:
     pytest.importorskip("scipy")
     cluster, start = load_cluster("dgx-h100").model_copy(update={"nodes": 2}), load_profile("h100")
     rows = made("dgx-h100", "h100", 16, 2, "all_gather")
-    numbers, profile = network(start)
+    numbers, profile = network(start, rings=True)
     found = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds))
     assert found.links["nic"].efficiency == pytest.approx(start.links["nic"].efficiency, rel=0.05)
     assert summary(errors(rows, cluster, found)["all_gather 16"])[1] < 0.03
