@@ -29,7 +29,7 @@ def bench(
     measured: str | None = None,
 ) -> tuple[Sweep, list[str]]:
     """Prices of `operation` by size and choice, beside a measured log if there is one; and notes. Raises UserError."""
-    known = [name for name in OPERATIONS if name != "send" and offered(name)]
+    known = [name for name in OPERATIONS if name not in ("send", "all_to_allv") and offered(name)]
     if operation not in known:
         raise UserError(f"unknown collective '{operation}'{nearest(operation, known)}")
     try:

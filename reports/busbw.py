@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 _DASHES = {"ll": ":", "ll128": "--", "p2p_ll": ":"}
-COLUMNS = 6  # choices that a table shows one by one
+COLUMNS = 7  # choices that a table shows one by one
 
 
 def accuracy(data: Sweep) -> str:
@@ -47,9 +47,10 @@ def table(data: Sweep) -> RenderableType:
 
     others = data.names[:COLUMNS]
     title = f"{data.operation} on {data.where}; GB/s = 1e9 bytes/s"
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("size", "chosen", "time", "algbw", "busbw", *others):
-        made.add_column(name, justify="left" if name == "chosen" else "right", style="dim" if name in others else None)
+        style = "dim" if name in others else None
+        made.add_column(name.replace("/", "\n"), justify="left" if name == "chosen" else "right", style=style, no_wrap=True)
     for options in data.prices:
         first, times = options[0], {point.name: seconds(point.seconds) for point in options}
         rates = [digits(rate / 1e9) for rate in data.rate(first.bytes, first.seconds)]
@@ -96,7 +97,7 @@ def _lines(left: Axes, right: Axes, data: Sweep) -> None:
     algorithms = list(dict.fromkeys(name.split("/")[0] for name in data.names))
     for name in data.names:
         points = [point for options in data.prices for point in options if point.name == name]
-        algorithm, protocol = name.split("/")
+        algorithm, _, protocol = name.partition("/")
         colour, dash = _COLOURS[algorithms.index(algorithm) % len(_COLOURS)], _DASHES.get(protocol, "-")
         _both(left, right, data, [(p.bytes, p.seconds) for p in points], color=colour, linestyle=dash, linewidth=1.4, label=name)
     chosen = [(options[0].bytes, options[0].seconds) for options in data.prices]

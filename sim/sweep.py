@@ -10,6 +10,7 @@ from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
 from sim.program import Cohort, Collective, Op, Program
+from sim.protocols import IN_SWITCH
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -26,8 +27,8 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As a plan spells it: "ring/ll128"."""
-        return f"{self.algorithm}/{self.protocol}"
+        """As a plan spells it: "ring/ll128"; an algorithm with a kernel of its own by its name alone."""
+        return self.algorithm if self.protocol in IN_SWITCH else f"{self.algorithm}/{self.protocol}"
 
 
 def bus_factor(operation: str, ranks: int) -> float:
