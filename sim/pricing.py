@@ -57,6 +57,11 @@ class Pricing:
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
+        profile = prices.profile
+        self._rates = {
+            name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
+            for name, protocol in profile.every_protocol().items()
+        }
         self._chosen: dict[tuple[int, int], tuple[Traffic, str]] = {}
         self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
@@ -68,16 +73,12 @@ class Pricing:
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Find out what each link carries."""
-        self.wiring, profile = wire(self.topology, self.program.grid, traffics), self.prices.profile
-        links = profile.links
+        self.wiring = wire(self.topology, self.program.grid, traffics)
+        links = self.prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
         self._shapes: dict[Traffic, Shape] = {}
-        self._rates = {
-            name: rates(protocol.base, protocol.links, self.wiring.kinds, profile.copy_rate)
-            for name, protocol in profile.every_protocol().items()
-        }
 
     def _choose(self, work: Collective | Send, cohort: int) -> tuple[Traffic, str]:
         """The cheapest algorithm and protocol for `work` on its own. Raises NotApplicable when there is none."""
@@ -92,13 +93,12 @@ class Pricing:
         """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
         asked = split(work.algorithm)[1] if isinstance(work, Collective) else "auto"
         able = self._applicable(work, cohort)
-        names = self.prices.profile.every_protocol()
-        pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, names)]
+        pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
         if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
         if not pairs:
             raise UserError(
-                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(names)}"
+                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(self._rates)}"
             )
         return [self._alone(traffic)._price(work, traffic, protocol) for traffic, protocol in pairs]
 
@@ -178,7 +178,7 @@ class Pricing:
         parts = []
         for demand, transfer in zip(demands, transfers, strict=True):
             flows = tuple(flow for flow in demand.flows if binding[flow[0]])
-            full = min((capacity[link] / count for link, count in flows), default=0.0)
+            full = min([capacity[link] / count for link, count in flows], default=0.0)
             parts.append(Part(transfer * repeat * full, flows))
             alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat

@@ -115,7 +115,8 @@ def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list
 
     `size` may be an array of sizes; then so are the answers.
     """
-    transfers = [size * max(load / price.efficiency[kind] for kind, load in stretch) for stretch in shape.loads]
+    efficiency = price.efficiency
+    transfers = [size * max([load / efficiency[kind] for kind, load in stretch]) for stretch in shape.loads]
     hops = fill = 0.0
     for count, latency, each in zip(shape.hops, price.latency, price.fill, strict=True):
         hops, fill = hops + count * latency, fill + count * each
