@@ -76,9 +76,10 @@ class Network:
         lonely = True
         for link, count in part.flows:
             others = self._on.setdefault(link, {})
-            for other in [other for other in others if other.drain <= now]:
-                del others[other]  # has left the link and only waits for its latency
-            lonely = lonely and not others
+            if others:
+                for other in [other for other in others if other.drain <= now]:
+                    del others[other]  # has left the link and only waits for its latency
+                lonely = lonely and not others
             others[flow] = count
         if lonely:
             flow.rate = self._full_rate(part.flows) if part.flows else float("inf")
@@ -124,7 +125,10 @@ class Network:
         """Max-min fair rates of every flow connected with the `touched` ones."""
         now = self.env.now
         flows = self._component(touched)
-        rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
+        if len(flows) == 1:
+            rates = {flows[0]: self._full_rate(flows[0].flows)}
+        else:
+            rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
             # one that counted on being alone to its end must now say when its bytes have left, even at an unchanged rate
             if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:

@@ -91,7 +91,7 @@ class Pricing:
 
     def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
         """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
-        asked = split(work.algorithm)[1] if isinstance(work, Collective) else "auto"
+        asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
         able = self._applicable(work, cohort)
         pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
         if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
@@ -132,13 +132,14 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        asked = split(work.algorithm)[0]
+        names = offered(work.operation, split(work.algorithm, work.operation)[0])
         one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
         each = fullest(self.topology, self.program.grid, one)
         priced = self.prices.profile.protocols
-        names = considered(work.operation, offered(work.operation), priced, each) if asked == "auto" else [asked]
+        if names == offered(work.operation):
+            names = considered(work.operation, names, priced, each)
         return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from sim.collectives import OPERATIONS
 from topologies.hardware import nominal_latency
 from topologies.reading import Config, nearest
 from topologies.units import Seconds
@@ -129,24 +130,34 @@ def own_piece(operation: str, members: int) -> float:
     return 0.0 if operation in _WHOLE else 1 / members
 
 
-def split(choice: str) -> tuple[str, str]:
-    """(algorithm, protocol) of a plan's "ring/ll128"; what is not named is "auto". Raises ValueError for unknown protocols."""
-    algorithm, _, protocol = choice.partition("/")
-    if protocol not in ("", "auto", *PROTOCOLS):
-        raise ValueError(f"unknown protocol '{protocol}'{nearest(protocol, PROTOCOLS)}")
-    return algorithm or "auto", protocol or "auto"
+def split(choice: str, operation: str = "") -> tuple[str, str]:
+    """(names of algorithms, protocol) that a plan's choice asks of `operation`.
+
+    A choice is "[operation/]algorithm[/protocol]", or several with commas: "ring/ll128", "all_reduce/tree, all_gather/ring/ll".
+    What is not named is "auto". Raises ValueError for unknown protocols.
+    """
+    names, protocol = [], "auto"
+    for part in choice.split(","):
+        words = part.strip().split("/")
+        last = words.pop() if len(words) > 1 and (words[-1] in PROTOCOLS or words[0] not in OPERATIONS) else "auto"
+        if last not in ("auto", *PROTOCOLS):
+            raise ValueError(f"unknown protocol '{last}'{nearest(last, PROTOCOLS)}")
+        if last != "auto" and (len(words) == 1 or words[0] == operation):
+            protocol = last
+        names.append("/".join(words))
+    return ", ".join(names), protocol
 
 
-def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], each: int) -> list[str]:
+def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], each: int) -> tuple[str, ...]:
     """Algorithms of `names` that "auto" chooses from; with prices of NCCL's protocols, those that NCCL has.
 
     each: members of the group in its fullest node; the switch needs some of them, PAT only one.
     """
     if not {"ll", "ll128"} & set(priced):
-        return list(names)
+        return tuple(names)
     known = NCCL.get(operation, tuple(names))
     fits = {"pat": each == 1, "in_switch": each >= SWITCHED, "in_switch_tree": each >= SWITCHED}
-    return [name for name in names if name in known and fits.get(name, True)] or list(names)
+    return tuple(name for name in names if name in known and fits.get(name, True)) or tuple(names)
 
 
 def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:

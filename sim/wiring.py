@@ -67,13 +67,16 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
 
 
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
-    """Ranks of the groups and after them the switches beside them that add and multicast: shape (groups, n + switches)."""
-    groups = members(grid, traffic)
-    if not isinstance(topology, Multicast):
+    """Who takes part in each group: its ranks and, when the algorithm needs them, the switches beside them.
+
+    Shape (groups, n + switches); a switch's number is the topology's.
+    """
+    groups, phases = members(grid, traffic), schedule(topology, grid, traffic).phases
+    last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
+    if last < groups.shape[1] or not isinstance(topology, Multicast):
         return groups
     switches = topology.switch_of(groups)
-    first = np.sort(np.unique(switches[0], return_index=True)[1])
-    return groups if (switches < 0).any() else np.concatenate([groups, switches[:, first]], axis=1)
+    return np.concatenate([groups, switches[:, np.sort(np.unique(switches[0], return_index=True)[1])]], axis=1)
 
 
 @lru_cache(maxsize=4096)
@@ -85,8 +88,8 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     first = members(grid, traffic._replace(group=max(traffic.group, 0)))[0]
     switch: tuple[int, ...] = ()
     if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
-        numbers = dict.fromkeys(beside.tolist())
-        switch = tuple(list(numbers).index(number) for number in beside.tolist())
+        _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
+        switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
     place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts)
     return algorithms[traffic.algorithm](place)
 

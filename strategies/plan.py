@@ -56,7 +56,8 @@ class Plan(Config):
     )
     algorithm: str = Field(
         "auto",
-        description="collective algorithm, with a protocol or not (ring, ring/ll128, auto/simple); auto takes the cheapest",
+        description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …; also with a protocol: "
+        "ring/ll128, all_reduce/tree/simple, auto/ll",
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 

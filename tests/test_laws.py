@@ -73,6 +73,8 @@ def test_every_timeline_is_consistent(play, plan, model, shape) -> None:
 @given(plan=plans, model=models, shape=shapes)
 @SOME
 def test_folded_equals_unfolded(play, plan, model, shape) -> None:
+    """By rings, in which all members are alike; in a tree they are not, and ranks that one actor stands for differ a little."""
+    plan = plan | {"algorithm": "ring"}
     folded, unfolded = (play(plan, model, shape, fold=fold) for fold in (True, False))
     first = {lane.cohort: number for number, lane in reversed(list(enumerate(unfolded.lanes)))}
     assert unfolded.step == pytest.approx(folded.step, rel=1e-9)
@@ -86,10 +88,12 @@ def test_folded_equals_unfolded(play, plan, model, shape) -> None:
 def test_faster_hardware_never_slows_a_step(play, plan, model, shape) -> None:
     """No slowdown, no launches, twice the NVLink, twice the NIC: each on its own.
 
-    Exact where transfers follow each other. Where they overlap, finishing one earlier can make it meet another that matters
-    more (Graham 1969, doi:10.1137/0117039: anomalies of schedules): then the step may grow, but by little.
+    Exact where transfers follow each other, each with one slowest link (rings). Where they overlap, finishing one earlier can
+    make it meet another that matters more (Graham 1969, doi:10.1137/0117039: anomalies of schedules): then the step may grow,
+    but by little.
     """
-    more = 1e-9 if plan["pp"] == 1 and not plan["overlap"] else 0.05
+    exact = plan["pp"] == 1 and not plan["overlap"]
+    plan, more = (plan | {"algorithm": "ring"}, 1e-9) if exact else (plan, 0.05)
     slow = play(plan, model, shape).step
     calm = play(plan, model, shape, slowdown=1.0).step
     assert calm <= slow * (1 + more)

@@ -121,8 +121,18 @@ OFFERED = {
 
 
 @lru_cache
-def offered(operation: str) -> tuple[str, ...]:
-    """Names of the algorithms among which `auto` takes the cheapest that is applicable."""
+def offered(operation: str, asked: str = "auto") -> tuple[str, ...]:
+    """Names of the algorithms among which the cheapest that is applicable runs `operation`.
+
+    asked: "auto", or one name for all operations, or "all_reduce/tree, all_gather/ring": names for some operations, the others
+    being auto. Raises UserError for names that are not registered.
+    """
+    for part in (part.strip() for part in asked.split(",")):
+        whose, slash, name = part.rpartition("/")
+        if slash:
+            algorithms[part]  # raises with the nearest name
+        if whose == operation or (not slash and part != "auto"):
+            return (name,)
     every = tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)
     return OFFERED.get(operation, every)
 

@@ -1,25 +1,26 @@
-"""The switch adds and copies (NVLS on NVSwitch of the third generation and later): each member sends and receives S only once.
+"""The switch adds and copies (NVLink SHARP, NCCL's NVLS): the traffic of a member does not grow with their number.
 
-Members send to the switch, which adds what arrives and sends the sum to all of them at once; on the wires that is S up and S
-down per member, whatever n is. Only one switch is used: all members in one node (NVLink domain). NVLS tree is the same inside the
-nodes, with a tree across: every member's share of the sum goes through its own NIC.
+Each member looks after one n-th of the buffer: it reads the sum of everybody's through the switch and writes the result to all
+through the switch (NCCL's kernels do so with multimem instructions, github.com/NVIDIA/nccl src/device/all_reduce.h). On a
+member's wires that is S + S/n out and in for an all-reduce. All members are below one switch, in one node (NVLink domain). In an
+NVLS tree each node's switch does this for its members, whose shares are added across the nodes by trees, each through its NIC.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from sim.collectives import PIECES, Ids, NotApplicable, Phase, Place, Schedule, algorithms, backwards, lift, together
+from sim.collectives import PIECES, NotApplicable, Phase, Place, Schedule, algorithms, backwards, lift, together
 from sim.collectives.hierarchical import levels
 from sim.collectives.tree import trees
 
 
-def _members(place: Place, name: str) -> Ids:
-    """Members 0 … n − 1 below one switch. Raises NotApplicable elsewhere."""
+def _members(place: Place, name: str) -> int:
+    """Number of members, all below one switch, which is endpoint n. Raises NotApplicable elsewhere."""
     _switched(place, name)
     if len(set(place.switch)) > 1:
         raise NotApplicable(f"{name}: the members are below {len(set(place.switch))} switches, not one")
-    return np.arange(place.size)
+    return place.size
 
 
 def _switched(place: Place, name: str) -> None:
@@ -29,41 +30,47 @@ def _switched(place: Place, name: str) -> None:
         raise NotApplicable(f"{name}: one member needs no switch")
 
 
-def _down(switch: Ids, member: Ids, chunk: Ids) -> Phase:
-    """The switch sends to all; a multicast counts once on each wire."""
-    return together(switch, member, chunk)
+def _collect(n: int) -> tuple[Phase, Phase]:
+    """Everything goes up to the switch, which adds; each member's piece comes down to it."""
+    member, switch = np.arange(n), np.full(n, n)
+    return together(member, switch, np.tile(member, (n, 1)), reduce=True), together(switch, member, member)
+
+
+def _spread(n: int) -> tuple[Phase, Phase]:
+    """Each member's piece goes up to the switch and down to all; a multicast counts once on each wire."""
+    member, switch = np.arange(n), np.full(n, n)
+    return together(member, switch, member), together(switch, member, np.tile(member, (n, 1)))
 
 
 @algorithms("all_reduce/in_switch")
 def all_reduce(place: Place) -> Schedule:
-    """Up to the switch, which adds, and down to all."""
-    member = _members(place, "all_reduce/in_switch")
-    down = _down(np.full_like(member, place.size), member, np.zeros_like(member))
-    return Schedule(1, (*backwards(Schedule(1, (down,)), reduce=True).phases, down), PIECES)
+    """Sums come down piece by piece, each to its member, which sends them up again to all."""
+    n = _members(place, "all_reduce/in_switch")
+    return Schedule(n, (*_collect(n), *_spread(n)), PIECES)
 
 
 @algorithms("all_gather/in_switch")
 def all_gather(place: Place) -> Schedule:
-    """Each member sends its piece to the switch, which sends it to all others."""
-    member = _members(place, "all_gather/in_switch")
-    switch, n = np.full_like(member, place.size), place.size
-    others = (member[:, None] + np.arange(1, n)) % n
-    return Schedule(n, (together(member, switch, member), _down(switch, member, others)), PIECES)
+    """Each member sends its piece up once."""
+    n = _members(place, "all_gather/in_switch")
+    return Schedule(n, _spread(n), PIECES)
 
 
 @algorithms("reduce_scatter/in_switch")
 def reduce_scatter(place: Place) -> Schedule:
-    """Everything up to the switch, which adds and sends each member its piece."""
-    return backwards(all_gather(place), reduce=True)
+    """Each member receives the sum of its piece, and nothing else."""
+    n = _members(place, "reduce_scatter/in_switch")
+    return Schedule(n, _collect(n), PIECES)
 
 
 @algorithms("broadcast/in_switch")
 def broadcast(place: Place) -> Schedule:
     """The root sends to the switch, the switch to all others."""
-    member = _members(place, "broadcast/in_switch")[1:]
-    switch = np.full_like(member, place.size)
-    up = together(np.array([0]), switch[:1], np.array([0]))
-    return Schedule(1, (up, _down(switch, member, np.zeros_like(member))), PIECES)
+    n = _members(place, "broadcast/in_switch")
+    switch, others = np.full(n - 1, n), np.arange(1, n)
+    return Schedule(
+        1, (together(np.array([0]), switch[:1], np.array([0])), together(switch, others, np.zeros_like(others))), PIECES
+    )
 
 
 @algorithms("reduce/in_switch")
@@ -81,6 +88,6 @@ def all_reduce_tree(place: Place) -> Schedule:
     nodes, each = grid.shape
     groups = np.concatenate([grid, np.array(place.switch)[grid[:, :1]] + place.size], axis=1)
     shares = np.broadcast_to(np.arange(2 * each).reshape(1, each, 2), (nodes, each, 2))  # a half for each of the two trees
-    gather = Schedule(2 * each, lift(all_gather(Place((0,) * each, (0,) * each)), groups, shares))
+    up, down = (lift(Schedule(each, phases), groups, shares) for phases in (_collect(each), _spread(each)))
     across = trees([[[member] for member in column] for column in grid.T.tolist()], place.size)
-    return Schedule(2 * each, (*backwards(gather, reduce=True).phases, *across, *gather.phases), PIECES)
+    return Schedule(2 * each, (*up, *across, *down), PIECES)

@@ -197,6 +197,14 @@ def test_choices_that_cannot_be(choice: str, message: str) -> None:
         sweep(cluster.topology(), Prices(load_profile("cpu-gloo"), cluster.node.gpu), "all_reduce", 2, [1e6], choice)
 
 
+def test_a_choice_names_operation_algorithm_and_protocol() -> None:
+    assert split("ring/ll128") == ("ring", "ll128")
+    assert split("auto/ll", "all_gather") == ("auto", "ll")
+    both = "all_reduce/tree/ll, all_gather/ring"
+    assert split(both, "all_reduce") == ("all_reduce/tree, all_gather/ring", "ll")
+    assert split(both, "all_gather") == ("all_reduce/tree, all_gather/ring", "auto")
+
+
 def test_a_price_takes_little_time() -> None:
     topology, prices = prices_of("h100")
     pricing, (work,) = lone(topology, prices, "all_reduce", 8, [1e6])

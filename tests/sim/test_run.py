@@ -123,6 +123,16 @@ def test_folded_equals_unfolded(plan, nodes, toy_job, toy_prices) -> None:
     assert folded.breakdowns == [unfolded.breakdowns[first[lane.cohort]] for lane in folded.lanes]
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("plan", [dict(tp=2, accumulation=2), dict(pp=2, tp=2, accumulation=4), dict(pp=4, tp=2, accumulation=6)])
+def test_folded_is_near_unfolded_by_trees(plan, nodes, toy_job, toy_prices) -> None:
+    """Members of a tree are not alike: where its traffic meets other traffic, ranks of one cohort differ, and folding is near."""
+    job = toy_job(8, nodes, bucket="20 kB", data_parallel="ddp", algorithm="tree", **plan)
+    program, prices = lower(job.model, job.resolve()), toy_prices(launch="1 us", slowdown=1.2, collective_launch="3 us")
+    folded, unfolded = (run(program, job.cluster.topology(), prices, fold=fold).step for fold in (True, False))
+    assert folded == pytest.approx(unfolded, rel=0.03)
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> None:
     job = toy_job(8, 2, bucket="20 kB", **plan)

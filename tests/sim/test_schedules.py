@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sim.collectives import OFFERED, OPERATIONS, NotApplicable, Place, Schedule, algorithms, offered
 from sim.collectives.tree import double_tree
+from topologies.reading import UserError
 
 EVEN = [Place(tuple(i // k for i in range(n * k))) for n in (2, 3, 4) for k in (2, 3, 4)]
 PLACES = (
@@ -219,6 +220,14 @@ def test_all_to_allv_without_counts_is_refused() -> None:
         algorithms["all_to_allv/direct"](Place((0, 0)))
 
 
+def test_algorithms_are_asked_for_by_operation_or_for_all() -> None:
+    assert offered("all_reduce", "tree") == ("tree",)
+    assert offered("all_reduce", "all_reduce/tree, all_gather/pat") == ("tree",)
+    assert offered("reduce_scatter", "all_reduce/tree, all_gather/pat") == offered("reduce_scatter")
+    with pytest.raises(UserError, match="unknown collective algorithm 'all_reduce/three'; did you mean 'all_reduce/tree'"):
+        offered("all_gather", "all_reduce/three")
+
+
 def log(n: int) -> int:
     return math.ceil(math.log2(n))
 
@@ -270,11 +279,11 @@ def test_volumes_of_powers_of_two(n: int) -> None:
 
 @pytest.mark.parametrize("n", range(2, 18))
 def test_volumes_in_the_switch(n: int) -> None:
-    """Each member sends S to the switch for an all-reduce, its own piece for an all-gather."""
+    """A member sends everything up to be added, and the sum of its own piece to be spread."""
     place = Place((0,) * n, (0,) * n)
-    assert algorithms["all_reduce/in_switch"](place).sent(n) == pytest.approx(np.ones(n))
+    assert algorithms["all_reduce/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 + 1 / n))
     assert algorithms["all_gather/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 / n))
-    assert algorithms["reduce_scatter/in_switch"](place).sent(n) == pytest.approx(np.full(n, (n - 1) / n))
+    assert algorithms["reduce_scatter/in_switch"](place).sent(n) == pytest.approx(np.ones(n))
 
 
 @pytest.mark.parametrize("place", EVEN, ids=lambda p: "".join(map(str, p.node)))
