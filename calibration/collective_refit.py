@@ -28,11 +28,12 @@ CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": 
 LINKS = {"l40s": ("pcie", "host")}  # kinds between the GPUs of a node, where they are not NVLink alone
 POOLED = {"h100": ("h100", "h200"), "h200": ("h100", "h200")}  # same links, switches and multiprocessors: one set of prices
 LARGE = {"h100": "S007", "h200": "S076", "b200": "S077"}  # published sweeps of one node, for buffers beyond the tables' 512 MiB
-SWEEPS = {
-    "a100": ("S074", "azure-ndv4"),
-    "h100": ("S028", "dgx-h100"),
-    "h200": ("S037", "hgx-h200"),
-    "b200": ("S027", "hgx-b200"),
+UNFITTED = "14 us per step is NCCL's NET figure (Ring, Simple)"
+SWEEPS = {  # profile -> published sweep over two nodes, the cluster that it ran on, and what it was
+    "a100": ("S074", "azure-ndv4", "all-reduce of two OCI BM.GPU4.8, RoCE (a public nccl-tests log)"),
+    "h100": ("S028", "dgx-h100", "all-reduce of two nodes, InfiniBand NDR (github.com/dstackai/dstack nebius.md@511c318)"),
+    "h200": ("S037", "hgx-h200", "all-gather of two GCP A3 Ultra, RoCE (github.com/GoogleCloudPlatform/cluster-toolkit@1047080)"),
+    "b200": ("S027", "hgx-b200", "all-reduce of two nodes, InfiniBand (github.com/dstackai/dstack lambda.md@511c318)"),
 }
 
 
@@ -101,7 +102,7 @@ def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
     }
 
 
-def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequence[Row]) -> None:
+def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequence[Row], between: bool = False) -> None:
     """Put the prices of collectives, their errors and ranges into the profile's file."""
     path = FOLDER / f"{name}.yaml"
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -114,7 +115,8 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
     note = data["provenance"]["links"]
     old = note["rule"]
     note["grid"] = GRID.replace("2, 4 and 8", "2 and 8") if name in ("h200", "b200", "l40s") else GRID
-    note["rule"] = RULE + old[old.index("nic:") :]
+    fitted_to = f"latencies and protocols: {SWEEPS[name][2]}" if between else UNFITTED
+    note["rule"] = RULE + old[old.index("nic:") :].replace(UNFITTED, fitted_to)
     note["errors"] = {key: tidy(value) for key, value in found.items()}
     note["fit_error"], note["heldout_error"] = note["errors"].pop("fit"), note["errors"]["heldout"]
     note["measured_range"] = {
@@ -155,7 +157,7 @@ def refit(tables: Path, name: str) -> None:
 
 def refit_network(tables: Path, name: str) -> None:
     """Fit the prices between nodes of the shipped profile `name` to its sweep; rewrite its file."""
-    sweep, where = SWEEPS[name]
+    sweep, where, _ = SWEEPS[name]
     profile, cluster = load_profile(name), load_cluster(where)
     free, kept = alternate(sweep_rows(tables)[sweep])
     rings = free[0].operation != "all_reduce"
@@ -164,7 +166,7 @@ def refit_network(tables: Path, name: str) -> None:
     more = told(kept, cluster, found)
     old = {"fit": note.fit_error or 0.0, **note.errors}
     ranges = [Row("", "", int(n), 1, size, 0.0) for n, size in zip(*note.measured_range.values(), strict=True)]
-    write(name, found, old | {key: value for key, value in more.items() if key.startswith(sweep)}, [*ranges, *free])
+    write(name, found, old | {key: value for key, value in more.items() if key.startswith(sweep)}, [*ranges, *free], True)
 
 
 if __name__ == "__main__":
