@@ -219,6 +219,38 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
         sys.exit(2)
 
 
+@main.command("collective")
+@click.argument("operation")
+@click.option("--cluster", default="dgx-h100", show_default=True, help="Name from the catalogue or YAML.")
+@click.option("--nodes", type=int, help="Number of nodes.")
+@click.option("--ranks", type=int, help="Only the first so many GPUs.")
+@click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU.")
+@click.option("--algorithm", default="auto", show_default=True, help="Algorithm and protocol: ring, ring/ll128, auto/simple.")
+@click.option("--sizes", default="1KiB:1GiB", show_default=True, metavar="FROM:TO[:FACTOR]", help="Sizes of the full buffer.")
+@click.option("--measured", metavar="LOG", help="Compare with a log or JSON of nccl-tests.")
+@click.option("--plot", metavar="FILE", help="Draw time and bandwidth against size, as PNG or SVG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
+def _collective(operation: str, plot: str | None, as_json: bool, **asked: Any) -> None:
+    """Time, algbw and busbw of a collective by algorithm, protocol and size; the cheapest is what a job uses."""
+    from calibration.bench import bench
+
+    data, notes = bench(operation, **asked)
+    if as_json:
+        click.echo(json.dumps(data.to_dict() | {"where": data.where, "notes": notes}, indent=2))
+    else:
+        from reports.busbw import comparison, table
+
+        _print(table(data))
+        if data.measured:
+            _print(comparison(data))
+        for note in notes:
+            click.echo(note)
+    if plot:
+        from reports.busbw import busbw
+
+        click.echo(f"wrote {busbw(data, Path(plot))}", err=as_json)
+
+
 @main.command("list")
 @click.argument("sort", required=False)
 def _list(sort: str | None) -> None:

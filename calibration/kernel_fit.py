@@ -1,7 +1,8 @@
-"""Fits the shipped profiles to published kernel and collective measurements.
+"""Fits the shipped profiles to published kernel measurements.
 
-`refit(Path("tables"), "h100")` reads the raw tables of that folder, fits the prices of products, attention and the links inside a
-node, and writes them with their errors into the profile's file; facts that a person wrote there (launch, overheads) stay.
+`refit(Path("tables"), "h100")` reads the raw tables of that folder, fits the prices of products and attention, and writes them
+with their errors into the profile's file; collectives are fitted by `calibration/collective_refit.py`, and facts that a person
+wrote there (launch, overheads) stay.
 A quarter of the shapes is kept out of the fit by a hash of their sizes and gives the held-out error. No training step is read.
 
 Measurements: github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c, in seconds. Run as a script with the
@@ -33,13 +34,6 @@ Array = NDArray[np.float64]
 TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
 NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
-NVLS = 8  # ranks from which all-reduce runs in the switch on Hopper and Blackwell, so it says nothing of a ring
-BASE = 8.4e-6  # seconds that a collective takes before its first step: NCCL's own figure for rings, src/graph/tuning.cc
-LARGE = 2**23  # smallest buffer fitted to: below, NCCL uses other protocols, and training sends little
-CAPACITY = {  # profile -> kind of link between its GPUs, nominal bytes per second in one direction
-    "a100": ("nvlink", 300e9), "h100": ("nvlink", 450e9), "h200": ("nvlink", 450e9), "b200": ("nvlink", 900e9),
-    "l40s": ("pcie", 31e9),
-}  # fmt: skip
 SAMPLE = 3000  # points per fit
 
 
@@ -80,8 +74,6 @@ QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
 ATTENTION_BOUNDS = {
     "efficiency": (0.3, 1.0), "head_half": (1.0, 200.0), "keys_half": (10.0, 1000.0), "wave": (0.0, 1.0), "fixed": (1e-6, 4e-5)
 }  # fmt: skip
-
-RING_BOUNDS = {"efficiency": (0.2, 1.0), "latency": (1e-7, 1e-4)}
 
 
 def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
@@ -162,23 +154,6 @@ def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[
     return attention_curve(found, backward), summary(errors)
 
 
-def fit_ring(table: pd.DataFrame, capacity: float, base: float) -> tuple[float, float, dict[str, float]]:
-    """Efficiency, seconds per step and errors of rings over links of `capacity`: columns operation, ranks, bytes, seconds."""
-    ranks, size, seconds = (table[c].to_numpy(float) for c in ("ranks", "bytes", "seconds"))
-    steps = np.where(table.operation == "all_reduce", 2, 1) * (ranks - 1)
-
-    def predict(x: Array) -> Array:
-        return np.asarray(base + steps * x[1] + steps / ranks * size / (capacity * x[0]))
-
-    kept_out = heldout(steps, ranks, size)
-    weight = np.where(kept_out, 0.0, np.where(ranks > 2, 1.0, 0.5))
-    found = minimise(lambda x: loss(predict(x), seconds, weight), RING_BOUNDS)
-    error = np.abs(predict(np.array(list(found.values()))) / seconds - 1)
-    large = size >= 2**25
-    errors = {"fit": error[~kept_out], "all": error[kept_out], "large": error[kept_out & large]}
-    return found["efficiency"], found["latency"], summary(errors)
-
-
 def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:
     """Rate of the backward pass over that of `curve`'s forward pass, from published rates of both passes together.
 
@@ -238,7 +213,6 @@ def refit(tables: Path, name: str) -> None:
             data["provenance"]["gemm"]["errors"] |= {f"{dtype} {key}": tidy(value) for key, value in errors.items()}
         print(name, dtype, errors)
     _refit_attention(tables, name, data, gpu)
-    _refit_links(tables, name, data)
     path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
     load_profile(name)
 
@@ -259,21 +233,6 @@ def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardwar
     ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
     note(data, "attention", errors, ranges | {"queries": length, "keys": length})
     print(name, "attention", errors)
-
-
-def _refit_links(tables: Path, name: str, data: dict[str, Any]) -> None:
-    import pandas as pd
-
-    kind, capacity = CAPACITY[name]
-    rows = pd.read_csv(tables / "nccl" / "nvlink_one_node.csv").rename(columns={"op": "operation", "time_s": "seconds"})
-    rows["bytes"] = 2 * rows.message_elements
-    rows = rows[rows.machine.str.contains(f"NVIDIA {name.upper()}") & (rows.bytes >= LARGE)]
-    ring = (rows.operation != "all_reduce") | (rows.ranks < NVLS) | (name == "a100")
-    rows = rows[(rows.operation != "alltoall") & (rows.ranks == 2 if kind == "pcie" else ring)]
-    efficiency, latency, errors = fit_ring(rows, capacity, BASE)
-    data["links"][kind] = {"efficiency": tidy(efficiency), "latency": tidy(latency, "us")}
-    note(data, "links", errors, {"ranks": rows.ranks.to_numpy(), "bytes": rows.bytes.to_numpy()})
-    print(name, kind, errors)
 
 
 if __name__ == "__main__":

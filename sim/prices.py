@@ -16,9 +16,10 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, model_validator
 
 from sim.program import Kernel
+from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from topologies.board import KINDS
 from topologies.reading import Config, UserError, nearest
-from topologies.units import Bytes, Seconds
+from topologies.units import Bytes, BytesPerSecond, Seconds
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -110,13 +111,6 @@ class MemoryCurve(Config):
     fixed: Seconds = 0.0
 
 
-class LinkPrice(Config):
-    """One kind of link: the fraction of its nominal capacity that traffic reaches, and seconds per step over it."""
-
-    efficiency: Fraction
-    latency: Seconds
-
-
 class Overhead(Config):
     """Memory that a process needs besides its tensors."""
 
@@ -139,16 +133,29 @@ class Profile(Config):
     launch: Seconds  # host time to launch one kernel
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
-    links: dict[str, LinkPrice]
-    collective_launch: Seconds  # software latency of one collective
+    links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
+    collective_launch: Seconds  # software latency of one collective, protocol Simple
+    protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
+    copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     overhead: Overhead
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
+        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P} - {SIMPLE})
+        unknown = sorted(set(self.protocols) - set(known))
+        if unknown:
+            raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
         missing = [kind for kind in KINDS if kind not in self.links]
         if missing:
             raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
+
+    def every_protocol(self) -> dict[str, Transport]:
+        """All protocols by name, Simple among them, with every kind of link priced."""
+        result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=self.links)}
+        for name, one in self.protocols.items():
+            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, self.links))
+        return result
 
 
 def gemm_seconds(

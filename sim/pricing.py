@@ -20,8 +20,9 @@ from sim.collectives import offered
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
-from sim.wiring import Traffic, alike, applicable, sent, wire
-from topologies.hardware import nominal_latency
+from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.wiring import Traffic, alike, applicable, fullest, members, sent, wire
+from topologies.reading import UserError
 from topologies.topology import Topology
 
 
@@ -48,6 +49,7 @@ class Priced:
     sent: float  # bytes that one rank sends
     alone: float  # seconds without contention
     is_send: bool  # from one rank to another, needing nobody else to come
+    protocol: str  # NCCL's name of how data are handed over
 
 
 class Pricing:
@@ -60,11 +62,16 @@ class Pricing:
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
-        self._chosen: dict[tuple[int, int], Traffic] = {}
+        profile = prices.profile
+        self._rates = {
+            name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
+            for name, protocol in profile.every_protocol().items()
+        }
+        self._chosen: dict[tuple[int, int], tuple[Traffic, str]] = {}
         self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
-        traffics = {self._choose(work, cohort): None for work, cohort, _ in self._communications}
+        traffics = {self._choose(work, cohort)[0]: None for work, cohort, _ in self._communications}
         self.alike = all(alike(topology, program.grid, traffic) for traffic in traffics)
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
@@ -76,23 +83,39 @@ class Pricing:
         links = self.prices.profile.links
         pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
-        # A measured step includes the catalogue's wire latency; this cluster's own is counted link by link.
         self._binding = self._binding_links()
-        self._latency = [max(0.0, links[kind].latency - nominal_latency(kind)) for kind in self.wiring.kinds]
+        self._shapes: dict[Traffic, Shape] = {}
 
-    def _choose(self, work: Collective | Send, cohort: int) -> Traffic:
-        """The cheapest algorithm for `work` on its own. Raises NotApplicable when there is none."""
+    def _choose(self, work: Collective | Send, cohort: int) -> tuple[Traffic, str]:
+        """The cheapest algorithm and protocol for `work` on its own. Raises NotApplicable when there is none."""
         key = (id(work), cohort)
         found = self._chosen.get(key)
         if found is None:
-            candidates = self._candidates(work, cohort)
-            possible = [traffic for traffic in candidates if applicable(self.topology, self.program.grid, traffic)]
-            if len(candidates) > 1 and possible:
-                found = min(possible, key=lambda traffic: self._alone(traffic)._price(work, traffic).alone)
-            else:
-                found = candidates[0]
-            self._chosen[key] = found
+            best = min(self.options(work, cohort), key=lambda priced: priced.alone)
+            found = self._chosen[key] = best.traffic, best.protocol
         return found
+
+    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
+        """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
+        asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
+        able = self._applicable(work, cohort)
+        pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
+        if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
+            pairs = [(traffic, SIMPLE) for traffic in able]
+        if not pairs:
+            raise UserError(
+                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(self._rates)}"
+            )
+        return [self._alone(traffic)._price(work, traffic, protocol) for traffic, protocol in pairs]
+
+    def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
+        """What each algorithm that may run `work` asks of the links, by its full name."""
+        return {traffic.algorithm: self._alone(traffic).shape(traffic) for traffic in self._applicable(work, cohort)}
+
+    def _applicable(self, work: Collective | Send, cohort: int) -> list[Traffic]:
+        """Candidates that work for these members; a single one that does not says why when it is laid."""
+        candidates = self._candidates(work, cohort)
+        return [one for one in candidates if applicable(self.topology, self.program.grid, one)] or candidates[:1]
 
     def _alone(self, traffic: Traffic) -> Pricing:
         """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
@@ -115,39 +138,58 @@ class Pricing:
         at = self._at
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
-        names = offered(work.operation, work.algorithm)
+        names = offered(work.operation, split(work.algorithm, work.operation)[0])
         one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
+        each = fullest(self.topology, self.program.grid, one)
+        priced = self.prices.profile.protocols
+        if names == offered(work.operation):
+            names = considered(work.operation, names, priced, each)
         return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
-        """`work` by its cheapest algorithm: of all sibling groups together, or of one of them."""
+        """`work` by its cheapest algorithm and protocol: of all sibling groups together, or of one of them."""
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            traffic = self._choose(work, cohort)
-            found = self._price(work, traffic if group < 0 else traffic._replace(group=group))
+            traffic, protocol = self._choose(work, cohort)
+            found = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
 
-    def _price(self, work: Collective | Send, traffic: Traffic) -> Priced:
+    def shape(self, traffic: Traffic) -> Shape:
+        """What `traffic` asks of the links, for `sim.protocols`."""
+        found = self._shapes.get(traffic)
+        if found is None:
+            wiring, loads, hops = self.wiring, [], [0.0] * len(self.wiring.kinds)
+            demands = wiring.demands[traffic]
+            for demand in demands:
+                hops = [total + more for total, more in zip(hops, demand.steps, strict=True)]
+                busiest: dict[int, float] = {}
+                for link, flows in demand.flows:
+                    kind = wiring.kinds.index(wiring.kind[link])
+                    busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
+                loads.append(tuple(busiest.items()) or ((0, 0.0),))
+            n = members(self.program.grid, traffic).shape[1]
+            own = own_piece(traffic.algorithm.split("/")[0], n)
+            found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
+        return found
+
+    def _price(self, work: Collective | Send, traffic: Traffic, protocol: str) -> Priced:
+        """A protocol that reaches less of the links than they have is as many more bytes on them."""
         repeat = work.repeat if isinstance(work, Collective) else 1
-        demands = self.wiring.demands[traffic]
-        binding = self._binding
-        parts = tuple(
-            Part(demand.share * work.bytes * repeat, tuple(flow for flow in demand.flows if binding[flow[0]]))
-            for demand in demands
-        )
-        steps = sum(
-            demand.wire + sum(count * latency for count, latency in zip(demand.steps, self._latency, strict=True))
-            for demand in demands
-        )
-        latency = on_grid(repeat * (steps + (self.prices.profile.collective_launch if demands else 0.0)))
-        capacity = self.capacity
-        transfer = sum(on_grid(p.bytes / min(capacity[link] / count for link, count in p.flows)) for p in parts if p.flows)
+        demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
+        latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
+        alone = latency = on_grid(repeat * latency)
+        parts = []
+        for demand, transfer in zip(demands, transfers, strict=True):
+            flows = tuple(flow for flow in demand.flows if binding[flow[0]])
+            full = min([capacity[link] / count for link, count in flows], default=0.0)
+            parts.append(Part(transfer * repeat * full, flows))
+            alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat
-        return Priced(traffic, parts, latency, volume, latency + transfer, isinstance(work, Send))
+        return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol)
 
     def block(self, block: Block, cohort: int) -> Fused:
         """`block` as one sequence, its collectives at their price without contention."""

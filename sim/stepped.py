@@ -22,6 +22,7 @@ from sim.clock import on_grid
 from sim.collectives import Ids, Schedule
 from sim.network import Network, Part
 from sim.prices import Profile
+from sim.protocols import SIMPLE
 from sim.symmetry import classes
 from topologies.hardware import nominal_latency
 from topologies.topology import Topology
@@ -30,22 +31,33 @@ Floats = NDArray[np.float64]
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
 
 
-def stepped(schedule: Schedule, groups: Ids, size: float, topology: Topology, profile: Profile, *, fold: bool = True) -> float:
+def stepped(
+    schedule: Schedule,
+    groups: Ids,
+    size: float,
+    topology: Topology,
+    profile: Profile,
+    *,
+    protocol: str = SIMPLE,
+    fold: bool = True,
+) -> float:
     """Seconds until every group has run `schedule` on `size` bytes, all starting together.
 
-    groups: endpoints of each group, shape (groups, members and switches). fold=False plays every transfer: the same, slower.
+    groups: endpoints of each group, shape (groups, members and switches). fold=False plays every transfer: the same, slower. What
+    a protocol adds for cutting messages in pieces (`fill`) and for a rank's own piece belongs to no round: it is left out.
     """
+    price = profile.every_protocol()[protocol]
     if not sum(len(phase.source) for phase in schedule.phases):
         return 0.0
     kinds, moves = topology.kinds, _moves(schedule, groups, topology)
     kind, wire = topology.kind(moves.links), topology.latency(moves.links)
-    efficiency = np.array([profile.links[name].efficiency for name in kinds])
-    protocol = np.array([max(0.0, profile.links[name].latency - nominal_latency(name)) for name in kinds])
+    efficiency = np.array([price.links[name].efficiency for name in kinds])
+    steps = np.array([max(0.0, price.links[name].latency - nominal_latency(name)) for name in kinds])
     real = moves.routes >= 0
     outermost = np.where(real, kind[moves.routes], -1).max(axis=1)
-    latency = np.where(real, wire[moves.routes], 0.0).sum(axis=1) + np.where(outermost < 0, 0.0, protocol[outermost])
+    latency = np.where(real, wire[moves.routes], 0.0).sum(axis=1) + np.where(outermost < 0, 0.0, steps[outermost])
     rounds = _Rounds(schedule, size, moves, topology.capacity(moves.links) * efficiency[kind], latency, fold)
-    return rounds.play() + on_grid(profile.collective_launch)
+    return rounds.play() + on_grid(price.base)
 
 
 @dataclass(slots=True)

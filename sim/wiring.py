@@ -105,6 +105,12 @@ def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
+    """Members of the first sibling group in the node that has most of them."""
+    return int(np.unique(topology.node_of(members(grid, traffic._replace(group=0))[0]), return_counts=True)[1].max())
+
+
+@lru_cache(maxsize=4096)
 def sent(topology: Topology, grid: Grid, traffic: Traffic) -> float:
     """Fraction of the buffer S sent by the member that sends most."""
     plan = schedule(topology, grid, traffic)

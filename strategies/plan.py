@@ -9,12 +9,12 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
+from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.model import Model
 from strategies.schedules import schedules
-from topologies.reading import Config, UserError, nearest
+from topologies.reading import Config, UserError
 from topologies.units import Bytes
 
 MIB = 2.0**20
@@ -63,7 +63,11 @@ class Plan(Config):
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
     )
-    algorithm: str = Field("auto", description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …")
+    algorithm: str = Field(
+        "auto",
+        description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …; also with a protocol: "
+        "ring/ll128, all_reduce/tree/simple, auto/ll",
+    )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
     @field_validator("schedule")
@@ -80,12 +84,12 @@ class Plan(Config):
 
     @field_validator("algorithm")
     @classmethod
-    def _algorithm(cls, name: str) -> str:
+    def _algorithm(cls, choice: str) -> str:
         known = {"auto", *algorithms, *(full.split("/")[1] for full in algorithms)}
-        for part in name.split(","):
-            if part.strip() not in known:
-                raise ValueError(f"'{part.strip()}' is not an algorithm of any collective{nearest(part.strip(), known)}")
-        return name
+        for name in split(choice)[0].split(", "):
+            if name not in known:
+                raise ValueError(f"'{name}' is not an algorithm of any collective{nearest(name, known)}")
+        return choice
 
     @field_validator("order")
     @classmethod

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.kernel_fit import BASE, NAMES, TABLES, fit_backward, fit_ring, heldout
+from calibration.kernel_fit import NAMES, TABLES, fit_backward, heldout
 from calibration.profiles import load_profile, profile_for, profile_names
 from sim.prices import gemm_seconds
 from topologies.cluster import gpu_names, load_gpu
@@ -70,18 +70,6 @@ def test_missing_field_is_named(field: str, tmp_path: Path) -> None:
     path.write_text(load_profile("h100").model_dump_json(exclude={field}), encoding="utf-8")
     with pytest.raises(UserError, match=r"p\.yaml"):
         load_profile(path)
-
-
-def test_ring_fit_finds_what_made_the_times() -> None:
-    pandas = pytest.importorskip("pandas")
-    rows = [(op, n, 2.0**e) for op in ("all_reduce", "all_gather") for n in (2, 4, 8) for e in range(22, 30)]
-    table = pandas.DataFrame(rows, columns=["operation", "ranks", "bytes"])
-    steps = np.where(table.operation == "all_reduce", 2, 1) * (table.ranks - 1)
-    table["seconds"] = BASE + steps * 3e-6 + steps / table.ranks * table.bytes / (300e9 * 0.75)
-    efficiency, latency, errors = fit_ring(table, 300e9, BASE)
-    assert efficiency == pytest.approx(0.75, rel=0.01)
-    assert latency == pytest.approx(3e-6, rel=0.05)
-    assert errors["all"] < 0.01
 
 
 def test_backward_rate_follows_from_both_passes() -> None:

@@ -99,15 +99,6 @@ def test_a_copy_runs_at_the_published_fraction_of_bandwidth() -> None:
     assert 1e10 / seconds == pytest.approx(1.745e12, rel=0.01)
 
 
-@pytest.mark.parametrize(("ranks", "seconds"), [(2, 0.0014558), (4, 0.001929), (8, 0.0021623)])
-def test_ring_over_nvlink_near_a_measurement_not_fitted_to(ranks: int, seconds: float) -> None:
-    """All-reduce of 256 MiB on A100s of one node at 300 GB/s: github.com/VIA-Research/vTrain trace/a100, out of place."""
-    profile = load_profile("a100")
-    link, steps = profile.links["nvlink"], 2 * (ranks - 1)
-    predicted = profile.collective_launch + steps * link.latency + steps / ranks * 2**28 / (300e9 * link.efficiency)
-    assert predicted == pytest.approx(seconds, rel=0.2)
-
-
 sizes = st.integers(1, 20000)
 
 

@@ -1,0 +1,87 @@
+"""What nccl-tests would print on a cluster of the catalogue, and how far that is from what it did print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from calibration.profiles import load_profile, profile_for
+from calibration.readers.nccl_tests import Log, read_nccl_tests
+from sim.collectives import OPERATIONS, offered
+from sim.prices import Prices
+from sim.protocols import split
+from sim.sweep import Sweep, sweep
+from topologies.cluster import load_cluster
+from topologies.reading import UserError, nearest
+from topologies.units import size
+
+MOST = 200  # sizes of one sweep
+NAMED = 3  # ignored lines of a log that are shown
+
+
+def bench(
+    operation: str,
+    cluster: str,
+    nodes: int | None = None,
+    ranks: int | None = None,
+    profile: str | None = None,
+    algorithm: str = "auto",
+    sizes: str = "1KiB:1GiB",
+    measured: str | None = None,
+) -> tuple[Sweep, list[str]]:
+    """Prices of `operation` by size and choice, beside a measured log if there is one; and notes. Raises UserError."""
+    known = [name for name in OPERATIONS if name not in ("send", "all_to_allv") and offered(name)]
+    if operation not in known:
+        raise UserError(f"unknown collective '{operation}'{nearest(operation, known)}")
+    try:
+        split(algorithm)
+    except ValueError as error:
+        raise UserError(f"--algorithm {algorithm}: {error}") from None
+    log = read_nccl_tests(Path(measured), operation, ranks or 0) if measured else None
+    if log and log.operation != operation:
+        raise UserError(f"{measured}: is of {log.operation}, not of {operation}")
+    place = load_cluster(cluster)
+    place = place.model_copy(update={"nodes": nodes or (log.nodes if log else place.nodes)})
+    count = ranks or (log.ranks if log else place.gpus)
+    prices = Prices(load_profile(profile) if profile else profile_for(place.node.gpu.name), place.node.gpu)
+    topology = place.topology()
+    table = sweep(topology, prices, operation, count, asked(sizes), algorithm)
+    where = f"{place.nodes} × {place.name}, {count} ranks"
+    links = prices.profile.provenance.get("links")
+    held = f"; collectives within {links.heldout_error:.1%} (median, held out)" if links and links.heldout_error else ""
+    notes = [f"prices: profile {prices.profile.name}{held}"]
+    if log is None:
+        return Sweep(operation, where, count, table), notes
+    if (log.ranks, log.nodes) != (count, place.nodes):
+        raise UserError(f"{measured}: has {log.ranks} ranks on {log.nodes} nodes, asked for are {count} on {place.nodes}")
+    rows = [(row.bytes, row.seconds) for row in log.rows]
+    best = [options[0].seconds for options in sweep(topology, prices, operation, count, [at for at, _ in rows], algorithm)]
+    return Sweep(operation, where, count, table, rows, best), [*notes, *_about(measured or "", log)]
+
+
+def asked(text: str) -> list[float]:
+    """Bytes in "1KiB:1GiB" (doubling) or "1KiB:1GiB:4". Raises UserError."""
+    parts = text.split(":")
+    try:
+        low, high = size(parts[0]), size(parts[1] if len(parts) > 1 else parts[0])
+        factor = float(parts[2]) if len(parts) > 2 else 2.0
+    except ValueError as error:
+        raise UserError(f"--sizes {text}: {error}") from None
+    if not 0 < low <= high or factor <= 1 or len(parts) > 3:
+        raise UserError(f"--sizes {text}: must be FROM:TO[:FACTOR] with 0 < FROM ≤ TO and FACTOR > 1, such as 1KiB:1GiB:2")
+    result = [low]
+    while result[-1] * factor <= high * (1 + 1e-9):
+        result.append(result[-1] * factor)
+        if len(result) > MOST:
+            raise UserError(f"--sizes {text}: more than {MOST} sizes")
+    return result
+
+
+def _about(path: str, log: Log) -> list[str]:
+    notes = []
+    if log.ignored:
+        shown = "; ".join(f"line {number}: {line[:60]}" for number, line in log.ignored[:NAMED])
+        more = f"; and {len(log.ignored) - NAMED} more" if len(log.ignored) > NAMED else ""
+        notes.append(f"{path}: ignored lines: {len(log.ignored)} ({shown}{more})")
+    if log.wrong:
+        notes.append(f"{path}: nccl-tests found wrong results in {log.wrong} rows")
+    return notes

@@ -1,0 +1,81 @@
+"""Measured collectives as rows, and the published tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One collective among `ranks` GPUs on `nodes` nodes: `bytes` is the full buffer S; name: which series it belongs to."""
+
+    name: str
+    operation: str
+    ranks: int
+    nodes: int
+    bytes: float
+    seconds: float
+
+
+OPERATIONS = {"alltoall": "all_to_all", "sendrecv": "send"}  # spelt differently in the tables and logs of nccl-tests
+EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
+    "S019": "TCP sockets", "S020": "one T4 per node: no profile", "S021": "one T4 per node: no profile",
+    "S033": "TCP over IPoIB", "S039": "TCP fallback", "S017": "no such operation", "S004": "no such operation",
+    "S005": "no such operation", "S049": "AMD", "S080": "10 us timer and times that fall as sizes grow",
+    "S082": "times that fall as sizes grow by half", "S086": "times that fall as sizes grow by half",
+    "S094": "GPUs in NVLink pairs: no such profile", "S095": "GPUs in NVLink pairs: no such profile", "S100": "A40: no profile",
+    "S101": "A40: no profile",
+}  # fmt: skip
+
+
+def node_rows(tables: Path, gpu: str) -> list[Row]:
+    """Rows of `nvlink_one_node.csv` for the profile's GPU ("h100"); names are the operation and the ranks."""
+    import pandas as pd
+
+    table = pd.read_csv(tables / "nccl" / "nvlink_one_node.csv")
+    table = table[table.machine.str.contains(f"NVIDIA {gpu.upper()}")]
+    operation = table.op.map(lambda op: OPERATIONS.get(op, op))
+    return [
+        Row(f"{op} {ranks}", op, int(ranks), 1, 2.0 * elements, float(seconds))
+        for op, ranks, elements, seconds in zip(operation, table.ranks, table.message_elements, table.time_s, strict=True)
+    ]
+
+
+def vtrain_rows(tables: Path) -> list[Row]:
+    """Rows of `all_reduce_a100_one_node.csv`: all-reduce of 2, 4, 8 A100."""
+    import pandas as pd
+
+    table = pd.read_csv(tables / "nccl" / "all_reduce_a100_one_node.csv")
+    return [Row(f"{op} {n}", op, int(n), 1, float(size), float(seconds))
+            for op, n, size, seconds in zip(table.op, table.ranks, table.bytes, table.time_s, strict=True)]  # fmt: skip
+
+
+def sweep_rows(tables: Path) -> dict[str, list[Row]]:
+    """Rows of the published nccl-tests sweeps by sweep, without those flagged; in and out of place are averaged."""
+    import pandas as pd
+
+    table = pd.read_csv(tables / "nccl" / "sweep_rows.csv")
+    table = table[table.flag.isna()]
+    keys = ["sweep_id", "op", "ngpus", "nodes", "size_bytes"]
+    mean = table.groupby(keys).time_us.mean().reset_index()
+    result: dict[str, list[Row]] = {}
+    for sweep, op, n, nodes, size, micro in mean.itertuples(index=False):
+        row = Row(sweep, OPERATIONS.get(op, op), int(n), int(nodes), float(size), 1e-6 * micro)
+        result.setdefault(sweep, []).append(row)
+    return result
+
+
+def alternate(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """(rows to fit, rows kept out): every other size of each series is kept out, but never its ends."""
+    fitted: list[Row] = []
+    kept: list[Row] = []
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        series.setdefault(row.name, []).append(row)
+    for those in series.values():
+        sizes = sorted({row.bytes for row in those})
+        out = set(sizes[1:-1:2])
+        for row in those:
+            (kept if row.bytes in out else fitted).append(row)
+    return fitted, kept

@@ -1,0 +1,135 @@
+"""Reads what nccl-tests prints and writes: its text log, and its JSON (`-J`, version 3).
+
+Text (github.com/NVIDIA/nccl-tests src/util.cu): lines that begin with # describe the run; a row is size, count, type, redop and
+root, then, out of place and in place, time (µs), algbw, busbw (GB/s) and #wrong. Out of place may be blank, #wrong may be N/A;
+with `-I 1` each half has four more columns, with `-S` a timestamp ends the row. `size` is the full buffer S.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from calibration.collective_rows import OPERATIONS, Row
+from topologies.reading import UserError
+
+_HEAD = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s")
+_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d(?:[ T]\S+)?\s*$")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_NAME = re.compile(r"^#\s*Collective test starting:\s*(\S+?)(?:_perf)?\s*$")
+_NAMES = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
+    "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "send", "gather": "gather", "scatter": "scatter",
+}  # fmt: skip
+
+
+class Log(NamedTuple):
+    """Rows of a log, the mean of both halves, and the lines that were not understood, with their numbers."""
+
+    operation: str
+    ranks: int
+    nodes: int
+    rows: list[Row]
+    ignored: list[tuple[int, str]]
+    wrong: int  # rows whose results nccl-tests found wrong
+
+
+def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int = 0) -> Log:
+    """Read a text log or JSON; operation, ranks and nodes count where the log does not say its own. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
+    read = _json if text.lstrip().startswith("{") else _text
+    name, hosts, halves, ignored = read(text, path)
+    operation = name or _operation(path.stem) or operation
+    ranks, nodes = len(hosts) or ranks, len(set(hosts)) or nodes
+    if not halves:
+        raise UserError(f"{path}: not a log of nccl-tests: no row of size, count, type, redop, root and times")
+    if not operation:
+        raise UserError(f"{path}: does not name its collective; name the file after it, e.g. all_reduce_perf.log")
+    if ranks < 2:
+        raise UserError(f"{path}: lists {ranks} ranks; say how many there were")
+    rows = [Row(path.stem, operation, ranks, max(1, nodes), size, fmean(times)) for size, times, _ in halves if size and times]
+    return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves))
+
+
+_Halves = list[tuple[float, list[float], bool]]  # size, seconds of each half, whether a result was wrong
+_Read = tuple[str, list[str], _Halves, list[tuple[int, str]]]
+
+
+def _text(text: str, path: Path) -> _Read:
+    name, hosts, halves, ignored = "", {}, [], []
+    width = 4  # columns of a half
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _RANK.match(line):
+            hosts[int(found[1])] = found[2]
+        elif found := _NAME.match(line):
+            name = _operation(found[1])
+        elif line.lstrip().startswith("#"):
+            width = 8 if "i_min" in line else width
+        elif half := _row(line, width):
+            halves.append(half)
+        elif line.strip():
+            ignored.append((number, line.strip()))
+    return name, list(hosts.values()), halves, ignored
+
+
+def _row(line: str, width: int) -> tuple[float, list[float], bool] | None:
+    """Size, seconds of each half and whether a result was wrong; None when the line is no row."""
+    if not _HEAD.match(line):
+        return None
+    size, _, _, _, _, *columns = _STAMP.sub("", line).split()
+    halves = [columns[at : at + width] for at in range(0, len(columns), width)]
+    try:
+        times = [1e-6 * float(half[0]) for half in halves]
+        wrong = any(float(half[3]) > 0 for half in halves if half[3] != "N/A")
+    except (IndexError, ValueError):
+        return None
+    return (float(size), [time for time in times if time > 0], wrong) if 1 <= len(halves) <= 2 else None
+
+
+def _json(text: str, path: Path) -> _Read:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: broken JSON: {error}") from None
+    results = data.get("results")
+    if not isinstance(results, list):
+        raise UserError(f"{path}: not nccl-tests' JSON: no list 'results'")
+    halves: _Halves = []
+    ignored = []
+    for number, result in enumerate(results, 1):
+        found = [result.get(half) for half in ("out_of_place", "in_place")] if isinstance(result, Mapping) else []
+        times = [time for half in found if isinstance(half, Mapping) for time in _times(half)]
+        if times and isinstance(result.get("size"), int | float):
+            wrong = any(isinstance(half, Mapping) and _positive(half.get("nwrong")) for half in found)
+            halves.append((float(result["size"]), times, wrong))
+        else:
+            ignored.append((number, "result without size or time"))
+    args = data.get("args", "")
+    program = args[0] if isinstance(args, list) and args else str(args).split(" ")[0]
+    hosts = [str(device.get("hostname", "")) for device in data.get("devices", []) if isinstance(device, Mapping)]
+    return _operation(str(program)), hosts, halves, ignored
+
+
+def _times(half: Mapping[str, Any]) -> list[float]:
+    found = half.get("time", half.get("cpu_time"))
+    return [1e-6 * float(found)] if _positive(found) else []
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _operation(text: str) -> str:
+    """The operation that a program's or file's name contains; "" when none."""
+    plain = re.sub(r"[^a-z]", "", text.lower())
+    for known in sorted(_NAMES, key=len, reverse=True):
+        if known in plain:
+            return OPERATIONS.get(known, _NAMES[known])
+    return ""

@@ -1,0 +1,176 @@
+"""What a collective costs: base + hops + bytes + fill, per protocol. One formula for every algorithm, operation and network.
+
+NCCL moves data by three protocols (docs.nvidia.com NCCL_PROTO; github.com/NVIDIA/nccl src/graph/tuning.cc): LL sends a flag with
+every 4 bytes, so it needs no fence and has the shortest hops and half the rate; LL128 a flag with every 120 bytes; Simple sends
+whole chunks and synchronises between them: the slowest hops and the full rate. Grouped point-to-point operations ("p2p", of small
+messages "p2p_ll") and reductions in the switch ("in_switch") run in kernels with costs of their own. The time of one collective
+of S bytes is
+
+    base + Σ hops·latency + T + √(Σ hops·fill · T) + S/n / copy,    T = Σ max over links of bytes / (capacity · efficiency)
+
+with hops counted by kind of link on the longest path that data takes. The root is what pipelining costs: T cut in k pieces over h
+hops takes (k + h)(a + T/k), least at T + 2√(h·a·T) + h·a; it makes small messages reach less of the rate than large ones, with no
+table of sizes. The last term is a rank's own piece, which it copies without a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from sim.collectives import OPERATIONS
+from topologies.hardware import nominal_latency
+from topologies.reading import Config, nearest
+from topologies.units import Seconds
+
+SIMPLE = "simple"
+PROTOCOLS = ("ll", "ll128", SIMPLE)
+IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
+OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
+    "in_switch": IN_SWITCH, "in_switch_tree": IN_SWITCH, "send": P2P, "all_to_all": P2P, "all_to_allv": P2P, "gather": P2P,
+    "scatter": P2P,
+}  # fmt: skip
+NCCL = {  # what NCCL chooses from, where others exist too: github.com/NVIDIA/nccl src/graph/tuning.cc, topoGetAlgoInfo
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"), "all_gather": ("ring", "pat"),
+    "reduce_scatter": ("ring", "pat"), "broadcast": ("chain",), "reduce": ("chain",), "all_to_all": ("direct",),
+    "all_to_allv": ("direct",),
+}  # fmt: skip
+_FORMATS: dict[str, tuple[float, dict[str, float]]] = {  # part of a line that is data; seconds per step by kind of link
+    "ll": (1 / 2, {"nvlink": 0.6e-6, "pcie": 1e-6, "host": 1e-6, "nic": 5e-6}),
+    "ll128": (120 / 128, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "host": 2.5e-6, "nic": 8.5e-6}),
+}
+SWITCHED = 5  # fewest ranks of a node for which NCCL reduces in the switch (observed: 4 H100 form rings, 8 use the switch)
+_WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no rank keeps a piece of S/n
+
+
+class LinkPrice(Config):
+    """One kind of link: the fraction of its nominal capacity that traffic reaches, and seconds per step over it."""
+
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+    latency: Seconds
+    fill: Seconds = 0.0  # per step, of cutting the message in pieces: see the formula above
+
+
+class Transport(Config):
+    """How data are handed over: `base` seconds before the first step, then steps priced by their outermost link.
+
+    Kinds of link that are not in `links` were not measured; `complete` prices them by rule.
+    """
+
+    base: Seconds
+    links: dict[str, LinkPrice]
+
+
+def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
+    """`links` of protocol `name` and, by rule, of every kind that Simple prices and `links` does not.
+
+    The efficiency is Simple's less the format's overhead, the latency NCCL's own figure (src/graph/tuning.cc hwLat), on the spine
+    more by what Simple has there more than on the NIC; kernels of their own cost what Simple costs.
+    """
+    share, steps = _FORMATS.get(name, (1.0, {}))
+    further = simple["spine"].latency - simple["nic"].latency
+    result = {}
+    for kind, price in simple.items():
+        latency = steps["nic"] + further if kind == "spine" and steps else steps.get(kind, price.latency)
+        other = LinkPrice.model_construct(
+            efficiency=price.efficiency * share, latency=min(latency, price.latency), fill=price.fill
+        )
+        result[kind] = links.get(kind, other)
+    return result
+
+
+class Rates(NamedTuple):
+    """A protocol's numbers by kind of link, in the order of a topology's kinds."""
+
+    base: float
+    latency: Sequence[float]  # beyond the wire's own, which the topology counts
+    efficiency: Sequence[float]
+    fill: Sequence[float]
+    copy: float  # bytes per second
+
+
+class Shape(NamedTuple):
+    """What an algorithm asks of the links, per byte of S.
+
+    hops: by kind of link; wire: seconds of links and switches on the longest path; loads: for each stretch, pairs of a kind and
+    seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own.
+    """
+
+    hops: Sequence[float]
+    wire: float
+    loads: Sequence[Sequence[tuple[int, float]]]
+    own: float
+
+
+def rates(base: float, links: Mapping[str, LinkPrice], kinds: Sequence[str], copy: float) -> Rates:
+    """`Rates` of a profile's numbers. A measured step includes the catalogue's wire latency; a cluster's own counts by link."""
+    priced = [links[kind] for kind in kinds]
+    latency = [max(0.0, price.latency - nominal_latency(kind)) for kind, price in zip(kinds, priced, strict=True)]
+    return Rates(base, latency, [price.efficiency for price in priced], [price.fill for price in priced], copy)
+
+
+def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list[Any]]:
+    """(seconds besides the links', seconds on the links by stretch) of one collective of `size` bytes without contention.
+
+    `size` may be an array of sizes; then so are the answers.
+    """
+    efficiency = price.efficiency
+    transfers = [size * max([load / efficiency[kind] for kind, load in stretch]) for stretch in shape.loads]
+    hops = fill = 0.0
+    for count, latency, each in zip(shape.hops, price.latency, price.fill, strict=True):
+        hops, fill = hops + count * latency, fill + count * each
+    rest = price.base + shape.wire + hops + (fill * sum(transfers)) ** 0.5 + size * shape.own / price.copy
+    return rest, transfers
+
+
+def own_piece(operation: str, members: int) -> float:
+    """The part of S that a member keeps for itself."""
+    return 0.0 if operation in _WHOLE else 1 / members
+
+
+def split(choice: str, operation: str = "") -> tuple[str, str]:
+    """(names of algorithms, protocol) that a plan's choice asks of `operation`.
+
+    A choice is "[operation/]algorithm[/protocol]", or several with commas: "ring/ll128", "all_reduce/tree, all_gather/ring/ll".
+    What is not named is "auto". Raises ValueError for unknown protocols.
+    """
+    names, protocol = [], "auto"
+    for part in choice.split(","):
+        words = part.strip().split("/")
+        last = words.pop() if len(words) > 1 and (words[-1] in PROTOCOLS or words[0] not in OPERATIONS) else "auto"
+        if last not in ("auto", *PROTOCOLS):
+            raise ValueError(f"unknown protocol '{last}'{nearest(last, PROTOCOLS)}")
+        if last != "auto" and (len(words) == 1 or words[0] == operation):
+            protocol = last
+        names.append("/".join(words))
+    return ", ".join(names), protocol
+
+
+def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], each: int) -> tuple[str, ...]:
+    """Algorithms of `names` that "auto" chooses from; with prices of NCCL's protocols, those that NCCL has.
+
+    each: members of the group in its fullest node; the switch needs some of them, PAT only one.
+    """
+    if not {"ll", "ll128"} & set(priced):
+        return tuple(names)
+    known = NCCL.get(operation, tuple(names))
+    fits = {"pat": each == 1, "in_switch": each >= SWITCHED, "in_switch_tree": each >= SWITCHED}
+    return tuple(name for name in names if name in known and fits.get(name, True)) or tuple(names)
+
+
+def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:
+    """Protocols, of those `priced`, that may run `name` = "operation/algorithm" when `asked` for a protocol or "auto".
+
+    As NCCL_PROTO, the choice says nothing to grouped point-to-point operations; reduction in the switch is a kind of Simple, and
+    needs a price: hardware without it has none.
+    """
+    operation, algorithm = name.split("/")
+    own = OWN_KERNEL.get(algorithm, OWN_KERNEL.get(operation))
+    if own is None:
+        return [protocol for protocol in PROTOCOLS if protocol in priced and asked in ("auto", protocol)]
+    able = [protocol for protocol in own if protocol in priced]
+    if own == P2P or len(priced) == 1:  # a profile of Simple alone prices everything by it
+        return able or [SIMPLE]
+    return able if asked in ("auto", SIMPLE) else []
