@@ -9,12 +9,13 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.model import Model
 from strategies.schedules import schedules
-from topologies.reading import Config, UserError
+from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
 
 MIB = 2.0**20
