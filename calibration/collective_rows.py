@@ -21,8 +21,8 @@ class Row(NamedTuple):
 OPERATIONS = {"alltoall": "all_to_all", "sendrecv": "send"}  # spelt differently in the tables and logs of nccl-tests
 EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
     "S019": "TCP sockets", "S020": "one T4 per node: no profile", "S021": "one T4 per node: no profile",
-    "S033": "TCP over IPoIB", "S039": "TCP fallback", "S017": "no such operation", "S004": "no such operation",
-    "S005": "no such operation", "S049": "AMD", "S080": "10 us timer and times that fall as sizes grow",
+    "S033": "TCP over IPoIB", "S039": "TCP fallback", "S017": "scatter is not fitted", "S004": "broadcast is not fitted",
+    "S005": "reduce is not fitted", "S049": "AMD", "S080": "10 us timer and times that fall as sizes grow",
     "S082": "times that fall as sizes grow by half", "S086": "times that fall as sizes grow by half",
     "S094": "GPUs in NVLink pairs: no such profile", "S095": "GPUs in NVLink pairs: no such profile", "S100": "A40: no profile",
     "S101": "A40: no profile",
