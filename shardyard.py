@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sim.prices import Profile
+    from sim.prices import Prices, Profile
     from sim.summary import Summary, summarise
     from sim.timeline import Timeline
     from strategies.job import Job, read_job
+    from topologies.hardware import Gpu
     from topologies.reading import UserError
 
 __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "read_job", "simulate", "summarise"]
@@ -53,12 +54,25 @@ def __dir__() -> list[str]:
 
 def simulate(job: Job, *, fold: bool = True) -> Timeline:
     """Play one training step of `job`. fold=False gives every rank its own actor. Raises UserError for impossible jobs."""
-    from sim.prices import Prices
     from sim.run import run
     from strategies.lower import lower
 
     program = lower(job.model, job.resolve())
-    return run(program, job.cluster.topology(), Prices(_profile(job), job.cluster.node.gpu), fold=fold)
+    return run(program, job.cluster.topology(), _prices(job), fold=fold)
+
+
+_PRICES: dict[tuple[str, Gpu], Prices] = {}
+
+
+def _prices(job: Job) -> Prices:
+    """Prices remember what they have worked out, so jobs share them."""
+    from sim.prices import Prices
+
+    profile, gpu = _profile(job), job.cluster.node.gpu
+    known = _PRICES.get((profile.name, gpu))
+    if known is None or known.profile != profile:
+        known = _PRICES[profile.name, gpu] = Prices(profile, gpu)
+    return known
 
 
 def _profile(job: Job) -> Profile:

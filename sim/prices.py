@@ -9,7 +9,7 @@ The shape formulas are plain arithmetic that numbers and numpy arrays share, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Protocol
 
@@ -213,6 +213,7 @@ class Prices:
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
+        self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # of collective algorithms, by topology and grid (sim.pricing)
 
     def _seconds(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":

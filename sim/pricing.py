@@ -10,7 +10,7 @@ make a model launch-bound by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,7 +67,9 @@ class Pricing:
             name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
             for name, protocol in profile.every_protocol().items()
         }
-        self._chosen: dict[tuple[int, int], tuple[Traffic, str]] = {}
+        # what is cheapest does not depend on the rest of the program: it is remembered for the next one with the same prices
+        self._chosen = prices.choices.setdefault((topology, program.grid), {})
+        self._values: dict[Hashable, Priced] = {}
         self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(_communications(program))
@@ -88,7 +90,7 @@ class Pricing:
 
     def _choose(self, work: Collective | Send, cohort: int) -> tuple[Traffic, str]:
         """The cheapest algorithm and protocol for `work` on its own. Raises NotApplicable when there is none."""
-        key = (id(work), cohort)
+        key = self._key(work, cohort)
         found = self._chosen.get(key)
         if found is None:
             best = min(self.options(work, cohort), key=lambda priced: priced.alone)
@@ -153,10 +155,20 @@ class Pricing:
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            traffic, protocol = self._choose(work, cohort)
-            found = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
+            value = (self._key(work, cohort), group)  # equal work under other labels has the same price
+            found = self._values.get(value)
+            if found is None:
+                traffic, protocol = self._choose(work, cohort)
+                found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
+
+    def _key(self, work: Collective | Send, cohort: int) -> Hashable:
+        """What the price of `work` depends on."""
+        if isinstance(work, Send):
+            return "send", work.bytes, self._at[cohort], self._at[work.to]
+        at = self._at[cohort] if work.cohorts is None else (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
+        return work.operation, work.bytes, work.repeat, work.axis, work.algorithm, work.counts, at
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""
