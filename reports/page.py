@@ -66,6 +66,7 @@ def page(summary: Summary, job: Job, folder: Path) -> str:
         components=_components(summary),
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
+        links=[(x.name, x.count, f"{x.capacity / 1e9:,.4g} GB/s", size(x.bytes), percent(x.utilisation)) for x in summary.links],
         inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(job).items()],
         provenance=provenance(summary, job),
         files=FILES[1:],

@@ -61,9 +61,16 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
     return Group(
         Text(verdict(summary, job), "bold green" if summary.fits else "bold red"), "",
         _headline(summary, job), "", middle, "", _memory(summary), "",
+        *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
         Text(provenance(summary, job), "dim"),
     )  # fmt: skip
+
+
+def _hottest(summary: Summary) -> list[Text]:
+    """Which links are busiest, one line."""
+    loads = [f"{load.name} {percent(load.utilisation)}" for load in summary.links if load.utilisation >= 0.0005]
+    return [Text(f"hottest links, of capacity over the step: {', '.join(loads[:3])}")] if loads else []
 
 
 def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sim.links import LinkLoad, hottest
 from sim.memory import ledger
 from sim.timeline import AXES, Timeline
 
@@ -53,6 +54,7 @@ class Summary:
     bubble: float  # fraction of the step
     exposed: float  # fraction of the step
     volume: dict[str, Volume]  # by axis, of the rank that sends most
+    links: tuple[LinkLoad, ...]  # the hottest of each kind
     memory: tuple[StageMemory, ...]
     memory_capacity: float
     fits: bool
@@ -100,6 +102,7 @@ def summarise(timeline: Timeline) -> Summary:
         bubble=breakdown["bubble"] / step,
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES) / step,
         volume=_volumes(timeline),
+        links=hottest(timeline),
         memory=memory,
         memory_capacity=capacity,
         fits=max(stage.peak for stage in memory) <= capacity,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from calibration.profiles import profile_for
+from sim.links import LinkLoad
 from sim.prices import Prices
 from sim.run import run
 from sim.summary import FLOPS_RULE, StageMemory, Summary, Volume
@@ -36,6 +37,7 @@ def summary() -> Summary:
         mfu=0.412, hfu=0.5, flops_rule=FLOPS_RULE, gpu_hours_per_step=32 * 1.23 / 3600, breakdown=breakdown,
         bubble=breakdown["bubble"] / 1.23, exposed=0.3 / 1.23,
         volume={"tp": Volume(13e9, 6.5e9, 0.8), "dp": Volume(1e9, 5e8, 0.06)},
+        links=(LinkLoad("node 0 nic 0 out", "nic", 32, 5e10, 3e10, 0.49),),
         memory=stages, memory_capacity=85.5e9, fits=True, events=100, profile="h100",
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: di
     busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=volume, memory=memory)
     text = shown(one_screen(busy, job | {"tokens": 15e12, "price": 2}))
     lines = text.splitlines()
-    assert len(lines) <= 36
+    assert len(lines) <= 37
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 3")
     assert "… and 5 more notes" in text
