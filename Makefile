@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardyard needs Python 3.11 or newer")'
@@ -22,6 +22,14 @@ check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/ready  ## the pictures of the README
+	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/docs
+	cp out/docs/gantt.png docs/gantt.png
+	$(BIN)/shardyard collective all_reduce --cluster dgx-a100 --nodes 128 --algorithm "ring, tree" --sizes 1KiB:1GiB:1048576 \
+	    --by-ranks docs/all_reduce_by_ranks.png
+	$(BIN)/shardyard collective broadcast --cluster dgx-a100 --nodes 8 --algorithm "flat, binomial, chain" --sizes 1MiB:1MiB \
+	    --by-ranks docs/broadcast_by_ranks.png
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s

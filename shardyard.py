@@ -243,10 +243,15 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
 @click.option("--sizes", default="1KiB:1GiB", show_default=True, metavar="FROM:TO[:FACTOR]", help="Sizes of the full buffer.")
 @click.option("--measured", metavar="LOG", help="Compare with a log or JSON of nccl-tests.")
 @click.option("--plot", metavar="FILE", help="Draw time and bandwidth against size, as PNG or SVG.")
+@click.option("--by-ranks", metavar="FILE", help="Instead draw its time against the number of ranks, up to all of the cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
-def _collective(operation: str, plot: str | None, as_json: bool, **asked: Any) -> None:
+def _collective(operation: str, plot: str | None, by_ranks: str | None, as_json: bool, **asked: Any) -> None:
     """Time, algbw and busbw of a collective by algorithm, protocol and size; the cheapest is what a job uses."""
     from calibration.bench import bench
+
+    if by_ranks:
+        _growth(operation, by_ranks, as_json, **asked)
+        return
 
     data, notes = bench(operation, **asked)
     if as_json:
@@ -263,6 +268,20 @@ def _collective(operation: str, plot: str | None, as_json: bool, **asked: Any) -
         from reports.busbw import busbw
 
         click.echo(f"wrote {busbw(data, Path(plot))}", err=as_json)
+
+
+def _growth(operation: str, file: str, as_json: bool, ranks: int | None, measured: str | None, **asked: Any) -> None:
+    from calibration.bench import by_ranks
+    from topologies.reading import UserError
+
+    if ranks or measured:
+        raise UserError("--by-ranks: takes neither --ranks nor --measured")
+    from reports.scaling import Growth, scaling
+
+    title, lines = by_ranks(operation, **asked)
+    if as_json:
+        click.echo(json.dumps({name: dict(points) for name, points in lines.items()}, indent=2))
+    click.echo(f"wrote {scaling(Growth(title, lines), Path(file))}", err=as_json)
 
 
 @main.command("list")

@@ -12,7 +12,7 @@ from sim.protocols import split
 from sim.sweep import Sweep, sweep
 from topologies.cluster import load_cluster
 from topologies.reading import UserError, nearest
-from topologies.units import size
+from topologies.units import show, size
 
 MOST = 200  # sizes of one sweep
 NAMED = 3  # ignored lines of a log that are shown
@@ -56,6 +56,25 @@ def bench(
     rows = [(row.bytes, row.seconds) for row in log.rows]
     best = [options[0].seconds for options in sweep(topology, prices, operation, count, [at for at, _ in rows], algorithm)]
     return Sweep(operation, where, count, table, rows, best), [*notes, *_about(measured or "", log)]
+
+
+def by_ranks(operation: str, cluster: str, nodes: int | None = None, profile: str | None = None, algorithm: str = "auto",
+             sizes: str = "1KiB:1GiB:1024") -> tuple[str, dict[str, list[tuple[int, float]]]]:  # fmt: skip
+    """Where, and for each algorithm at each size ("ring, 1 GB") its seconds by number of ranks, in powers of two."""
+    place = load_cluster(cluster, nodes)
+    lines: dict[str, list[tuple[int, float]]] = {}
+    count = 2
+    while count <= place.gpus:
+        used = -(-count // place.node.gpus)
+        data, _ = bench(operation, cluster, used, count, profile, algorithm, sizes)
+        for options in data.prices:
+            best: dict[str, float] = {}
+            for point in options:  # the cheapest protocol of each algorithm
+                best.setdefault(point.algorithm, point.seconds)
+            for name, time in best.items():
+                lines.setdefault(f"{name}, {show(options[0].bytes, 'B')}", []).append((count, time))
+        count *= 2
+    return f"{operation} on {place.name}", lines
 
 
 def asked(text: str) -> list[float]:

@@ -128,15 +128,18 @@ OFFERED = {
 def offered(operation: str, asked: str = "auto") -> tuple[str, ...]:
     """Names of the algorithms among which the cheapest that is applicable runs `operation`.
 
-    asked: "auto", or one name for all operations that have it, or "all_reduce/tree, all_gather/ring": names for some operations;
-    the others are auto. Raises UserError for names that are not registered.
+    asked: "auto", or names with commas between: "ring" for all operations that have it, "all_reduce/tree" for one; operations of
+    which none is named are auto. Raises UserError for names that are not registered.
     """
+    names = []
     for part in (part.strip() for part in asked.split(",")):
         whose, slash, name = part.rpartition("/")
         if slash:
             algorithms[part]  # raises with the nearest name
         if whose == operation or (not slash and f"{operation}/{part}" in algorithms):
-            return (name,)
+            names.append(name)
+    if names:
+        return tuple(names)
     every = tuple(name.split("/")[1] for name in algorithms if name.split("/")[0] == operation)
     return OFFERED.get(operation, every)
 
