@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms
+from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from topologies.topology import Multicast, Topology
 
@@ -90,8 +91,23 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
-    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts)
-    return algorithms[traffic.algorithm](place)
+    rings = _rings(topology, tuple(first.tolist()))
+    return algorithms[traffic.algorithm](Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings))
+
+
+@lru_cache(maxsize=1024)
+def _rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Rings along direct links between these GPUs; none where all traffic passes a switch."""
+    size = len(gpus)
+    if not 2 < size <= MEMBERS:
+        return ()
+    ends = np.array(gpus)
+    routes = topology.routes(np.repeat(ends, size), np.tile(ends, size))
+    direct = ((routes >= 0).sum(axis=1) == 1).reshape(size, size)
+    if not direct.any():
+        return ()
+    capacity = np.where(direct, topology.capacity(np.maximum(routes.max(axis=1), 0)).reshape(size, size), 0.0)
+    return ring_cycles(np.rint(capacity / capacity[direct].min()).astype(np.int64))
 
 
 @lru_cache(maxsize=4096)

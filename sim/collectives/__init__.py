@@ -36,12 +36,13 @@ class Place:
 
     node: the node of each member. switch: the number (0, 1, …) of the switch beside each member that reduces and multicasts;
     empty where there is none; switch s takes part in schedules as endpoint n + s. counts: of an all_to_allv, what member i has
-    for member j, in equal units.
+    for member j, in equal units. rings: orders of members along direct links, where GPUs are wired without a switch.
     """
 
     node: tuple[int, ...]
     switch: tuple[int, ...] = ()
     counts: tuple[tuple[int, ...], ...] = ()
+    rings: tuple[tuple[int, ...], ...] = ()
 
     @property
     def size(self) -> int:

@@ -3,9 +3,9 @@
 Each member sends (n−1)/n·S in a reduce-scatter or all-gather and 2(n−1)/n·S in an all-reduce, the least possible (Patarasuk and
 Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests doc/PERFORMANCE.md).
 
-Over several nodes there are as many rings (channels) as members in a node, each entering a node at another member, so that every
-NIC carries its share; a node is crossed forwards or backwards in turns, so that a ring leaves a node on the rail by which it
-enters the next one.
+Where GPUs are wired to each other without a switch, rings follow their links (`cycles`). Over several nodes there are as many
+rings (channels) as members in the emptiest node, each entering a node at another member, so that every NIC carries its share; a
+node is crossed forwards or backwards in turns, so that a ring leaves a node on the rail by which it enters the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def orders(place: Place) -> Ids:
     """Rings as orders of members, shape (channels, n)."""
     nodes = place.per_node()
     smallest = min(len(node) for node in nodes)
-    if len(nodes) == 1 or smallest == 1 or len({len(node) for node in nodes}) > 1:
+    if place.rings:
+        return np.array(place.rings)
+    if len(nodes) == 1 or smallest == 1:
         return np.array([[member for node in nodes for member in node]])
     rings = []
     for channel in range(smallest):

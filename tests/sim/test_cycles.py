@@ -1,0 +1,66 @@
+"""Rings along direct links: those of NCCL on a DGX-1V, and no more than the links can hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from calibration.profiles import profile_for
+from sim.collectives.cycles import ring_cycles
+from sim.prices import Prices
+from sim.sweep import bus_factor, sweep
+from topologies.cluster import load_cluster
+
+
+def used(rings: tuple[tuple[int, ...], ...], size: int) -> np.ndarray:
+    links = np.zeros((size, size), int)
+    for ring in rings:
+        assert sorted(ring) == list(range(size))
+        np.add.at(links, (list(ring), [*ring[1:], ring[0]]), 1)
+    return links
+
+
+def test_a_dgx_1v_has_three_rings_in_both_directions() -> None:
+    """24 NVLinks of 25 GB/s in each direction: published as three rings of eight (iitr.ac.in/dgx), with no link left."""
+    topology = load_cluster("dgx-1v").topology()
+    units = np.zeros((8, 8), np.int64)
+    for a in range(8):
+        for b in range(8):
+            links = topology.routes(np.array([a]), np.array([b]))[0]
+            links = links[links >= 0]
+            if len(links) == 1:
+                units[a, b] = round(float(topology.capacity(links)[0]) / 25e9)
+    rings = ring_cycles(units)
+    assert len(rings) == 6
+    assert (used(rings, 8) == units).all()
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
+def test_complete_graphs_split_into_hamiltonian_cycles(size: int) -> None:
+    """Walecki 1892: n odd, (n − 1)/2 cycles use every edge; n even, (n − 2)/2 cycles leave a perfect matching."""
+    rings = ring_cycles(np.ones((size, size), np.int64) - np.eye(size, dtype=np.int64))
+    assert len(rings) == 2 * ((size - 1) // 2)
+    assert used(rings, size).max() == 1
+
+
+def test_no_ring_without_a_cycle() -> None:
+    path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    assert ring_cycles(path) == ()
+    assert ring_cycles(np.ones((9, 9), np.int64) - np.eye(9, dtype=np.int64)) == ()
+
+
+def busbw(cluster: str, nodes: int, ranks: int) -> float:
+    place = load_cluster(cluster, nodes)
+    prices = Prices(profile_for(place.node.gpu.name), place.node.gpu)
+    options = sweep(place.topology(), prices, "all_reduce", ranks, [2.0**30], "ring/simple")[0]
+    return 2.0**30 / options[0].seconds * bus_factor("all_reduce", ranks)
+
+
+def test_uneven_nodes_use_all_nics_that_they_can() -> None:
+    """12 A100 as 8 + 4: four rings through four NICs of 25 GB/s, not one."""
+    assert 75e9 < busbw("dgx-a100", 2, 12) < 100e9
+
+
+def test_a_dgx_1v_reaches_most_of_its_links() -> None:
+    """Six rings of 25 GB/s hold 150 GB/s at most; one ring in rank order would reach a sixth."""
+    assert 100e9 < busbw("dgx-1v", 1, 8) < 150e9
