@@ -25,6 +25,8 @@ from sim.wiring import Traffic, alike, applicable, fullest, members, sent, wire
 from topologies.reading import UserError
 from topologies.topology import Topology
 
+SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
+
 
 class Fused(NamedTuple):
     """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly.
@@ -83,7 +85,7 @@ class Pricing:
         """Find out what each link carries."""
         self.wiring = wire(self.topology, self.program.grid, traffics)
         links = self.prices.profile.links
-        pairs = zip(self.wiring.capacity, self.wiring.kind, strict=True)
+        pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
         self._shapes: dict[Traffic, Shape] = {}
@@ -189,14 +191,22 @@ class Pricing:
         return found
 
     def _price(self, work: Collective | Send, traffic: Traffic, protocol: str) -> Priced:
-        """A protocol that reaches less of the links than they have is as many more bytes on them."""
+        """A protocol that reaches less of the links than they have is as many more bytes on them.
+
+        Stretches that are short beside the others (the first piece on its way down a tree) are over before they could be shared:
+        they count as latency, so that a collective is a few flows however many ranks it has.
+        """
         repeat = work.repeat if isinstance(work, Collective) else 1
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
         alone = latency = on_grid(repeat * latency)
-        parts = []
+        parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):
-            flows = tuple(flow for flow in demand.flows if binding[flow[0]])
+            if transfer < short:
+                latency += on_grid(transfer * repeat)
+                alone += on_grid(transfer * repeat)
+                continue
+            flows = tuple(flow for flow in demand.meets if binding[flow[0]])
             full = min([capacity[link] / count for link, count in flows], default=0.0)
             parts.append(Part(transfer * repeat * full, flows))
             alone += on_grid(transfer * repeat) if flows else 0.0

@@ -264,12 +264,13 @@ def _along(hops: Floats, following: Ids, times: int) -> Floats:
 
 
 class Demand(NamedTuple):
-    """A stretch on merged links: `flows[l]` flows of `share`·S bytes each cross merged link l."""
+    """A stretch on merged links: `flows[l]` flows of `share`·S bytes each cross link l; `meets` is the same on shared links."""
 
     share: float
     flows: tuple[tuple[int, float], ...]
     steps: tuple[float, ...]
     wire: float
+    meets: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,9 @@ class Wiring:
     kind: tuple[str, ...]
     example: tuple[int, ...]  # one raw link of each merged link
     multiple: tuple[int, ...]  # how many raw links it stands for
-    twin: tuple[int, ...]  # links with equal numbers carry the same demands and differ in capacity only
+    shared_capacity: tuple[float, ...]  # of the links on which traffic meets: see `_shared`
+    shared_kind: tuple[str, ...]
+    twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
     demands: dict[Traffic, tuple[Demand, ...]]
     kinds: tuple[str, ...]
 
@@ -299,22 +302,79 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
         load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
     mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
+    flows = np.zeros((len(parts), len(first)))
+    for number, (_, stretch) in enumerate(parts):
+        links, one = np.unique(merged[at[number]], return_index=True)
+        flows[number, links] = stretch.flows[one]
+    kinds, nominal = kind[first], capacity[first]
+    order = {traffic: number for number, traffic in enumerate(traffics)}
+    shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds)
     demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
-        links, one = np.unique(merged[at[number]], return_index=True)
-        flows = tuple(zip(links.tolist(), stretch.flows[one].tolist(), strict=True))
-        demands[traffic] = _joined(demands[traffic], Demand(stretch.share, flows, tuple(stretch.steps.tolist()), stretch.wire))
+        steps = tuple(stretch.steps.tolist())
+        last = Demand(stretch.share, _pairs(flows[number]), steps, stretch.wire, _pairs(shared.flows[number]))
+        demands[traffic] = _joined(demands[traffic], last)
     names = topology.kinds
-    twin = np.unique(load[first], return_inverse=True)[1]
     return Wiring(
-        capacity=tuple(capacity[first].tolist()),
-        kind=tuple(names[k] for k in kind[first]),
+        capacity=tuple(nominal.tolist()),
+        kind=tuple(names[k] for k in kinds),
         example=tuple(touched[first].tolist()),
         multiple=tuple(multiple.tolist()),
-        twin=tuple(twin.tolist()),
+        shared_capacity=tuple(shared.capacity.tolist()),
+        shared_kind=tuple(names[k] for k in shared.kind),
+        twin=tuple(np.unique(shared.flows, axis=1, return_inverse=True)[1].tolist()) if shared.flows.size else (),
         demands=demands,
         kinds=names,
     )
+
+
+def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:
+    links = np.flatnonzero(flows)
+    return tuple(zip(links.tolist(), flows[links].tolist(), strict=True))
+
+
+class _Shared(NamedTuple):
+    """Links as far as traffic meets on them: capacity and kind (links,), flows (demands, links)."""
+
+    capacity: Floats
+    kind: Ids
+    flows: Floats
+
+
+def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared:
+    """One link for all of a kind that the same traffic uses, with the most that each of them asks of any; none that cannot limit.
+
+    Links of a symmetric job are alike and nothing changes. Where they are not (a tree loads inner members more than leaves), the
+    members of a cohort move together, as fast as the most loaded of them.
+    """
+    used = np.zeros((int(traffic.max(initial=-1)) + 1, flows.shape[1]), dtype=bool)
+    np.logical_or.at(used, traffic, flows > 0)
+    _, first, group = np.unique(
+        np.concatenate([kind[None].astype(np.uint8), np.packbits(used, axis=0)]), axis=1, return_index=True, return_inverse=True
+    )
+    count = len(first)
+    least = np.full(count, np.inf)
+    np.minimum.at(least, group, capacity)
+    seconds = np.zeros((len(flows), count))
+    for link, one in enumerate(group):
+        np.maximum(seconds[:, one], flows[:, link] / capacity[link], out=seconds[:, one])
+    kept = np.flatnonzero(_limits(seconds, kind[first]))
+    return _Shared(least[kept], kind[first][kept], np.round(seconds[:, kept] * least[kept], 9))
+
+
+def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
+    """Which links can ever be the limit: not one on which every demand takes no longer than on another of its kind."""
+    result = np.ones(len(kind), dtype=bool)
+    for one in np.unique(kind):
+        links = np.flatnonzero(kind == one)
+        links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
+        kept = np.empty((len(seconds), 0))
+        for link in links:
+            mine = seconds[:, link : link + 1]
+            result[link] = not (mine <= kept).all(axis=0).any()
+            if result[link]:
+                kept = np.concatenate([kept, mine], axis=1)
+    return result
 
 
 def _joined(demands: tuple[Demand, ...], last: Demand) -> tuple[Demand, ...]:
@@ -323,4 +383,4 @@ def _joined(demands: tuple[Demand, ...], last: Demand) -> tuple[Demand, ...]:
         return (*demands, last)
     before = demands[-1]
     steps = tuple(a + b for a, b in zip(before.steps, last.steps, strict=True))
-    return (*demands[:-1], Demand(before.share + last.share, last.flows, steps, before.wire + last.wire))
+    return (*demands[:-1], last._replace(share=before.share + last.share, steps=steps, wire=before.wire + last.wire))
