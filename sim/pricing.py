@@ -88,7 +88,7 @@ class Pricing:
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
         self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
-        self._shapes: dict[Traffic, Shape] = {}
+        self._shapes = self.wiring.shapes
 
     def _choose(self, work: Collective | Send, cohort: int) -> tuple[Traffic, str]:
         """The cheapest algorithm and protocol for `work` on its own. Raises NotApplicable when there is none."""

@@ -9,7 +9,7 @@ a handful of links however many GPUs there are, and the fluid network on it is e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
+from sim.protocols import Shape
 from topologies.topology import Multicast, Topology
 
 Floats = NDArray[np.float64]
@@ -286,6 +287,7 @@ class Wiring:
     twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
     demands: dict[Traffic, tuple[Demand, ...]]
     kinds: tuple[str, ...]
+    shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
 
 
 @lru_cache(maxsize=1024)

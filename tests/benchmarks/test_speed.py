@@ -12,12 +12,8 @@ from time import perf_counter
 import pytest
 from simpy import Environment
 
-from calibration.profiles import load_profile
 from shardyard import read_job, simulate
-from sim.prices import Prices
-from sim.run import run
 from sim.summary import summarise
-from strategies.lower import lower
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
@@ -43,17 +39,13 @@ def bare(events: int) -> float:
     return (perf_counter() - start) / events
 
 
-@pytest.mark.parametrize(
-    ("job", "profile"), [(GPT3, "a100"), (LLAMA, "h100")], ids=["gpt3-175b on 512", "llama-3.1-405b on 16384"]
-)
-def test_estimate(benchmark: Callable, job: dict, profile: str) -> None:
+@pytest.mark.parametrize("job", [GPT3, LLAMA], ids=["gpt3-175b on 512", "llama-3.1-405b on 16384"])
+def test_estimate(benchmark: Callable, job: dict) -> None:
     """Lower, run and summarise in a process that has seen the cluster before."""
     asked = read_job(**job)
-    prices = load_profile(profile)
 
     def estimate():
-        program = lower(asked.model, asked.resolve())
-        return summarise(run(program, asked.cluster.topology(), Prices(prices, asked.cluster.node.gpu)))
+        return summarise(simulate(asked))
 
     summary = estimate()
     benchmark(estimate)
