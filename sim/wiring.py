@@ -141,6 +141,8 @@ def alike(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
     Which of them cross the spine may differ: all are priced as the slowest.
     """
     groups, inside = endpoints(topology, grid, traffic), topology.kinds.index("spine")
+    if len(groups) == 1:
+        return True
     for phase in schedule(topology, grid, traffic).phases:
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
         links = np.maximum(routes, 0)
