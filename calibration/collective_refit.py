@@ -1,6 +1,6 @@
 """Refits the prices of collectives of the shipped profiles, and writes them with their errors into the profiles' files.
 
-`python -m calibration.collective_refit ../shared/data h100 a100` fits the links inside a node, the switch and point-to-point
+`python -m calibration.collective_refit TABLES h100 a100` fits the links inside a node, the switch and point-to-point
 kernels to nccl-tests on one node; with `--network` the links between nodes to a published sweep. It uses the algorithms that are
 registered when it runs. Half of the sizes is kept out; the shipped numbers are those of that fit, so the errors are theirs.
 """

@@ -1,4 +1,4 @@
-"""How well the prices of collectives predict published sweeps: `python -m calibration.collective_report ../shared/data`.
+"""How well the prices of collectives predict published sweeps: `python -m calibration.collective_report TABLES`.
 
 Of each sweep, half of the sizes is fitted to and half is predicted: on one node the three protocols over the links inside, on
 several nodes the links between them with the profile's prices inside. "as shipped" is the profile's prediction of the whole

@@ -6,7 +6,7 @@ wrote there (launch, overheads) stay.
 A quarter of the shapes is kept out of the fit by a hash of their sizes and gives the held-out error. No training step is read.
 
 Measurements: github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c, in seconds. Run as a script with the
-tables' folder and profile names: `python -m calibration.kernel_fit ../shared/data h100 a100`.
+tables' folder and profile names: `python -m calibration.kernel_fit TABLES h100 a100`.
 """
 
 from __future__ import annotations

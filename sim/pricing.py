@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from sim.clock import on_grid
 from sim.collectives import offered
+from sim.merging import wire
 from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
-from sim.wiring import Traffic, alike, applicable, fullest, members, sent, wire
+from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
 

@@ -1,29 +1,23 @@
-"""What each collective of a job asks of each link: schedules laid over the topology, and links that cannot be told apart merged.
+"""What each collective of a job asks of each link: schedules laid over the topology.
 
 All sibling groups of a cohort run the same collective at the same time, so one demand counts the transfers of all of them on
-every
-link. Links with equal capacity that carry the same demands behave the same whatever happens; they become one. What is left is
-a handful of links however many GPUs there are, and the fluid network on it is exact, not approximate.
+every link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
-from sim.protocols import Shape
+from sim.paths import Floats, after, hops_of, slowest, worst
 from topologies.topology import Multicast, Topology
-
-Floats = NDArray[np.float64]
-_ODD = 1_000_003  # numbers of flows are told apart to one part of this
 
 
 class Traffic(NamedTuple):
@@ -169,9 +163,9 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
         carried = np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1])
         load: Floats = np.bincount(routes.ravel() + 1, carried, minlength=topology.links + 1)[1:].astype(float)
-        hops = _worst(_hops(topology, routes).reshape(len(groups), len(phase.source), -1))
-        arrival = _after(arrival, phase, times, hops)
-        before, longest = longest, _slowest(arrival)
+        hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
+        arrival = after(arrival, phase, times, hops)
+        before, longest = longest, slowest(arrival)
         largest = int(phase.amounts.max(initial=0))
         result.append(_stretch(load, largest, times / plan.chunks / plan.pieces, longest - before))
         most, total = max(most, largest * times), total + load * times
@@ -199,192 +193,3 @@ def _merged(plan: Schedule) -> Iterator[tuple[Phase, int]]:
         last, times = phase, (times if same else 0) + phase.times
     if last is not None:
         yield last, times
-
-
-def _hops(topology: Topology, routes: Ids) -> Floats:
-    """Per route: 1 in the column of its outermost kind of link, and in the last column the latency of its links in seconds."""
-    real = routes >= 0
-    links = np.maximum(routes, 0)
-    kinds = np.where(real, topology.kind(links), -1).max(axis=1, initial=-1)
-    hops = np.zeros((len(routes), len(topology.kinds) + 1))
-    hops[np.flatnonzero(kinds >= 0), kinds[kinds >= 0]] = 1.0
-    hops[:, -1] = np.where(real, topology.latency(links), 0.0).sum(axis=1)
-    return hops
-
-
-def _worst(hops: Floats) -> Floats:
-    """Of each transfer, the slowest among sibling groups; hops is (groups, transfers, kinds + 1)."""
-    order = hops @ np.append(1e3 ** np.arange(1, hops.shape[2]), 1.0)
-    return np.asarray(hops[order.argmax(axis=0), np.arange(hops.shape[1])])
-
-
-def _after(arrival: Floats, phase: Phase, times: int, hops: Floats) -> Floats:
-    """Longest paths to each member's data after `times` rounds of `phase`, whose transfers take `hops`."""
-    if times > 1:
-        return np.tile(_slowest(arrival) + _longest(hops, phase, times), (len(arrival), 1))
-    rows = np.concatenate([arrival, arrival[phase.source] + hops])
-    member = np.concatenate([np.arange(len(arrival)), phase.destination])
-    order = _order(rows, member)
-    last = np.flatnonzero(np.diff(member[order], append=len(arrival)))
-    return rows[order[last]]
-
-
-def _longest(hops: Floats, phase: Phase, times: int) -> Floats:
-    """Sum of hops on the path that data takes in `times` rounds, each receiver sending on; of the slowest start.
-
-    A ring's data crosses fast and slow hops in turns: its latency is the sum along the path, not `times` slowest hops.
-    """
-    if (hops == hops[0]).all():
-        return np.asarray(hops[0] * times)
-    width = int(max(phase.source.max(), phase.destination.max())) + 1
-    sender = np.full((int(phase.channel.max()) + 1) * width, -1)
-    sender[phase.channel * width + phase.source] = np.arange(len(phase.source))
-    used = np.flatnonzero(hops.any(axis=0))
-    total = np.zeros_like(hops)
-    total[:, used] = _along(hops[:, used], sender[phase.channel * width + phase.destination], times)
-    return _slowest(total)
-
-
-def _order(rows: Floats, *first: Ids) -> Ids:
-    """Order by `first`, then by hops of the outermost kind, of the next one, …, then by wire."""
-    used = [row for row in rows[:, :-1].T if row.any()]
-    return np.lexsort((rows[:, -1], *used, *first))
-
-
-def _slowest(hops: Floats) -> Floats:
-    """The row with most hops of the outermost kind, then of the next one: outer kinds are slower by far."""
-    return np.asarray(hops[0] if (hops == hops[0]).all() else hops[_order(hops)[-1]])
-
-
-def _along(hops: Floats, following: Ids, times: int) -> Floats:
-    """Sum of `hops` over `times` edges from every edge, by doubling."""
-    total, at = np.zeros_like(hops), np.arange(len(following))
-    while times:
-        if times & 1:
-            total, at = total + hops[at], following[at]
-        hops, following, times = hops + hops[following], following[following], times >> 1
-    return total
-
-
-class Demand(NamedTuple):
-    """A stretch on merged links: `flows[l]` flows of `share`·S bytes each cross link l; `meets` is the same on shared links."""
-
-    share: float
-    flows: tuple[tuple[int, float], ...]
-    steps: tuple[float, ...]
-    wire: float
-    meets: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """Merged links and every traffic's demand on them."""
-
-    capacity: tuple[float, ...]  # nominal bytes per second of each merged link
-    kind: tuple[str, ...]
-    example: tuple[int, ...]  # one raw link of each merged link
-    multiple: tuple[int, ...]  # how many raw links it stands for
-    shared_capacity: tuple[float, ...]  # of the links on which traffic meets: see `_shared`
-    shared_kind: tuple[str, ...]
-    twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
-    demands: dict[Traffic, tuple[Demand, ...]]
-    kinds: tuple[str, ...]
-    shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
-
-
-@lru_cache(maxsize=1024)
-def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
-    """Lay all traffics over the topology and merge links that no demand tells apart."""
-    parts = [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)]
-    touched = np.unique(np.concatenate([np.empty(0, np.int64), *(stretch.links for _, stretch in parts)]))
-    capacity, kind = topology.capacity(touched), topology.kind(touched)
-    # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
-    random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)
-    load = np.zeros(len(touched), np.uint64)
-    at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
-    for number, (_, stretch) in enumerate(parts):
-        load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
-    mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
-    _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
-    flows = np.zeros((len(parts), len(first)))
-    for number, (_, stretch) in enumerate(parts):
-        links, one = np.unique(merged[at[number]], return_index=True)
-        flows[number, links] = stretch.flows[one]
-    kinds, nominal = kind[first], capacity[first]
-    order = {traffic: number for number, traffic in enumerate(traffics)}
-    shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds)
-    demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
-    for number, (traffic, stretch) in enumerate(parts):
-        steps = tuple(stretch.steps.tolist())
-        last = Demand(stretch.share, _pairs(flows[number]), steps, stretch.wire, _pairs(shared.flows[number]))
-        demands[traffic] = _joined(demands[traffic], last)
-    names = topology.kinds
-    return Wiring(
-        capacity=tuple(nominal.tolist()),
-        kind=tuple(names[k] for k in kinds),
-        example=tuple(touched[first].tolist()),
-        multiple=tuple(multiple.tolist()),
-        shared_capacity=tuple(shared.capacity.tolist()),
-        shared_kind=tuple(names[k] for k in shared.kind),
-        twin=tuple(np.unique(shared.flows, axis=1, return_inverse=True)[1].tolist()) if shared.flows.size else (),
-        demands=demands,
-        kinds=names,
-    )
-
-
-def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:
-    links = np.flatnonzero(flows)
-    return tuple(zip(links.tolist(), flows[links].tolist(), strict=True))
-
-
-class _Shared(NamedTuple):
-    """Links as far as traffic meets on them: capacity and kind (links,), flows (demands, links)."""
-
-    capacity: Floats
-    kind: Ids
-    flows: Floats
-
-
-def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared:
-    """One link for all of a kind that the same traffic uses, with the most that each of them asks of any; none that cannot limit.
-
-    Links of a symmetric job are alike and nothing changes. Where they are not (a tree loads inner members more than leaves), the
-    members of a cohort move together, as fast as the most loaded of them.
-    """
-    used = np.zeros((int(traffic.max(initial=-1)) + 1, flows.shape[1]), dtype=bool)
-    np.logical_or.at(used, traffic, flows > 0)
-    _, first, group = np.unique(
-        np.concatenate([kind[None].astype(np.uint8), np.packbits(used, axis=0)]), axis=1, return_index=True, return_inverse=True
-    )
-    count = len(first)
-    least = np.full(count, np.inf)
-    np.minimum.at(least, group, capacity)
-    seconds = np.zeros((len(flows), count))
-    for link, one in enumerate(group):
-        np.maximum(seconds[:, one], flows[:, link] / capacity[link], out=seconds[:, one])
-    kept = np.flatnonzero(_limits(seconds, kind[first]))
-    return _Shared(least[kept], kind[first][kept], np.round(seconds[:, kept] * least[kept], 9))
-
-
-def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
-    """Which links can ever be the limit: not one on which every demand takes no longer than on another of its kind."""
-    result = np.ones(len(kind), dtype=bool)
-    for one in np.unique(kind):
-        links = np.flatnonzero(kind == one)
-        links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
-        kept = np.empty((len(seconds), 0))
-        for link in links:
-            mine = seconds[:, link : link + 1]
-            result[link] = not (mine <= kept).all(axis=0).any()
-            if result[link]:
-                kept = np.concatenate([kept, mine], axis=1)
-    return result
-
-
-def _joined(demands: tuple[Demand, ...], last: Demand) -> tuple[Demand, ...]:
-    """`demands` and after them `last`, which is one with the demand before it when it asks the same links for as many flows."""
-    if not demands or demands[-1].flows != last.flows:
-        return (*demands, last)
-    before = demands[-1]
-    steps = tuple(a + b for a, b in zip(before.steps, last.steps, strict=True))
-    return (*demands[:-1], last._replace(share=before.share + last.share, steps=steps, wire=before.wire + last.wire))
