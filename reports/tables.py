@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -199,10 +200,19 @@ def _changes(values: Sequence[float]) -> list[str]:
 
 def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
     """Inputs that are not the same in all jobs, by name: nested fields with dots, without what only identifies a run."""
-    flat = [flatten({key: value for key, value in job.items() if key not in ("command", "hash")}) for job in jobs]
+    flat = [
+        flatten({key: value for key, value in job.items() if key not in ("command", "hash", "name", "profile")}) for job in jobs
+    ]
     names = dict.fromkeys(name for fields in flat for name in fields)
-    rows = [(name.removeprefix("plan."), [str(fields.get(name, "–")) for fields in flat]) for name in names]
+    rows = [(name.removeprefix("plan."), [brief(fields.get(name, "–")) for fields in flat]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def brief(value: object) -> str:
+    """As text; of a long list how often each value follows itself: `49 × 1, 14 × 2, 49 × 1`."""
+    if not isinstance(value, list) or len(value) <= 8:
+        return str(value)
+    return ", ".join(f"{len(list(same))} × {one}" for one, same in groupby(value))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

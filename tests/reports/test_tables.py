@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from reports.tables import comparison, one_screen, verdict
+from reports.tables import brief, comparison, one_screen, verdict
 from reports.words import bar, count, digits, percent
 from sim.summary import Summary
 
@@ -29,6 +29,11 @@ def test_numbers_have_three_digits_and_no_exponent() -> None:
     assert [digits(x) for x in (41.23, 999.96, 1234.0, 0.0012345, 0.0)] == ["41.2", "1,000", "1,230", "0.00123", "0"]
     assert (count(213e3), count(6.5), percent(0.4123)) == ("213 k", "6.5", "41.2 %")
     assert (bar(0.5, 4), bar(0.28125, 4), bar(2, 4), bar(0, 4)) == ("██", "█▏", "████", "")
+
+
+def test_long_lists_are_told_in_runs() -> None:
+    assert brief([1] * 5 + [2] * 5) == "5 × 1, 5 × 2"
+    assert brief([7, 8, 7]) == "[7, 8, 7]"
 
 
 def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
