@@ -200,9 +200,9 @@ def _changes(values: Sequence[float]) -> list[str]:
 
 def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
     """Inputs that are not the same in all jobs, by name: nested fields with dots, without what only identifies a run."""
-    flat = [
-        flatten({key: value for key, value in job.items() if key not in ("command", "hash", "name", "profile")}) for job in jobs
-    ]
+    flat = [flatten({key: value for key, value in job.items() if key not in ("command", "hash", "name")}) for job in jobs]
+    for fields in flat:
+        fields["profile"] = str(fields.get("profile", "–")).split(" (")[0]  # its name, without what it was measured on
     names = dict.fromkeys(name for fields in flat for name in fields)
     rows = [(name.removeprefix("plan."), [brief(fields.get(name, "–")) for fields in flat]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
