@@ -233,6 +233,29 @@ def _compare(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ov
         sys.exit(2)
 
 
+@main.command("advise")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@_options
+@click.option("--json", "as_json", is_flag=True, help="Print the candidates as JSON with stable keys.")
+def _advise(job: str | None, as_json: bool, **given: Any) -> None:
+    """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
+    from sim.summary import summarise
+    from strategies.advise import advise
+    from strategies.job import read_job
+
+    asked = read_job(job, **given)
+    found = advise(asked, lambda changed: summarise(simulate(changed)))
+    if as_json:
+        rows = [{"name": one.name, "changes": one.changes, **one.summary.to_dict()} for one in found.candidates]
+        click.echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
+    else:
+        from reports.advice import advice
+
+        _print(advice(found, asked.model.name, f"{asked.cluster.nodes} × {asked.cluster.name}"))
+    if found.best is None:
+        sys.exit(2)
+
+
 @main.command("collective")
 @click.argument("operation")
 @click.option("--cluster", default="dgx-h100", show_default=True, help="Name from the catalogue or YAML.")

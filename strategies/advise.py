@@ -1,0 +1,121 @@
+"""Which way to train: the usual candidates simulated on the job's model and cluster, and the questions asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sim.summary import Summary
+from strategies.job import Job
+from strategies.layers import parts
+from topologies.reading import UserError
+
+Changes = dict[str, Any]
+Answer = Callable[[Job], Summary]
+PER_GPU = 4  # sequences of the global batch per GPU, unless the job says otherwise
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train: its name, what it changes of the plan, and the answer."""
+
+    name: str
+    changes: Changes
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others."""
+
+    questions: tuple[tuple[str, str], ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits."""
+        first = self.candidates[0] if self.candidates else None
+        return first if first is not None and first.summary.fits else None
+
+
+def advise(job: Job, answer: Answer) -> Advice:
+    """Simulate the candidates on all of the job's GPUs with one global batch. Raises UserError when none can be simulated."""
+    batch = job.plan.global_batch or PER_GPU * job.cluster.gpus
+    found = []
+    for name, changes in _candidates(job):
+        candidate = _try(job, name, changes | {"global_batch": batch}, answer)
+        if candidate is not None:
+            found.append(candidate)
+    if not found:
+        raise UserError(
+            f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
+        )
+    found.sort(key=lambda one: (not one.summary.fits, -one.summary.tokens_per_second))
+    return Advice(tuple(_questions(job, answer)), tuple(found))
+
+
+def _try(job: Job, name: str, changes: Changes, answer: Answer) -> Candidate | None:
+    """The candidate without recomputation, or when it does not fit with it; None when it is refused."""
+    last = None
+    for recompute in ("none", "full"):
+        plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "recompute": recompute} | changes)
+        try:
+            summary = answer(replace(job, plan=plan))
+        except UserError:
+            return last
+        again = {} if recompute == "none" else {"recompute": recompute}
+        last = Candidate(name + (" + recompute" if again else ""), changes | again, summary)
+        if summary.fits:
+            break
+    return last
+
+
+def _candidates(job: Job) -> Iterator[tuple[str, Changes]]:
+    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
+        yield name, {"data_parallel": hook, "tp": 1, "pp": 1}
+    if job.cluster.nodes > 1:
+        yield f"HSDP, shards of {node}", {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
+    tp = 1
+    while tp <= node:
+        pp = 1
+        while tp * pp <= gpus and pp <= job.model.layers:
+            if tp * pp > 1:
+                degrees = " × ".join(f"{axis}{degree}" for axis, degree in (("TP", tp), ("PP", pp)) if degree > 1)
+                sequence = {"sequence_parallel": True} if tp > 1 else {}
+                yield f"{degrees} + ZeRO-1", {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
+            pp *= 2
+        tp *= 2
+
+
+def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
+    """Does it fit a GPU, does its largest layer, does it fit a node?"""
+    memory = job.cluster.node.gpu.memory
+    simple = {"tp": 1, "pp": 1, "dp": None, "shard": None, "sequence_parallel": False, "data_parallel": "ddp"}
+    small = {"global_batch": None, "accumulation": 1, "recompute": "full"}
+    one = job.plan.model_copy(update=simple | small)
+    alone = replace(job, plan=one, cluster=_cluster(job, 1, 1))
+    peak = answer(alone).worst.peak
+    yield "fits one GPU", _fits(peak, memory)
+    work = parts(job.model, alone.resolve())
+    width = sum(one.bytes_of_states[kind] for kind in ("parameter", "gradient"))
+    largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
+    held = largest.parameters * width + largest.saved + largest.restored + largest.temporary
+    yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
+    if job.cluster.node.gpus > 1:
+        sharded = one.model_copy(update={"data_parallel": "zero3"})
+        whole = answer(replace(job, plan=sharded, cluster=_cluster(job, job.cluster.node.gpus, 1)))
+        yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
+
+
+def _cluster(job: Job, gpus: int, nodes: int) -> Any:
+    """The first GPUs of the job's cluster; one GPU alone has no links that matter."""
+    if gpus == job.cluster.node.gpus:
+        return job.cluster.model_copy(update={"nodes": nodes})
+    node = job.cluster.node.model_copy(update={"gpus": gpus, "nics": min(job.cluster.node.nics, gpus)})
+    return job.cluster.model_copy(update={"nodes": nodes, "node": node})
+
+
+def _fits(size: float, memory: float) -> str:
+    return f"{'yes' if size <= memory else 'no'}: {size / 1e9:,.1f} of {memory / 1e9:,.1f} GB"

@@ -1,0 +1,56 @@
+"""Advice is what the simulations say: the winner fits and is the fastest that does; the questions have the right answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import shardyard
+from reports.advice import verdict
+from sim.summary import summarise
+from strategies.advise import advise
+
+
+def advised(**given):
+    job = shardyard.read_job(**given)
+    return advise(job, lambda changed: summarise(shardyard.simulate(changed)))
+
+
+def test_a_model_that_fits_one_gpu() -> None:
+    """GPT-2 1.5B: 16 bytes per parameter are 25 GB, which an A100 of 80 GB holds; nobody needs tensor parallelism."""
+    found = advised(model="gpt2-1.5b", cluster="dgx-a100")
+    answers = dict(found.questions)
+    assert answers["fits one GPU"].startswith("yes")
+    assert found.best is not None
+    assert "TP" not in found.best.name
+    assert "PP" not in found.best.name
+    rates = [one.summary.tokens_per_second for one in found.candidates if one.summary.fits]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_model_that_needs_its_states_sharded() -> None:
+    """Llama-3.1 8B: 128 GB of states fit no GPU, but a node: DDP is not among those that fit."""
+    found = advised(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 8192})
+    answers = dict(found.questions)
+    assert answers["fits one GPU"].startswith("no")
+    assert answers["fits one node when everything is sharded"].startswith("yes")
+    fits = {one.name: one.summary.fits for one in found.candidates}
+    assert not any(fit for name, fit in fits.items() if name.startswith("DDP"))
+    assert any(fit for name, fit in fits.items() if name.startswith("ZeRO-3"))
+    assert "faster than" in verdict(found, "llama", "node")
+
+
+def test_nothing_fits() -> None:
+    result = CliRunner().invoke(
+        shardyard.main, ["advise", "--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192", "--json"]
+    )
+    assert result.exit_code == 2
+    answer = json.loads(result.output)
+    assert not any(one["fits"] for one in answer["candidates"])
+
+
+def test_a_batch_that_nothing_divides_is_a_mistake() -> None:
+    with pytest.raises(shardyard.UserError, match="set global_batch"):
+        advised(model="gpt2-1.5b", cluster="dgx-a100", plan={"global_batch": 1, "microbatch": 2})
