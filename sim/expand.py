@@ -9,32 +9,28 @@ from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 
 def expand(program: Program, cohorts: set[int]) -> Program:
     """`program` with the blocks of `cohorts` cut at their collectives, so that these meet other traffic on the network."""
-    where = {number: _cut(program.cohorts[number]) for number in cohorts}
-    result = []
-    for number, cohort in enumerate(program.cohorts):
-        ops = where[number][0] if number in cohorts else cohort.ops
-        moved = [
-            replace(op, after=tuple(Ref(c, where[c][1][o]) if c in cohorts else Ref(c, o) for c, o in op.after)) for op in ops
-        ]
-        result.append(replace(cohort, ops=moved))
-    return replace(program, cohorts=result)
+    cut = {number: _cut(cohort, number in cohorts) for number, cohort in enumerate(program.cohorts)}
+    for ops, _ in cut.values():
+        for op in ops:
+            op.after = tuple(Ref(cohort, cut[cohort][1][number]) for cohort, number in op.after)
+    return replace(program, cohorts=[replace(cohort, ops=cut[number][0]) for number, cohort in enumerate(program.cohorts)])
 
 
-def _cut(cohort: Cohort) -> tuple[list[Op], list[int]]:
-    """Ops with their blocks cut, and for each old op the number of its last piece."""
+def _cut(cohort: Cohort, blocks: bool) -> tuple[list[Op], list[int]]:
+    """New ops, with their blocks cut if asked for; and for each old op the number of its last piece."""
     ops: list[Op] = []
     last: list[int] = []
     pieces: dict[int, list[Block | Collective]] = {}
     for op in cohort.ops:
         works: list[Block | Collective | Send] = [op.work]
-        if isinstance(op.work, Block):
+        if blocks and isinstance(op.work, Block):
             if id(op.work) not in pieces:
                 pieces[id(op.work)] = _pieces(op.work)
             works = list(pieces[id(op.work)])
+        end = len(works) - 1
         for number, work in enumerate(works):
-            first, end = number == 0, number == len(works) - 1
-            ops.append(replace(op, work=work, after=op.after if first else (), allocate=op.allocate if first else (),
-                               free=op.free if end else ()))  # fmt: skip
+            after, taken = (op.after, op.allocate) if number == 0 else ((), ())
+            ops.append(Op(op.stream, work, after, taken, op.free if number == end else (), op.microbatch, op.chunk))
         last.append(len(ops) - 1)
     return ops, last
 
