@@ -53,6 +53,7 @@ class Network:
         self.env = env
         self.capacity = capacity
         self.events = 0  # scheduled so far
+        self._full: dict[tuple[tuple[int, float], ...], float] = {}
         self._on: dict[int, dict[Flow, float]] = {}  # link -> flows on it, with multiplicity
 
     def start(
@@ -66,8 +67,11 @@ class Network:
         return sum(part.bytes / self._full_rate(part.flows) for part in parts if part.bytes and part.flows)
 
     def _full_rate(self, flows: tuple[tuple[int, float], ...]) -> float:
-        capacity = self.capacity
-        return min(capacity[link] / count for link, count in flows)
+        """Of a flow alone on its links."""
+        rate = self._full.get(flows)
+        if rate is None:
+            rate = self._full[flows] = min(self.capacity[link] / count for link, count in flows)
+        return rate
 
     def _enter(self, flow: Flow) -> None:
         part = flow.parts[flow.part]
@@ -106,8 +110,9 @@ class Network:
         for link, _ in flow.flows:
             others = self._on[link]
             others.pop(flow, None)
-            neighbours |= dict.fromkeys(other for other in others if other.drain > now)
-        if neighbours and not whole:  # a flow that was alone to its end has slowed nobody
+            if others and not whole:  # a flow that was alone to its end has slowed nobody
+                neighbours |= dict.fromkeys(other for other in others if other.drain > now)
+        if neighbours:
             self._share(list(neighbours))
         flow.part += 1
         if flow.part < len(flow.parts):

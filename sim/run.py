@@ -97,13 +97,20 @@ class _Player:
             last: dict[str, int] = {}
             self.lane_of += [number] * len(ops)
             for op in ops:
-                before = {base[cohort] + other for cohort, other in op.after}
-                if op.stream in last:
-                    before.add(last[op.stream])
+                previous = last.get(op.stream)
                 last[op.stream] = me
-                self.waiting.append(len(before))
-                for other in before:
-                    self.followers[other].append(me)
+                if op.after:
+                    before = {base[cohort] + other for cohort, other in op.after}
+                    if previous is not None:
+                        before.add(previous)
+                    self.waiting.append(len(before))
+                    for other in before:
+                        self.followers[other].append(me)
+                elif previous is None:
+                    self.waiting.append(0)
+                else:
+                    self.waiting.append(1)
+                    self.followers[previous].append(me)
                 me += 1
 
     def _price(self) -> None:

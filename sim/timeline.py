@@ -74,8 +74,7 @@ class Timeline:
 
     def ops(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, in program order."""
-        base = self.offset[lane]
-        return ((base + index, op) for index, op in enumerate(self.program.cohorts[self.lanes[lane].cohort].ops))
+        return enumerate(self.program.cohorts[self.lanes[lane].cohort].ops, self.offset[lane])
 
     def rows(self) -> Iterator[Row]:
         """Every op of every lane."""
@@ -226,14 +225,23 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[I
 
     Returns how many transfers have ended for good, so that the next search starts there.
     """
-    while skip < len(incoming) and incoming[skip][1] <= start:
+    count = len(incoming)
+    while skip < count and incoming[skip][1] <= start:
         skip += 1
-    during = []
-    for transfer in incoming[skip:]:
-        if transfer[0] >= end:
-            break
-        if transfer[1] > start:
-            during.append(transfer)
+    during, at = [], skip
+    while at < count and incoming[at][0] < end:
+        if incoming[at][1] > start:
+            during.append(incoming[at])
+        at += 1
+    if not during:
+        parts[idle] += end - start
+        return skip
+    if len(during) == 1:
+        first, last, axis = during[0]
+        shown = min(last, end) - max(first, start)
+        parts[f"{AXES[axis]} exposed"] += shown
+        parts[idle] += end - start - shown
+        return skip
     cuts = sorted({start, end, *(min(max(t, start), end) for transfer in during for t in transfer[:2])})
     for left, right in pairwise(cuts):
         axes = [axis for a, b, axis in during if a <= left and b >= right]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from sim.program import COMPUTE, Cohort, Collective, Kernel, Op, Program, Ref, Send
 from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
@@ -86,8 +84,9 @@ class _Lowering:
             way = "F" if kind == "F" else "B"
             source, key = stage.number + (-1 if way == "F" else 1), (way, stage.number, microbatch)
             if 0 <= source <= self.last:
-                op = next(op for op in islice(ops, position, None) if op.stream == COMPUTE)
-                self.waits.append((op, (way, source, microbatch)))
+                while ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
+                    position += 1
+                self.waits.append((ops[position], (way, source, microbatch)))
             self.results[key] = ref
             if key[:2] in sends:
                 stream, send = sends[key[:2]]
