@@ -100,7 +100,7 @@ def describe(job: Job, command: str = "") -> dict[str, Any]:
             "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
         },
         "ignored": list(job.ignored),
-        "notes": list(job.cluster.notes),
+        "notes": list(job.notes),
         "hash": job.hash,
         "version": _version(),
         "command": command,
@@ -185,7 +185,7 @@ def _simulate(job: str | None, as_json: bool, report: str | None, unfolded: bool
         _print(one_screen(summary, inputs))
         if asked.ignored:
             click.echo(f"not used from the model's file: {', '.join(asked.ignored)}")
-        for note in asked.cluster.notes:
+        for note in asked.notes:
             click.echo(note)
     if folder:
         from reports.page import write_report
@@ -342,6 +342,25 @@ def _catalogues() -> dict[str, Any]:
         "metrics": metric_names, "wirings": lambda: list(wirings), "fabrics": lambda: list(fabrics),
         "readers": lambda: list(readers),
     }  # fmt: skip
+
+
+@main.command("schedule")
+@click.argument("name", metavar="NAME_OR_CSV")
+@click.option("--pp", type=click.IntRange(1), help="Number of pipeline ranks.")
+@click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step.")
+@click.option("--chunks", type=click.IntRange(1), help="Virtual stages of each rank, for schedules that interleave.")
+@click.option("--csv", "file", metavar="FILE", help="Write it as PyTorch's CSV instead: torch.distributed.pipelining loads it.")
+def _schedule(name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None) -> None:
+    """The order in which each rank of a pipeline runs its passes: stage, F B I W, microbatch; one line per rank."""
+    from strategies.schedule_file import cells, text_table, write_schedule
+
+    rows, notes = cells(name, pp, microbatches, chunks)
+    if file:
+        click.echo(f"wrote {write_schedule(rows, Path(file))}")
+    else:
+        click.echo(text_table(rows))
+    for note in notes:
+        click.echo(note)
 
 
 @main.command("topology")

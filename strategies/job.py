@@ -20,6 +20,7 @@ import yaml
 
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
+from strategies.schedules import schedules
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, load_yaml, nearest
 
@@ -47,10 +48,16 @@ class Job:
         return self.plan.resolve(self.model, self.cluster.gpus, self.where)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was ignored or assumed in descriptions of the cluster and the schedule."""
+        return (*self.cluster.notes, *schedules[self.plan.schedule].notes)
+
+    @property
     def hash(self) -> str:
         """Twelve hexadecimal digits that change with any input."""
         parts = [part.model_dump(mode="json") for part in (self.model, self.plan, self.cluster)]
-        return hashlib.sha256(json.dumps([*parts, self.profile], sort_keys=True).encode()).hexdigest()[:12]
+        written = [text] if (text := schedules[self.plan.schedule].text) else []
+        return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any) -> Job:
@@ -83,7 +90,7 @@ def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[
             raise UserError(f"{where}: {field}={base[field]!r}: must be a text")
     model, ignored = _model(base["model"], changes.get("model", {}), where)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
-    plan, at = _plan(base["plan"], changes.get("plan", {}), where)
+    plan, at = _plan(base["plan"], changes.get("plan", {}), where, folder if "plan" in from_file else Path())
     name = base["name"] or (Path(path).stem if path else model.name)
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at)
 
@@ -152,12 +159,14 @@ def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Clu
     return load_cluster(str(value), nodes, changes)
 
 
-def _plan(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Plan, str]:
-    """The plan, and where it was written."""
+def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str]:
+    """The plan, and where it was written; a schedule's file lies beside it."""
     if isinstance(value, str):
-        data, at = load_yaml(Path(value)), value
+        data, at, folder = load_yaml(Path(value)), value, Path(value).parent
     elif value is None or isinstance(value, Mapping):
         data, at = dict(value or {}), f"{where}: plan" if where != "job" else "plan"
     else:
         raise UserError(f"{where}: plan={value!r}: expected fields or the name of a file")
+    if "schedule" in data:
+        data["schedule"] = _near(data["schedule"], folder)
     return build(Plan, _merge(data, changes), at), at

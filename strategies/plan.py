@@ -32,7 +32,9 @@ class Plan(Config):
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
-    schedule: str = Field("1f1b", description="pipeline schedule, by name (`shardyard list schedules`)")
+    schedule: str = Field(
+        "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
+    )
     chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
     data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
     shard: PositiveInt | None = Field(
@@ -195,7 +197,7 @@ def _shards(plan: Plan, dp: int, where: str) -> None:
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:
     if plan.global_batch is None:
-        return _playable(plan.accumulation or 1, plan, where)
+        return _playable(plan.accumulation or schedules[plan.schedule].microbatches or 1, plan, where)
     quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
     if rest or not quotient:
         raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
@@ -206,7 +208,11 @@ def _microbatches(plan: Plan, dp: int, where: str) -> int:
 
 
 def _playable(microbatches: int, plan: Plan, where: str) -> int:
-    """Every pass of every stage is played."""
+    """Every pass of every stage is played; a schedule that was written down has so many and no others."""
+    written = schedules[plan.schedule]
+    for name, is_for, asked in (("pp", written.ranks, plan.pp), ("microbatches", written.microbatches, microbatches)):
+        if is_for not in (None, asked):
+            raise UserError(f"{where}: {name}={asked} contradicts schedule={plan.schedule}, which is for {name}={is_for}")
     if microbatches * plan.pp > PASSES:
         product = f"microbatches·pp = {microbatches}·{plan.pp}"
         raise UserError(

@@ -1,12 +1,12 @@
 """Pipeline schedules: one file each, a pure generator of the actions of one rank.
 
 A rank holds one or more chunks: virtual stages, which the model's layers pass in order. A schedule's `order(rank, ranks,
-microbatches, chunks)` yields the passes in the order in which the rank runs them.
+microbatches, chunks)` yields the passes in the order in which the rank runs them. A name that ends in .csv is a file of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -35,20 +35,42 @@ class Schedule:
     """An order, how many chunks it takes (None: any number from 2), and where virtual stage s is.
 
     "loop": chunk s // ranks of rank s % ranks. "v": the second chunk of a rank comes back: rank 0 has the first and the last.
+    Otherwise the stages of each rank, by chunk: such a schedule is for that many ranks and `microbatches` only.
     """
 
     order: Order
     chunks: int | None = 1
-    placement: Literal["loop", "v"] = "loop"
+    placement: Literal["loop", "v"] | tuple[tuple[int, ...], ...] = "loop"
+    microbatches: int | None = None
+    text: str = ""  # of the file it was read from
+    notes: tuple[str, ...] = ()  # what was ignored in it
+
+    @property
+    def ranks(self) -> int | None:
+        """The only number of ranks that it is for; None: any."""
+        return len(self.placement) if isinstance(self.placement, tuple) else None
 
     def stage(self, rank: int, ranks: int, chunk: int) -> int:
         """The virtual stage of a rank's chunk."""
+        if isinstance(self.placement, tuple):
+            return self.placement[rank][chunk]
         if self.placement == "v" and chunk % 2:
             return (chunk + 1) * ranks - 1 - rank
         return chunk * ranks + rank
 
 
-schedules: Registry[Schedule] = Registry("schedule", package="strategies.schedules")
+class _Schedules(Registry[Schedule]):
+    """Schedules by name, or by the path of a CSV file."""
+
+    def __getitem__(self, name: str) -> Schedule:
+        if not name.endswith(".csv"):
+            return super().__getitem__(name)
+        from strategies.schedule_file import read_schedule
+
+        return read_schedule(name)
+
+
+schedules = _Schedules("schedule", package="strategies.schedules")
 
 
 def schedule(name: str, chunks: int | None = 1, placement: Literal["loop", "v"] = "loop") -> Callable[[Order], Order]:
@@ -61,19 +83,32 @@ def schedule(name: str, chunks: int | None = 1, placement: Literal["loop", "v"] 
     return register
 
 
-@lru_cache(maxsize=1024)
 def actions(name: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> tuple[Action, ...]:
     """A rank's actions by the schedule `name`. Raises UserError when it leaves out, repeats or confuses passes."""
-    order = tuple(schedules[name].order(rank, ranks, microbatches, chunks))
-    before = {"F": None, "B": "F", "I": "F", "W": "I"}
-    done: set[Action] = set()
-    for action in order:
-        earlier = before.get(action.kind, "unknown")
-        ready = earlier is None or action._replace(kind=earlier) in done
-        if not ready or action in done or not (0 <= action.microbatch < microbatches and 0 <= action.chunk < chunks):
-            raise UserError(f"schedule '{name}': {tuple(action)} on rank {rank} of {ranks} is repeated, too early or unknown")
-        done.add(action)
+    return _actions(schedules[name], name, rank, ranks, microbatches, chunks)
+
+
+@lru_cache(maxsize=1024)
+def _actions(schedule: Schedule, name: str, rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[Action, ...]:
+    order = tuple(schedule.order(rank, ranks, microbatches, chunks))
+    wrong = first_mistake(order, microbatches, chunks)
+    if wrong is not None:
+        raise UserError(f"schedule '{name}': {tuple(order[wrong])} on rank {rank} of {ranks} is repeated, too early or unknown")
     weights = sum(action.kind in "BW" for action in order)
     if weights != microbatches * chunks:
         raise UserError(f"schedule '{name}': {weights} backward passes on rank {rank} of {ranks} ≠ {microbatches}·{chunks}")
     return order
+
+
+def first_mistake(order: Sequence[Action], microbatches: int, chunks: int) -> int | None:
+    """The position of the first action that is repeated, comes before what it needs of the same chunk, or cannot be."""
+    before = {"F": "", "B": "F", "I": "F", "W": "I"}
+    done: set[Action] = set()
+    for position, action in enumerate(order):
+        earlier = before.get(action.kind, "unknown")
+        ready = not earlier or action._replace(kind=earlier) in done
+        again = action in done or (action.kind in "BI" and action._replace(kind="BI".replace(action.kind, "")) in done)
+        if not ready or again or not (0 <= action.microbatch < microbatches and 0 <= action.chunk < chunks):
+            return position
+        done.add(action)
+    return None

@@ -51,7 +51,7 @@ def in_flight(name: str, rank: int, ranks: int, microbatches: int) -> int:
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 4), (4, 16), (8, 64)])
 def test_activations_in_flight(p: int, m: int) -> None:
     """Huang 2019: m; Narayanan 2021: min(p − s, m) and interleaved (p·(v − 1) + 2(p − 1 − s) + 1); Qi 2023: H1 as 1F1B on rank 0,
-    H2 up to 2p − 1, ZB-V 2p chunks of half the size."""
+    H2 up to 2p − 1, ZB-V 2p chunks of half the size; DualPipe's table: 2p + 1."""
     for rank in range(p):
         assert in_flight("naive", rank, p, m) == 1
         assert in_flight("gpipe", rank, p, m) == m
@@ -60,23 +60,27 @@ def test_activations_in_flight(p: int, m: int) -> None:
         assert in_flight("zb-h1", rank, p, m) <= min(p, m)
         assert in_flight("zb-h2", rank, p, m) <= min(2 * p - 1, m)
         assert in_flight("zb-v", rank, p, m) <= 2 * p
+        assert in_flight("dualpipe-v", rank, p, m) <= 2 * p + 1
 
 
 PYTORCH = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
-    "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble",
+    "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(PYTORCH))
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 8), (4, 16)])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 8), (4, 16), (5, 15), (8, 16)])
 def test_orders_are_those_of_pytorch(name: str, p: int, m: int) -> None:
+    if name == "dualpipe-v" and m < 2 * p:
+        pytest.skip("PyTorch refuses fewer microbatches than stages")
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     chunks = chunks_of(name)
     theirs = visualizer.get_schedule_ops(PYTORCH[name], p, m, num_stages_per_rank=chunks if chunks > 1 else None)
     for rank in range(p - (name == "1f1b")):  # PyTorch's plain 1F1B visualizer is off by one on the last stage
         ours = [f"{schedules[name].stage(rank, p, a.chunk)}{a.kind}{a.microbatch}" for a in actions(name, rank, p, m, chunks)]
-        assert ours == [str(op) for op in theirs[rank] if op is not None and "REDUCE" not in str(op)]
+        flat = [str(one) for op in theirs[rank] if op is not None for one in op.sub_actions or (op,)]
+        assert ours == [op for op in flat if "REDUCE" not in op]
 
 
 def equal_stages(program: Program) -> Program:
@@ -106,7 +110,8 @@ def bubble(name: str, p: int, m: int, toy_job, toy_prices, **plan) -> float:
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16)])
 def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> None:
     """GPipe and 1F1B (p − 1)/(m + p − 1) of the step; interleaved (p − 1)/(v·m) over the ideal (Narayanan 2021, section 2.2);
-    ZB-H1 (p − 1)(F + I − W) over the ideal, a third of 1F1B's when F = I = W (Qi 2023, table 1)."""
+    ZB-H1 (p − 1)(F + I − W) over the ideal, a third of 1F1B's when F = I = W (Qi 2023, table 1);
+    DualPipeV at most (p − 1)(F&B + B − 3W) over the ideal."""
 
     def of(name: str, **plan) -> float:
         return bubble(name, p, m, toy_job, toy_prices, **plan)
@@ -122,6 +127,8 @@ def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> 
     assert of("zb-v") <= of("zb-h1") + 1e-12
     if m >= 2 * p:  # enough to fill the longer warm-up
         assert of("zb-h2") <= of("zb-h1") + 1e-12
+        over = (p - 1) * (3.0 + 2.0 - 3.0) / (3.0 * 2 * m)  # github.com/deepseek-ai/DualPipe, with F&B = F + B
+        assert 0.0 < of("dualpipe-v") <= over / (1 + over)
 
 
 BAD = {

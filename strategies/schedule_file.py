@@ -1,0 +1,163 @@
+"""Pipeline schedules as files: the CSV of PyTorch's pipelining, which reads and writes any order of passes.
+
+One row per rank, one cell per pass, in the order in which the rank runs them: `[stage][F, B, I or W][microbatch]`, as in
+`0F0,1F0,1B0`. An empty cell does nothing. `(0F3;3B1)OVERLAP_F_B` interleaves the kernels of two passes; here they run one after
+the other. What the lowered form adds (SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) follows here from the
+placement and the data parallel strategy: such cells are counted and ignored.
+
+Source: torch.distributed.pipelining.schedules, `_PipelineScheduleRuntime._load_csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from strategies.schedules import Action, Schedule, actions, first_mistake, schedules
+from topologies.reading import UserError, load_text
+
+_PASS = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
+_COMMUNICATION = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+
+
+class Pass(NamedTuple):
+    """One pass as the file has it, and its column."""
+
+    stage: int
+    kind: str
+    microbatch: int
+    column: int
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """An order that was written down, rank by rank."""
+
+    rows: tuple[tuple[Action, ...], ...]
+
+    def __call__(self, rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
+        """What is written for the rank."""
+        return iter(self.rows[rank])
+
+
+def read_schedule(path: str) -> Schedule:
+    """The schedule in a file; stages are placed where their passes are. Raises UserError with file, row and column."""
+    return _parse(path, load_text(Path(path)))
+
+
+@lru_cache(maxsize=64)
+def _parse(path: str, text: str) -> Schedule:
+    rows: list[list[Pass]] = []
+    ignored = 0
+    for number, row in enumerate(_table(path, text), 1):
+        rows.append([])
+        for column, cell in enumerate(map(str.strip, row), 1):
+            if _COMMUNICATION.fullmatch(cell):
+                ignored += 1
+            else:
+                rows[-1] += _passes(cell, column, f"{path}: row {number}, column {column}")
+    while rows and not rows[-1]:
+        rows.pop()
+    if not rows:
+        raise UserError(f"{path}: no passes; expected a row per rank with cells such as 0F0")
+    placement = _placement(path, rows)
+    microbatches = 1 + max(one.microbatch for row in rows for one in row)
+    order = tuple(_order(path, rank, row, placement[rank], microbatches) for rank, row in enumerate(rows))
+    notes = (f"{path}: {ignored} cells of communication ignored; it follows from the plan",) if ignored else ()
+    return Schedule(Written(order), len(placement[0]), placement, microbatches, text, notes)
+
+
+def _table(path: str, text: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise UserError(f"{path}: not valid CSV: {error}") from None
+
+
+def _passes(cell: str, column: int, where: str) -> Iterator[Pass]:
+    """The passes in a cell: none, one, or an overlapped pair."""
+    pair = _PAIR.fullmatch(cell)
+    for part in pair[1].split(";") if pair else [cell] if cell else []:
+        found = _PASS.fullmatch(part.strip())
+        if not found:
+            raise UserError(f"{where}: '{cell[:40]}' is no pass; expected [stage][F, B, I or W][microbatch], such as 0F0")
+        yield Pass(int(found[1]), found[2], int(found[3]), column)
+
+
+def _placement(path: str, rows: Sequence[Sequence[Pass]]) -> tuple[tuple[int, ...], ...]:
+    """The stages of each row, in order. Every stage is in one row, and every row has as many."""
+    owner: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for one in row:
+            if owner.setdefault(one.stage, rank) != rank:
+                where = f"{path}: row {rank + 1}, column {one.column}"
+                raise UserError(f"{where}: stage {one.stage} is in row {owner[one.stage] + 1} already; a stage is on one rank")
+    result = tuple(tuple(sorted({one.stage for one in row})) for row in rows)
+    missing = next(stage for stage in range(len(owner) + 1) if stage not in owner)
+    if missing < len(owner):
+        raise UserError(f"{path}: stage {missing} has no passes, and stage {max(owner)} has")
+    for rank, stages in enumerate(result):
+        if len(stages) != len(result[0]):
+            raise UserError(f"{path}: row {rank + 1} has {len(stages)} stages, and row 1 has {len(result[0])}; must be equal")
+    return result
+
+
+def _order(path: str, rank: int, row: Sequence[Pass], stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:
+    """The row's passes by chunk. Every microbatch passes every stage once, forward and back."""
+    order = tuple(Action(one.kind, one.microbatch, stages.index(one.stage)) for one in row)
+    wrong = first_mistake(order, microbatches, len(stages))
+    if wrong is not None:
+        stage, kind, microbatch, column = row[wrong]
+        raise UserError(f"{path}: row {rank + 1}, column {column}: {stage}{kind}{microbatch} is repeated or too early")
+    done = {(action.chunk, action.microbatch) for action in order if action.kind in "BW"}
+    for chunk, stage in enumerate(stages):
+        for microbatch in range(microbatches):
+            if (chunk, microbatch) not in done:
+                raise UserError(f"{path}: row {rank + 1}: no B, nor I and W, of stage {stage} and microbatch {microbatch}")
+    return order
+
+
+def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | None) -> tuple[list[list[str]], tuple[str, ...]]:
+    """(rows of a schedule as cells, notes). A file says its own sizes; others are asked for. Raises UserError."""
+    found = schedules[name]
+    ranks = _size("pp", pp, found.ranks, name)
+    count = _size("microbatches", microbatches, found.microbatches, name)
+    if found.chunks is None and chunks == 1:
+        raise UserError(f"--chunks 1: schedule {name} takes 2 or more")
+    virtual = _size("chunks", chunks or (found.chunks or 2), found.chunks, name)
+    rows = [
+        [f"{found.stage(rank, ranks, one.chunk)}{one.kind}{one.microbatch}" for one in actions(name, rank, ranks, count, virtual)]
+        for rank in range(ranks)
+    ]
+    return rows, found.notes
+
+
+def _size(option: str, asked: int | None, written: int | None, name: str) -> int:
+    if asked is None and written is None:
+        raise UserError(f"--{option}: is required for schedule {name}")
+    if written is not None and asked not in (None, written):
+        raise UserError(f"--{option} {asked}: schedule {name} is for {written}")
+    return asked or written or 1
+
+
+def write_schedule(rows: Sequence[Sequence[str]], path: Path) -> Path:
+    """Write cells as CSV; the path."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    return path
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """The cells in columns, a line per rank."""
+    width = max(len(cell) for row in rows for cell in row)
+    digits = len(str(len(rows) - 1))
+    return "\n".join(
+        f"rank {rank:<{digits}}  " + " ".join(f"{cell:<{width}}" for cell in row).rstrip() for rank, row in enumerate(rows)
+    )
