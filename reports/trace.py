@@ -103,7 +103,7 @@ def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
     assert not isinstance(op.work, Block)
     args |= {"axis": op.work.axis, "algorithm": work.traffic.algorithm, "buffer bytes": op.work.bytes, "bytes": work.sent}
     if isinstance(op.work, Collective):
-        size = 2 if op.work.cohorts else timeline.program.grid.degree(op.work.axis)
+        size = 2 if op.work.cohorts else timeline.program.grid.size(op.work.axes)
         elements = round(op.work.bytes / op.work.width)
         args |= {"repeat": op.work.repeat, "Collective name": op.work.operation, "Group size": size, "In msg nelems": elements,
                  "Process Group Name": op.work.axis}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,10 @@ class Grid:
     def degree(self, axis: str) -> int:
         """Size of `axis`."""
         return dict(self.sizes)[axis]
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Number of ranks of a group along `axes`."""
+        return math.prod(self.degree(axis) for axis in axes)
 
     def array(self) -> NDArray[np.int64]:
         """Ranks, shape = degrees with the outermost axis first, so that ranks run 0, 1, 2 … along the innermost axis."""

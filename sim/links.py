@@ -80,4 +80,4 @@ def _partners(timeline: Timeline, done: Priced, work: object) -> int:
         return 1
     if work.cohorts:
         return 2
-    return 1 if done.traffic.group < 0 else timeline.program.grid.degree(work.axis)
+    return 1 if done.traffic.group < 0 else timeline.program.grid.size(work.axes)

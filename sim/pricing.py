@@ -144,7 +144,7 @@ class Pricing:
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         names = offered(work.operation, split(work.algorithm, work.operation)[0])
-        one = Traffic("", (work.axis,), at[cohort], counts=work.counts)
+        one = Traffic("", work.axes, at[cohort], counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
         each = fullest(self.topology, self.program.grid, one)
@@ -171,7 +171,7 @@ class Pricing:
         if isinstance(work, Send):
             return "send", work.bytes, self._at[cohort], self._at[work.to]
         at = self._at[cohort] if work.cohorts is None else (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
-        return work.operation, work.bytes, work.repeat, work.axis, work.algorithm, work.counts, at
+        return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""

@@ -48,6 +48,8 @@ class Kernel:
 class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
+    along: the axes of the group where they are more than `axis`, under which the answer still counts it: gradients are summed
+    over the dp and the cp ranks at once.
     repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
@@ -63,6 +65,12 @@ class Collective:
     width: float = 2.0  # bytes per element, so that volumes can be told in elements
     cohorts: tuple[int, int] | None = None
     counts: tuple[tuple[int, ...], ...] = ()
+    along: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which the ranks of a group differ."""
+        return self.along or (self.axis,)
 
 
 @dataclass(frozen=True, slots=True)

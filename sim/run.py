@@ -131,17 +131,18 @@ class _Player:
                 else:
                     host += launch
                     self.launched.append(host)
-                    axis = "" if isinstance(op.work, Send) or op.work.cohorts else op.work.axis
-                    self.work.append(self.pricing.collective(op.work, lane.cohort, groups.get(axis, -1)))
+                    axes = () if isinstance(op.work, Send) or op.work.cohorts else op.work.axes
+                    self.work.append(self.pricing.collective(op.work, lane.cohort, groups.get(axes, -1)))
 
-    def _groups_of(self, number: int) -> dict[str, int]:
-        """Which sibling group the rank of this lane belongs to, by axis; "" for sends and pairs of cohorts."""
+    def _groups_of(self, number: int) -> dict[tuple[str, ...], int]:
+        """Which sibling group the rank of this lane belongs to, by axes; () for sends and pairs of cohorts."""
         lane = self.lanes[number]
         grid, at = self.program.grid, self.program.cohorts[lane.cohort].at
-        result = {"": number - self.first[lane.cohort]}
-        for axis, _ in grid.sizes:
-            groups = grid.groups((axis,), at)
-            result[axis] = int(np.argwhere(groups == lane.rank)[0][0])
+        result: dict[tuple[str, ...], int] = {(): number - self.first[lane.cohort]}
+        works = (op.work for op in self.program.cohorts[lane.cohort].ops)
+        for axes in {work.axes for work in works if isinstance(work, Collective) and not work.cohorts}:
+            groups = grid.groups(axes, at)
+            result[axes] = int(np.argwhere(groups == lane.rank)[0][0])
         return result
 
     def play(self) -> None:
@@ -243,7 +244,7 @@ class _Player:
         one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
         if one.cohorts:
             return 2, (one.label, work.traffic)
-        size = 1 if self.fold else self.program.grid.degree(one.axis)
+        size = 1 if self.fold else self.program.grid.size(one.axes)
         return size, (cohort, op - self.offset[lane], work.traffic.group)
 
     def _communicated(self, those: list[int]) -> None:

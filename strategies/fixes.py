@@ -64,7 +64,7 @@ def _changed(job: Job, changes: Changes) -> Job:
 def _ideas(job: Job) -> Iterator[Changes]:
     """Single changes that lower memory and that the plan does not make yet."""
     plan, model, node = job.plan, job.model, job.cluster.node.gpus
-    dp = max(1, job.cluster.gpus // (plan.tp * plan.pp))
+    dp = max(1, job.cluster.gpus // (plan.tp * plan.cp * plan.pp))
     if plan.sequence is None and model.context > LONG:
         yield {"sequence": LONG}
     if dp > 1 and plan.data_parallel in _NEXT_ZERO:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.program import COMPUTE, Cohort, Collective, Kernel, Op, Program, Ref, Send
+from sim.program import COMPUTE, Cohort, Collective, Op, Program, Ref, Send
 from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
@@ -51,7 +51,7 @@ class _Lowering:
     def program(self, model_flops: float, hardware_flops: float) -> Program:
         """Add every rank's passes, connect them, and end the step."""
         plan, pp = self.plan, self.plan.plan.pp
-        size = plan.plan.microbatch * plan.sequence * self.model.hidden * plan.plan.bytes_per_element
+        size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
         if plan.plan.sequence_parallel:
             size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
         for rank in range(pp):
@@ -131,13 +131,5 @@ def _flops(work: Parts, plan: Resolved) -> tuple[float, float]:
     passes = float(plan.microbatches * plan.dp)
     every = [work.embedding, *(work.layer(i) for i in range(sum(plan.layers))), work.head]
     model = sum(part.model_flops for part in every)
-    again = sum(_counted(item) for part in every for item in part.recompute if isinstance(item, Kernel)) * plan.plan.tp
+    again = sum(part.recomputed_flops for part in every)
     return model * passes, (model + again) * passes
-
-
-def _counted(kernel: Kernel) -> float:
-    """FLOPs by the counting rule: causal attention counts in full, although a fused kernel executes about half."""
-    if kernel.kind == "attention_forward":
-        batch, heads, _, queries, keys, dim, _ = kernel.shape
-        return 4.0 * batch * heads * queries * keys * dim
-    return kernel.flops if kernel.kind == "gemm" else 0.0

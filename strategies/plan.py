@@ -5,6 +5,7 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -29,6 +30,12 @@ class Plan(Config):
     tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
     pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
     dp: PositiveInt | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
+    cp: PositiveInt = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
+    cp_method: Literal["ring", "ulysses"] = Field(
+        "ring",
+        description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
+        "exchanges tokens for heads (arXiv:2309.14509)",
+    )
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
@@ -162,25 +169,38 @@ class Resolved(Config):
     def grid(self) -> Grid:
         """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it."""
         order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        degrees = {"tp": self.plan.tp, "dp": self.dp // self.replicas, "pp": self.plan.pp}
+        degrees = {"tp": self.plan.tp, "cp": self.plan.cp, "dp": self.dp // self.replicas, "pp": self.plan.pp}
         return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
 
     @property
+    def copies(self) -> int:
+        """How many ranks hold the same parameters before any sharding: they are replicated along dp and cp."""
+        return self.dp * self.plan.cp
+
+    @property
     def shards(self) -> int:
-        """How many dp ranks share one sharded copy of the states that the strategy shards."""
-        return self.plan.shard or self.dp
+        """How many of them share one sharded copy of the states that the strategy shards (all cp ranks are among them)."""
+        return (self.plan.shard or self.dp) * self.plan.cp
 
     @property
     def replicas(self) -> int:
         """How many such groups there are."""
-        return self.dp // self.shards
+        return self.copies // self.shards
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The axes along which those ranks differ."""
+        return ("cp", "dp") if self.plan.cp > 1 else ("dp",)
 
 
 def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
-    inner = plan.tp * plan.pp
-    dp = plan.dp or max(1, gpus // inner)
+    degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
+    inner = math.prod(degrees.values())
+    degrees["dp"] = dp = plan.dp or max(1, gpus // inner)
     if inner * dp != gpus:
-        raise UserError(f"{where}: tp·pp·dp = {plan.tp}·{plan.pp}·{dp} = {inner * dp} ≠ {gpus} GPUs")
+        told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+        product = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)}"
+        raise UserError(f"{where}: {product} = {inner * dp} ≠ {gpus} GPUs")
     return dp
 
 
@@ -230,8 +250,31 @@ def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.cp > 1:
+        _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
+    """Rules of context parallelism."""
+    if plan.attention != "flash":
+        raise UserError(f"{where}: cp={plan.cp} needs attention=flash, and attention={plan.attention}")
+    if model.pooler:
+        raise UserError(f"{where}: cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone")
+    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
+        pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
+    else:
+        pieces, what = plan.cp, f"cp = {plan.cp}"
+        for count, of in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
+            if count % (plan.tp * plan.cp):
+                product = f"tp·cp = {plan.tp}·{plan.cp} = {plan.tp * plan.cp}"
+                raise UserError(f"{where}: {product} does not divide {count} {of}, which cp_method=ulysses spreads")
+    if sequence % pieces:
+        raise UserError(f"{where}: {what} does not divide sequence={sequence}, which cp_method={plan.cp_method} needs")
+    if plan.sequence_parallel and sequence // plan.cp % plan.tp:
+        has = f"sequence/cp = {sequence}/{plan.cp} tokens"
+        raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
 
 
 def _chunks(plan: Plan, where: str) -> int:

@@ -97,11 +97,12 @@ class Stage:
     def reduce(
         self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()
     ) -> Ref:
-        """Reduce gradients over the dp ranks: `count` collectives of `size` bytes."""
+        """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes."""
         key = operation, size, count
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
-            plan = self.plan.plan
-            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
+            plan, along = self.plan.plan, self.plan.sharing
+            width = plan.bytes_per_gradient
+            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, width, along=along)
         ref = self.add(Op("dp", self._reductions[key], after, allocate, free))
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)

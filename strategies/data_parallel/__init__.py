@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Hook(ABC):
-    """What dp ranks do together. Without dp (degree 1) hooks add no communication."""
+    """What ranks with the same parameters (along dp and cp) do together. Hooks add no communication when there is only one."""
 
     shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
 

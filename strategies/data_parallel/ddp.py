@@ -16,7 +16,7 @@ class DDP(Hook):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduced in the last microbatch only."""
-        if stage.plan.dp == 1 or not last:
+        if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
 

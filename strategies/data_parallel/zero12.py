@@ -21,7 +21,7 @@ class Zero1(Hook):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
-        if stage.plan.dp == 1 or not last:
+        if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
 
@@ -33,7 +33,8 @@ class Zero1(Hook):
             return
         size = stage.parameters * plan.bytes_per_element
         count = max(1, -int(-size // plan.bucket))
-        gather = Collective("all_gather", size / count, "dp", "parameters", plan.algorithm, count, plan.bytes_per_element)
+        width, along = plan.bytes_per_element, stage.plan.sharing
+        gather = Collective("all_gather", size / count, "dp", "parameters", plan.algorithm, count, width, along=along)
         stage.add(Op("dp", gather, (updated,)))
 
 
@@ -45,6 +46,6 @@ class Zero2(Zero1):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
-        if stage.plan.dp == 1:
+        if stage.plan.copies == 1:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)

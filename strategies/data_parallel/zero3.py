@@ -28,13 +28,13 @@ class Zero3(Hook):
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
-        if stage.plan.dp == 1:
+        if stage.plan.copies == 1:
             return stage.forward(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts)), self._forward)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """The same in reverse, and a reduce-scatter of each part's gradients. Weight gradients alone need no parameters."""
-        if stage.plan.dp == 1:
+        if stage.plan.copies == 1:
             return stage.whole_backward(microbatch, after, weights_only)
         if not weights_only:
             return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._backward)
@@ -47,7 +47,7 @@ class Zero3(Hook):
 
     def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gathers like a backward pass, reduces nothing."""
-        if stage.plan.dp == 1:
+        if stage.plan.copies == 1:
             return stage.input_gradient(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
@@ -96,7 +96,8 @@ class Zero3(Hook):
         plan = stage.plan.plan
         size = self._elements(stage, part) * plan.bytes_per_element
         if size not in self._gathers:  # one object for equal parts: each distinct piece of work is priced once
-            self._gathers[size] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element)
+            width, along = plan.bytes_per_element, stage.plan.sharing
+            self._gathers[size] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
         return stage.add(Op("dp gather", self._gathers[size], after, allocate=self._whole(stage, part)))
 
     def _whole(self, stage: Stage, part: int) -> Memory:

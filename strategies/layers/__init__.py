@@ -42,7 +42,8 @@ class Part:
     temporary: float  # bytes of the largest workspace of its backward or forward, besides saved and restored
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
-    model_flops: float  # of the whole tp group, forward and backward
+    model_flops: float  # of the whole tp and cp group, forward and backward
+    recomputed_flops: float  # the same of what is recomputed
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
 
@@ -140,7 +141,8 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
-        model_flops=3.0 * sum(piece.flops for piece in pieces),
+        model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
+        recomputed_flops=share.cp * sum(piece.flops for piece in again),
     )
 
 

@@ -47,7 +47,7 @@ class Piece:
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
-    flops: float = 0.0  # of forward matrix products of the whole tp group, attention counted in full
+    flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Share:
         return self.resolved.plan.tp
 
     @property
+    def cp(self) -> int:
+        """Context parallel degree."""
+        return self.resolved.plan.cp
+
+    @property
     def element(self) -> int:
         """Bytes of an activation element."""
         return self.resolved.plan.bytes_per_element
@@ -74,13 +79,13 @@ class Share:
 
     @property
     def sequence(self) -> int:
-        """Tokens of one sequence."""
+        """Tokens of one sequence, on all cp ranks together."""
         return self.resolved.sequence
 
     @property
     def tokens(self) -> int:
-        """Tokens of the microbatch."""
-        return self.batch * self.sequence
+        """Tokens of the microbatch on this cp rank."""
+        return self.batch * self.sequence // self.cp
 
     @property
     def parted(self) -> int:
@@ -140,9 +145,13 @@ class Share:
 
     def collective(self, operation: str, label: str, size: float) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
-        if self.tp == 1:
+        return self.along("tp", self.tp, operation, label, size)
+
+    def along(self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "") -> Items:
+        """A collective along `axis` over a full buffer of `size` bytes; nothing when its degree is 1."""
+        if degree == 1:
             return ()
-        return (Collective(operation, float(size), "tp", label, self.resolved.plan.algorithm),)
+        return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
 
     def gather(self, label: str) -> Items:
         """All tokens of the residual stream from the 1/tp of every rank; nothing without sequence parallelism."""
