@@ -48,6 +48,8 @@ class Kernel:
 class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
+    Where `Cohort.at` fixes `axis`, the cohorts that it tells apart meet: each has an op with this label.
+
     repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
@@ -156,4 +158,5 @@ class Program:
     dtype: str  # whose peak MFU and HFU are relative to
     tokens: float  # of the whole job
     parameters: int  # Ψ of the model
+    turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     description: str = ""
