@@ -71,13 +71,13 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
             done = timeline.work[op_number]
             assert isinstance(done, Priced)
             repeat = work.repeat if isinstance(work, Collective) else 1
-            yield done.traffic, times[key] * repeat * work.bytes / _partners(timeline, done, work)
+            yield done.traffic, times[key] * repeat * work.bytes / _partners(timeline, done, work, cohort.at)
 
 
-def _partners(timeline: Timeline, done: Priced, work: object) -> int:
+def _partners(timeline: Timeline, done: Priced, work: object, at: dict[str, int]) -> int:
     """How many lanes report the same transfer."""
     if not isinstance(work, Collective):
         return 1
     if work.cohorts:
         return 2
-    return 1 if done.traffic.group < 0 else timeline.program.grid.size(work.axes)
+    return 1 if done.traffic.group < 0 and work.axis not in at else timeline.program.grid.size(work.axes)

@@ -144,7 +144,7 @@ class Pricing:
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         names = offered(work.operation, split(work.algorithm, work.operation)[0])
-        one = Traffic("", work.axes, at[cohort], counts=work.counts)
+        one = Traffic("", work.axes, _across(at[cohort], work.axes), counts=work.counts)
         if work.cohorts:
             one = Traffic("", (), at[work.cohorts[0]], at[work.cohorts[1]], counts=work.counts)
         each = fullest(self.topology, self.program.grid, one)
@@ -170,7 +170,8 @@ class Pricing:
         """What the price of `work` depends on."""
         if isinstance(work, Send):
             return "send", work.bytes, self._at[cohort], self._at[work.to]
-        at = self._at[cohort] if work.cohorts is None else (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
+        pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
+        at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
 
     def shape(self, traffic: Traffic) -> Shape:
@@ -239,7 +240,7 @@ class Pricing:
         key = (id(items), cohort)
         found = self._runs.get(key)
         if found is None:
-            launch, synchronous = self.prices.profile.launch, self.prices.profile.synchronous
+            launch, synchronous = self.prices.profile.launch * self.program.turns, self.prices.profile.synchronous
             state, kernels = (0.0, 0.0, 0.0), 0.0
             parts: dict[tuple[str, str], float] = {}
             for item in items:
@@ -277,6 +278,11 @@ class Pricing:
                 for link, _ in part.flows:
                     users.setdefault(link, set()).add((cohort, inside))
         return {cohort for those in users.values() if len(those) > 1 for cohort, inside in those if inside}
+
+
+def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Coordinates of everybody that a collective along `axes` brings together."""
+    return tuple((name, place) for name, place in at if name not in axes)
 
 
 def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:

@@ -49,7 +49,8 @@ class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
     along: the axes of the group where they are more than `axis`, under which the answer still counts it: gradients are summed
-    over the dp and the cp ranks at once.
+    over the dp and the cp ranks at once. Where `Cohort.at` fixes `axis`, the cohorts that it tells apart meet: each has
+    an op with this label.
     repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
@@ -164,4 +165,5 @@ class Program:
     dtype: str  # whose peak MFU and HFU are relative to
     tokens: float  # of the whole job
     parameters: int  # Ψ of the model
+    turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     description: str = ""

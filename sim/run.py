@@ -116,7 +116,7 @@ class _Player:
     def _price(self) -> None:
         """Price every op, and find when the host has launched it: the host runs through the program in order and never waits."""
         profile = self.pricing.prices.profile
-        launch = 0.0 if profile.synchronous else on_grid(profile.launch)
+        launch = 0.0 if profile.synchronous else on_grid(profile.launch * self.program.turns)
         self.work: list[Fused | Priced] = []
         self.launched: list[float] = []
         for number, lane in enumerate(self.lanes):
@@ -244,6 +244,8 @@ class _Player:
         one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
         if one.cohorts:
             return 2, (one.label, work.traffic)
+        if one.axis in self.program.cohorts[cohort].at:
+            return self.program.grid.degree(one.axis), (one.label, work.traffic)
         size = 1 if self.fold else self.program.grid.size(one.axes)
         return size, (cohort, op - self.offset[lane], work.traffic.group)
 

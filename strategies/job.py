@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from strategies.data_parallel import hooks
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
 from strategies.schedules import schedules
@@ -45,6 +46,7 @@ class Job:
         if self.plan.precision not in peak:
             known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
             raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
+        hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.program import COMPUTE, Cohort, Collective, Op, Program, Ref, Send
 from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
@@ -16,7 +18,11 @@ Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
 def lower(model: Model, plan: Resolved) -> Program:
     """The program of one training step."""
     work = parts(model, plan)
-    return _Lowering(model, plan, work).program(*_flops(work, plan))
+    model_flops, hardware_flops = _flops(work, plan)
+    program = hooks[plan.plan.data_parallel]().program(model, plan, work)
+    if program is not None:
+        return replace(program, model_flops=model_flops, hardware_flops=hardware_flops)
+    return _Lowering(model, plan, work).program(model_flops, hardware_flops)
 
 
 class _Lowering:

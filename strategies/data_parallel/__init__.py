@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 from topologies.registry import Registry
 
 if TYPE_CHECKING:
-    from sim.program import Ref
+    from sim.program import Program, Ref
+    from strategies.layers import Parts
+    from strategies.model import Model
+    from strategies.plan import Plan, Resolved
     from strategies.stage import Stage
 
 
@@ -19,6 +22,15 @@ class Hook(ABC):
     """What ranks with the same parameters (along dp and cp) do together. Hooks add no communication when there is only one."""
 
     shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
+
+    @classmethod
+    def check(cls, plan: Plan, nodes: int, where: str) -> None:
+        """Raise UserError for what the real thing cannot do."""
+        return
+
+    def program(self, model: Model, plan: Resolved, parts: Parts) -> Program | None:
+        """The whole program (its FLOPs are filled in), of hooks whose ranks differ; None where a schedule makes it."""
+        return None
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Add the forward pass of a microbatch; returns the op whose end makes its output available."""

@@ -1,0 +1,108 @@
+"""torch.nn.DataParallel against what its source does and what closed forms give."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.memory import ledger
+from sim.run import run
+from sim.summary import summarise
+from sim.timeline import Timeline
+from strategies.lower import lower
+from topologies.reading import UserError
+
+
+@pytest.fixture
+def played(toy_job, toy_prices):
+    """played(gpus, prices={…}, **plan): a step by DataParallel on toy hardware of 1 GB/s."""
+
+    def play(gpus: int = 4, prices: dict | None = None, fold: bool = True, **plan) -> Timeline:
+        job = toy_job(gpus, 1, **{"data_parallel": "data_parallel", "model": {"tied": False}} | plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(**(prices or {})), fold=fold)
+
+    return play
+
+
+def seconds(timeline: Timeline, label: str) -> float:
+    """How long GPU 0's ops of this label take together."""
+    frame = timeline.frame()
+    ours = frame[(frame["rank"] == 0) & (frame["op"] == label)]
+    return float((ours["end"] - ours["start"]).sum())
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_what_goes_out_and_comes_back(played, gpus) -> None:
+    """At 1 GB/s: Ψ out and Ψ back down a chain of 64 pieces; (n − 1) shares of tokens, logits and their gradients, one by one."""
+    timeline = played(gpus)
+    psi, tokens = timeline.program.parameters, 32
+    chain = 1 + (gpus - 2) / 64
+    assert seconds(timeline, "parameters") == pytest.approx(2 * psi / 1e9 * chain)
+    assert seconds(timeline, "gradients") == pytest.approx(2 * psi / 1e9 * chain)
+    assert seconds(timeline, "inputs") == pytest.approx((gpus - 1) * tokens * 8 / 1e9)
+    for label in ("outputs", "output gradients"):
+        assert seconds(timeline, label) == pytest.approx((gpus - 1) * tokens * 512 * 2 / 1e9)
+
+
+def test_volume(played) -> None:
+    """2Ψ per microbatch: accumulation saves nothing, unlike DDP's no_sync.
+
+    Besides, of its tokens and logits one GPU gets its share, gives back its logits and gets their gradient; the root, as the
+    sender of most, sends n − 1 shares of tokens and gradients.
+    """
+    for count in (1, 3):
+        timeline = played(4, accumulation=count)
+        elements = summarise(timeline).volume["dp"].elements
+        ours = 2 * timeline.program.parameters + 32 * (3 * 1 + 1 * 512 + 3 * 512)
+        assert elements == pytest.approx(count * ours)
+
+
+def test_memory_of_the_root(played) -> None:
+    """Only GPU 0 has optimizer states; replicas have parameters and gradients while they compute; GPU 0 has all logits."""
+    timeline = played(4)
+    psi = timeline.program.parameters
+    root, replica = (ledger(timeline, lane).at_peak for lane in (0, 1))
+    assert (root["optimizer"], root["parameter"]) == (12 * psi, 2 * psi)
+    assert replica.get("optimizer", 0.0) == 0.0
+    assert (replica["parameter"], replica["gradient"]) == (2 * psi, 2 * psi)
+    assert not timeline.program.cohorts[1].resident
+    peaks = [stage.peak for stage in summarise(timeline).memory]
+    assert peaks[0] > peaks[1] == peaks[3]
+
+
+def test_threads_take_turns(played) -> None:
+    """When launches take all of the time, n threads behind one interpreter lock take n times as long."""
+    one, four = (played(gpus, {"launch": "1 ms"}, data_parallel=hook) for gpus, hook in ((1, "ddp"), (4, "data_parallel")))
+    assert seconds(four, "forward") / seconds(one, "forward") == pytest.approx(4, rel=0.02)
+
+
+def test_slower_than_ddp(played) -> None:
+    """What every tutorial says: the root's work, the broadcast and the gather stand between the passes."""
+    assert played(8).step > 1.2 * played(8, data_parallel="ddp").step
+    assert played(1).step == played(1, data_parallel="ddp").step
+
+
+def test_same_answer_rank_by_rank(played) -> None:
+    assert played(4).step == played(4, fold=False).step
+
+
+def test_same_work(played) -> None:
+    """The batch is the same as DDP's, and so are its FLOPs and, but for the loss, each GPU's compute."""
+    ours, theirs = played(4).program, played(4, data_parallel="ddp").program
+    assert (ours.model_flops, ours.tokens) == (theirs.model_flops, theirs.tokens)
+    seconds = [summarise(played(4, data_parallel=hook)).breakdown for hook in ("data_parallel", "ddp")]
+    assert seconds[0]["forward"] == pytest.approx(seconds[1]["forward"])
+    assert seconds[0]["backward"] == pytest.approx(seconds[1]["backward"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "plan", "message"),
+    [
+        (2, {}, "one process, which drives the GPUs of 1 node, not of 2"),
+        (1, {"tp": 2}, "which tp=2 contradicts"),
+        (1, {"pp": 2}, "which pp=2 contradicts"),
+        (1, {"bucket": "1 MiB"}, "has no bucket"),
+    ],
+)
+def test_refused(toy_job, nodes, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_job(4, nodes, data_parallel="data_parallel", **plan).resolve()
