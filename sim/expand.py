@@ -16,7 +16,10 @@ def expand(program: Program, cohorts: set[int]) -> Program:
         moved = [
             replace(op, after=tuple(Ref(c, where[c][1][o]) if c in cohorts else Ref(c, o) for c, o in op.after)) for op in ops
         ]
-        result.append(replace(cohort, ops=moved))
+        steady = cohort.steady
+        if steady and number in cohorts:
+            steady = where[number][1][steady[0] - 1] + 1, where[number][1][steady[1] - 1] + 1
+        result.append(replace(cohort, ops=moved, steady=steady))
     return replace(program, cohorts=result)
 
 

@@ -71,7 +71,7 @@ def _parse(path: str, text: str) -> Schedule:
     microbatches = 1 + max(one.microbatch for row in rows for one in row)
     order = tuple(_order(path, rank, row, placement[rank], microbatches) for rank, row in enumerate(rows))
     notes = (f"{path}: {ignored} cells of communication ignored; it follows from the plan",) if ignored else ()
-    return Schedule(Written(order), len(placement[0]), placement, microbatches, text, notes)
+    return Schedule(Written(order), len(placement[0]), placement, microbatches, text=text, notes=notes)
 
 
 def _table(path: str, text: str) -> list[list[str]]:

@@ -40,7 +40,7 @@ def test_round_trip(name: str, ranks: int, microbatches: int, tmp_path: Path) ->
             schedules[name].stage(rank, ranks, c) for c in range(chunks)
         ]
         assert actions(path, rank, ranks, microbatches, chunks) == actions(name, rank, ranks, microbatches, chunks)
-    assert cells(path, None, None, None) == cells(name, ranks, microbatches, None)
+    assert cells(path, None, None, None)[0] == cells(name, ranks, microbatches, None)[0]
 
 
 @pytest.mark.parametrize("name", list(schedules))
