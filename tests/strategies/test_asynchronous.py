@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reports.lanes import strips
 from sim.memory import ledger
 from sim.program import Block
 from sim.run import run
@@ -54,6 +55,16 @@ def test_the_steady_state_is_what_a_longer_run_costs_more(play, schedule: str) -
     once, twice = (play(schedule, 4, m).step for m in (8, 16))
     factor = (twice - (once if schedule == "pipedream" else 0)) / once
     assert factor == pytest.approx(1.0 if schedule == "pipedream" else 2.0, rel=5e-2)
+
+
+def test_the_picture_is_full(play) -> None:
+    """From 0 to the end of the step every stage works, also where its own step begins later."""
+    timeline = play("pipedream-2bw", 4, 8, sequence=1)
+    for limit in (400, 10):
+        for lane in range(4):
+            bars = strips(timeline, lane, limit).passes
+            assert bars[0].start < 0.2 * timeline.step
+            assert bars[-1].end > 0.8 * timeline.step
 
 
 def test_versions_and_activations(play) -> None:
