@@ -3,6 +3,7 @@
 Each microbatch goes back with the version of the parameters that it went forward with: versions are kept (weight stashing).
 The step is `microbatches` of the steady state, which every stage works through without waiting for the pipeline to fill or drain:
 four steps are played in a row, and the third is reported; on each stage it begins when its compute stream ends the second.
+Where a stage limits the pace, every such step is alike; where transfers between stages do, steps differ by a few percent.
 Losses of accuracy by staleness are not modelled; copies that make a version are free (the update writes to another place).
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reports.lanes import strips
+from reports.trace import events
 from sim.memory import ledger
 from sim.program import Block
 from sim.run import run
@@ -55,6 +56,28 @@ def test_the_steady_state_is_what_a_longer_run_costs_more(play, schedule: str) -
     once, twice = (play(schedule, 4, m).step for m in (8, 16))
     factor = (twice - (once if schedule == "pipedream" else 0)) / once
     assert factor == pytest.approx(1.0 if schedule == "pipedream" else 2.0, rel=5e-2)
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize(("gpus", "nodes", "tp", "pp"), [(8, 1, 2, 2), (4, 2, 2, 4), (6, 1, 3, 2)])
+def test_folded_equals_unfolded_and_memory_is_given_back(toy_job, toy_prices, schedule, gpus, nodes, tp, pp) -> None:
+    shape = {"layers": 5, "tied": False, "heads": 12, "hidden": 96, "ffn": 384, "vocabulary": 516}
+    job = toy_job(gpus, nodes, model=shape, pp=pp, tp=tp, accumulation=5, schedule=schedule, algorithm="ring")
+    costly = toy_prices(launch="1 us", slowdown=1.2, collective_launch="3 us")
+    program = lower(job.model, job.resolve())
+    folded, unfolded = (run(program, job.cluster.topology(), costly, fold=fold) for fold in (True, False))
+    assert folded.step == pytest.approx(unfolded.step, rel=1e-3)
+    for timeline in (folded, unfolded):
+        for lane, actor in enumerate(timeline.lanes):
+            assert sum(timeline.breakdowns[lane].values()) == timeline.step
+            held = ledger(timeline, lane).held
+            assert held.min() >= -1e-6
+            assert held[-1].sum() == pytest.approx(sum(size for _, size in program.cohorts[actor.cohort].resident))
+
+
+def test_the_trace_has_no_time_before_the_step(play) -> None:
+    found = events(play("pipedream", 4, 8))
+    assert min(event["ts"] for event in found if "ts" in event) >= 0
 
 
 def test_the_picture_is_full(play) -> None:
