@@ -41,8 +41,10 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
     gap = timeline.step / 1500  # about a pixel
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
-    for number, op in timeline.ops(lane):
+    for number, op in timeline.played(lane):
         work, start, end = timeline.work[number], timeline.start[number], timeline.end[number]
+        if end < 0.0 or start > timeline.step:  # of other steps of a steady state
+            continue
         if isinstance(op.work, Collective | Send):
             shares = {op.work.axis: end - start}
             if op.stream != COMPUTE:
@@ -77,7 +79,7 @@ def _spans(bars: list[Bar], step: float, count: int) -> list[Bar]:
     width = step / count
     spans = [Bar(index * width, (index + 1) * width, -1, {}, width) for index in range(count)]
     for bar in bars:
-        busy, index = bar.end - bar.start, int(bar.start / width)
+        busy, index = bar.end - bar.start, max(0, int(bar.start / width))
         while index < count and spans[index].start < bar.end:
             span = spans[index]
             part = (min(bar.end, span.end) - max(bar.start, span.start)) / busy if busy else 0.0

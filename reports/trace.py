@@ -118,8 +118,8 @@ def _launches(timeline: Timeline, lane: int) -> Iterator[Event]:
         work, launched = timeline.work[number], timeline.launched[number]
         # a block is launched from that time on, a collective has been launched by then
         start, end = (launched - one, launched) if isinstance(work, Priced) else (launched, launched + work.host)
-        if end > start:
-            yield _slice(actor.rank, 0, start, end, f"launch {_title(op)}", "launch", {})
+        if end > max(0.0, start):  # of a steady state, some was launched before the step
+            yield _slice(actor.rank, 0, max(0.0, start), end, f"launch {_title(op)}", "launch", {})
 
 
 class _Flows:
@@ -141,6 +141,8 @@ class _Flows:
                     continue
                 source = self.first[ref.cohort] + lane - self.first[actor.cohort]
                 sent, tid = timeline.start[timeline.offset[source] + ref.op], self.threads[source][sender.stream]
+                if sent < 0.0:  # in the step before
+                    continue
                 used, to = timeline.start[number], self.threads[lane][op.stream]
                 flow = {"name": label(sender), "cat": "send", "id": next(self.ids)}
                 yield {"ph": "s", "pid": timeline.lanes[source].rank, "tid": tid, "ts": _time(sent), **flow}
@@ -151,7 +153,7 @@ def _counters(timeline: Timeline, lane: int) -> Iterator[Event]:
     """Bytes held by kind, whenever they change; kinds that a lane never holds are left out."""
     book, actor = ledger(timeline, lane), timeline.lanes[lane]
     kinds = [number for number in range(len(MEMORY_KINDS)) if book.held[:, number].any()]
-    moments = [_time(float(moment)) for moment in book.times]
+    moments = [_time(max(0.0, float(moment))) for moment in book.times]
     for number, moment in enumerate(moments):
         if number + 1 < len(moments) and moments[number + 1] == moment:  # only the last change of a moment lasts
             continue

@@ -10,10 +10,14 @@ from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 def expand(program: Program, cohorts: set[int]) -> Program:
     """`program` with the blocks of `cohorts` cut at their collectives, so that these meet other traffic on the network."""
     cut = {number: _cut(cohort, number in cohorts) for number, cohort in enumerate(program.cohorts)}
-    for ops, _ in cut.values():
+    result = []
+    for number, cohort in enumerate(program.cohorts):
+        ops, last = cut[number]
         for op in ops:
-            op.after = tuple(Ref(cohort, cut[cohort][1][number]) for cohort, number in op.after)
-    return replace(program, cohorts=[replace(cohort, ops=cut[number][0]) for number, cohort in enumerate(program.cohorts)])
+            op.after = tuple(Ref(other, cut[other][1][position]) for other, position in op.after)
+        steady = cohort.steady and (last[cohort.steady[0] - 1] + 1, last[cohort.steady[1] - 1] + 1)
+        result.append(replace(cohort, ops=ops, steady=steady))
+    return replace(program, cohorts=result)
 
 
 def _cut(cohort: Cohort, blocks: bool) -> tuple[list[Op], list[int]]:

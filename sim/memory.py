@@ -43,10 +43,11 @@ class Ledger:
 def ledger(timeline: Timeline, lane: int) -> Ledger:
     """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
     cohort = timeline.program.cohorts[timeline.lanes[lane].cohort]
+    first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
     entries: list[tuple[float, int, int, float, str]] = [
-        (0.0, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident
+        (first, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident
     ]
-    for number, op in timeline.ops(lane):
+    for number, op in timeline.played(lane):
         taken = 2 if timeline.end[number] > timeline.start[number] else 0  # an op of no duration takes before it gives back
         for name, size in op.allocate:
             entries.append((timeline.start[number], taken, MEMORY_KINDS.index(name), size, label(op)))
@@ -55,5 +56,5 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     entries.sort(key=lambda entry: entry[:2])
     change = np.zeros((len(entries) + 1, len(MEMORY_KINDS)))
     change[np.arange(1, len(entries) + 1), [entry[2] for entry in entries]] = [entry[3] for entry in entries]
-    times = np.array([0.0, *(entry[0] for entry in entries)])
+    times = np.array([first, *(entry[0] for entry in entries)])
     return Ledger(times, change.cumsum(axis=0), ["resident", *(entry[4] for entry in entries)])

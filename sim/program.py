@@ -147,6 +147,7 @@ class Cohort:
     at: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     resident: Memory = ()  # held for the whole step
+    steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
 
     def add(self, op: Op) -> int:
         """Append `op` to the program; returns its number in the cohort."""
@@ -156,7 +157,10 @@ class Cohort:
 
 @dataclass(slots=True)
 class Program:
-    """One training step of the whole job. The step starts at 0 and ends when the last op of any rank ends."""
+    """One training step of the whole job. The step starts at 0 and ends when the last op of any rank ends.
+
+    Where cohorts are `steady`, several steps are played without a pause between them, and that part of the ops is the step.
+    """
 
     grid: Grid
     cohorts: list[Cohort]

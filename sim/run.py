@@ -258,4 +258,5 @@ class _Player:
         """What happened."""
         events = self.events + self.network.events
         times = self.start_time, self.end_time, self.stretch
-        return Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)
+        played = Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)
+        return played.shifted() if self.program.cohorts[0].steady else played

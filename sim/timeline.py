@@ -6,7 +6,7 @@ A lane is a rank, or a cohort of ranks that all did the same. All times are mult
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -69,12 +69,38 @@ class Timeline:
 
     @cached_property
     def step(self) -> float:
-        """Seconds from the start of the step to the end of the last op."""
+        """Seconds from the start of the step to the end of the last op; of a steady state, its period."""
+        if self.program.cohorts[0].steady:
+            return max(self._moment(lane, 1) - self._moment(lane, 0) for lane in range(len(self.lanes)))
         return max(self.end, default=0.0)
 
     def ops(self, lane: int) -> Iterator[tuple[int, Op]]:
-        """Numbers and ops of a lane, in program order."""
+        """Numbers and ops of a lane in the step, in program order."""
+        cohort, base = self.program.cohorts[self.lanes[lane].cohort], self.offset[lane]
+        if cohort.steady is None:
+            return enumerate(cohort.ops, base)
+        first, last = cohort.steady
+        return enumerate(cohort.ops[first:last], base + first)
+
+    def played(self, lane: int) -> Iterator[tuple[int, Op]]:
+        """Numbers and ops of a lane, also those before and after the step."""
         return enumerate(self.program.cohorts[self.lanes[lane].cohort].ops, self.offset[lane])
+
+    def begin(self, lane: int) -> float:
+        """When the step begins on a lane: 0, or in a steady state when its compute stream ends the step before."""
+        return self._moment(lane, 0) if self.program.cohorts[0].steady else 0.0
+
+    def _moment(self, lane: int, edge: int) -> float:
+        """When a lane's compute stream has done the steps before (0) or the step too (1)."""
+        cohort, base = self.program.cohorts[self.lanes[lane].cohort], self.offset[lane]
+        before = range((cohort.steady or (0, 0))[edge] - 1, -1, -1)
+        return next((self.end[base + op] for op in before if cohort.ops[op].stream == COMPUTE), 0.0)
+
+    def shifted(self) -> Timeline:
+        """The same with 0 where the step begins on the first lane."""
+        zero = min(self.begin(lane) for lane in range(len(self.lanes)))
+        start, end, launched = ([time - zero for time in times] for times in (self.start, self.end, self.launched))
+        return replace(self, start=start, end=end, launched=launched)
 
     def rows(self) -> Iterator[Row]:
         """Every op of every lane."""
@@ -121,7 +147,7 @@ class Timeline:
         for number, lane in enumerate(self.lanes):
             first.setdefault(lane.cohort, number)
         for number, lane in enumerate(self.lanes):
-            for op_number, op in self.ops(number):
+            for op_number, op in self.played(number):
                 if op.stream == COMPUTE or isinstance(op.work, Block):
                     continue
                 target = first[op.work.to] + number - first[lane.cohort] if isinstance(op.work, Send) else number
@@ -132,7 +158,8 @@ class Timeline:
 
     def _breakdown(self, lane: int, incoming: list[Interval]) -> dict[str, float]:
         parts = dict.fromkeys(COMPONENTS, 0.0)
-        cursor, next_transfer, slowed, busy = 0.0, 0, 0.0, 0.0
+        cursor, next_transfer, slowed, busy = self.begin(lane), 0, 0.0, 0.0
+        finish = cursor + self.step
         times: dict[int, int] = {}  # how often each distinct block ran
         distinct: dict[int, Fused] = {}
         work, start, end, stretch = self.work, self.start, self.end, self.stretch
@@ -154,9 +181,9 @@ class Timeline:
                 busy += cursor - start[number]
             else:
                 parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
-        if self.step > cursor:
+        if finish > cursor:
             end_of_all = "bubble" if self.program.grid.degree("pp") > 1 else "wait"
-            _explain(parts, cursor, self.step, incoming, next_transfer, end_of_all)
+            _explain(parts, cursor, finish, incoming, next_transfer, end_of_all)
         for key, count in times.items():
             for (name, _), seconds in distinct[key].parts.items():
                 parts[name if name in PHASES else f"{name} exposed"] += count * seconds

@@ -12,6 +12,7 @@ from strategies.plan import Resolved
 from strategies.schedules import actions, schedules
 from strategies.stage import Stage
 
+STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
 
 
@@ -31,6 +32,7 @@ class _Lowering:
     def __init__(self, model: Model, plan: Resolved, work: Parts) -> None:
         self.plan, self.hook = plan, hooks[plan.plan.data_parallel]()
         self.model, self.schedule = model, schedules[plan.plan.schedule]
+        self.steps = STEPS if self.schedule.versions else 1  # played
         ranks = plan.plan.pp
         self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
         self.stages: dict[int, Stage] = {}
@@ -73,9 +75,11 @@ class _Lowering:
         """Add the rank's passes in the schedule's order, each with the transfer of its result to the next stage."""
         plan, ops = self.plan, self.cohorts[rank].ops
         sends = self._sends(rank, size)
-        left = dict.fromkeys(range(plan.chunks), plan.microbatches)  # backward passes still to come
+        total = self.steps * plan.microbatches
+        left = dict.fromkeys(range(plan.chunks), total)  # backward passes still to come
+        ends: list[int] = []  # of steps
         held_up: tuple[Ref, ...] = ()
-        for kind, microbatch, chunk in actions(plan.plan.schedule, rank, plan.plan.pp, plan.microbatches, plan.chunks):
+        for kind, microbatch, chunk in actions(plan.plan.schedule, rank, plan.plan.pp, total, plan.chunks):
             stage, position = self.stages[self.schedule.stage(rank, plan.plan.pp, chunk)], len(ops)
             if kind == "F":
                 ref = self.hook.forward(stage, microbatch, held_up)
@@ -83,7 +87,8 @@ class _Lowering:
                 ref = self.hook.input_gradient(stage, microbatch, held_up)
             else:
                 left[chunk] -= 1
-                ref = self.hook.backward(stage, microbatch, held_up, not left[chunk], kind == "W")
+                last = not left[chunk] % (1 if self.schedule.every_microbatch else plan.microbatches)
+                ref = self.hook.backward(stage, microbatch, held_up, last, kind == "W")
             held_up = ()
             if kind == "W":
                 continue
@@ -98,6 +103,13 @@ class _Lowering:
                 stream, send = sends[key[:2]]
                 sent = self.results[key] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
                 held_up = () if plan.plan.overlap_p2p else (sent,)
+            if self.schedule.versions and kind == "B" and last:
+                self.hook.update(stage)
+                stage.reduced.clear()
+                if not left[chunk] % plan.microbatches:
+                    ends.append(len(ops))
+        if self.schedule.versions:
+            self.cohorts[rank].steady = ends[STEPS - 3], ends[STEPS - 2]
 
     def _sends(self, rank: int, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
         """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
@@ -116,10 +128,15 @@ class _Lowering:
             if self.model.tied and stage in ends and ends[0].rank != ends[1].rank:
                 self._tie(stage, (ends[0].rank, ends[1].rank))
         for stage in stages:
-            self.hook.update(stage)
+            if not self.schedule.versions:
+                self.hook.update(stage)
         parameters = sum(stage.parameters for stage in stages)
+        versions = self.schedule.versions(stages[0].rank, plan.plan.pp) if self.schedule.versions else 1
         stages[0].cohort.resident = tuple(
-            (kind, parameters * width / (plan.shards if kind in self.hook.shards else 1))
+            (
+                kind,
+                parameters * width * (versions if kind == "parameter" else 1) / (plan.shards if kind in self.hook.shards else 1),
+            )
             for kind, width in plan.plan.bytes_of_states.items()
         )
 

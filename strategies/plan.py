@@ -161,6 +161,7 @@ class Resolved(Config):
         _divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
+        _asynchronous(plan, model, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
@@ -213,6 +214,24 @@ def _shards(plan: Plan, dp: int, where: str) -> None:
         raise UserError(f"{where}: shard={plan.shard} contradicts data_parallel={plan.data_parallel}, which shards nothing")
     if plan.shard == 1 or dp % plan.shard:
         raise UserError(f"{where}: shard={plan.shard} must be at least 2 and divide dp={dp}")
+
+
+def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> None:
+    """What stages that are updated at different times can do."""
+    if schedules[plan.schedule].versions is None:
+        return
+    said = f"{where}: schedule={plan.schedule} is asynchronous"
+    if plan.data_parallel != "ddp":
+        raise UserError(
+            f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
+        )
+    if model.tied and plan.pp > 1:
+        raise UserError(
+            f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
+        )
+    if microbatches < plan.pp:
+        why = "the steady state repeats, and two versions suffice, from then on"
+        raise UserError(f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}")
 
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:

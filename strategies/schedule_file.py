@@ -70,8 +70,9 @@ def _parse(path: str, text: str) -> Schedule:
     placement = _placement(path, rows)
     microbatches = 1 + max(one.microbatch for row in rows for one in row)
     order = tuple(_order(path, rank, row, placement[rank], microbatches) for rank, row in enumerate(rows))
+    _flows(path, rows)
     notes = (f"{path}: {ignored} cells of communication ignored; it follows from the plan",) if ignored else ()
-    return Schedule(Written(order), len(placement[0]), placement, microbatches, text, notes)
+    return Schedule(Written(order), len(placement[0]), placement, microbatches, text=text, notes=notes)
 
 
 def _table(path: str, text: str) -> list[list[str]]:
@@ -122,6 +123,29 @@ def _order(path: str, rank: int, row: Sequence[Pass], stages: tuple[int, ...], m
             if (chunk, microbatch) not in done:
                 raise UserError(f"{path}: row {rank + 1}: no B, nor I and W, of stage {stage} and microbatch {microbatch}")
     return order
+
+
+def _flows(path: str, rows: Sequence[Sequence[Pass]]) -> None:
+    """Every pass gets the result that it needs of another stage before its row comes to it, or ranks wait for each other."""
+    last = max(one.stage for row in rows for one in row)
+    done: set[tuple[str, int, int]] = set()
+    position, moved = [0] * len(rows), True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            for stage, kind, microbatch, _ in row[position[rank] :]:
+                way, source = ("F", stage - 1) if kind == "F" else ("B", stage + 1)
+                if kind != "W" and 0 <= source <= last and (way, source, microbatch) not in done:
+                    break
+                if kind != "W":
+                    done.add((way, stage, microbatch))
+                position[rank] += 1
+                moved = True
+    for rank, row in enumerate(rows):
+        if position[rank] < len(row):
+            stage, kind, microbatch, column = row[position[rank]]
+            where = f"{path}: row {rank + 1}, column {column}"
+            raise UserError(f"{where}: {stage}{kind}{microbatch} waits for ever: rows wait for each other's passes")
 
 
 def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | None) -> tuple[list[list[str]], tuple[str, ...]]:

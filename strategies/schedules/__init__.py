@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from topologies.reading import UserError
 from topologies.registry import Registry
@@ -36,12 +36,17 @@ class Schedule:
 
     "loop": chunk s // ranks of rank s % ranks. "v": the second chunk of a rank comes back: rank 0 has the first and the last.
     Otherwise the stages of each rank, by chunk: such a schedule is for that many ranks and `microbatches` only.
+
+    A schedule with `versions` is asynchronous: steps follow each other without a flush, so that passes of several versions of the
+    parameters are under way; the function says how many a rank of so many keeps. Such an order may be asked for many steps.
     """
 
     order: Order
     chunks: int | None = 1
     placement: Literal["loop", "v"] | tuple[tuple[int, ...], ...] = "loop"
     microbatches: int | None = None
+    versions: Callable[[int, int], int] | None = None  # rank, ranks
+    every_microbatch: bool = False  # asynchronous: parameters are updated after each microbatch, not once in a step
     text: str = ""  # of the file it was read from
     notes: tuple[str, ...] = ()  # what was ignored in it
 
@@ -73,11 +78,13 @@ class _Schedules(Registry[Schedule]):
 schedules = _Schedules("schedule", package="strategies.schedules")
 
 
-def schedule(name: str, chunks: int | None = 1, placement: Literal["loop", "v"] = "loop") -> Callable[[Order], Order]:
+def schedule(
+    name: str, chunks: int | None = 1, placement: Literal["loop", "v"] = "loop", **asynchronous: Any
+) -> Callable[[Order], Order]:
     """Decorator that registers an order as a schedule."""
 
     def register(order: Order) -> Order:
-        schedules(name)(Schedule(order, chunks, placement))
+        schedules(name)(Schedule(order, chunks, placement, **asynchronous))
         return order
 
     return register

@@ -111,7 +111,7 @@ def bubble(name: str, p: int, m: int, toy_job, toy_prices, **plan) -> float:
 def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> None:
     """GPipe and 1F1B (p − 1)/(m + p − 1) of the step; interleaved (p − 1)/(v·m) over the ideal (Narayanan 2021, section 2.2);
     ZB-H1 (p − 1)(F + I − W) over the ideal, a third of 1F1B's when F = I = W (Qi 2023, table 1);
-    DualPipeV at most (p − 1)(F&B + B − 3W) over the ideal."""
+    DualPipeV at most (p − 1)(F&B + B − 3W) over the ideal; PipeDream's steady state none."""
 
     def of(name: str, **plan) -> float:
         return bubble(name, p, m, toy_job, toy_prices, **plan)
@@ -125,6 +125,9 @@ def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> 
         over = (p - 1) * 1.0 / (3.0 * m)
         assert of("zb-h1") == pytest.approx(over / (1 + over))
     assert of("zb-v") <= of("zb-h1") + 1e-12
+    if m >= p:  # asynchronous
+        assert of("pipedream") == pytest.approx(0.0)
+        assert of("pipedream-2bw") == pytest.approx(0.0)
     if m >= 2 * p:  # enough to fill the longer warm-up
         assert of("zb-h2") <= of("zb-h1") + 1e-12
         over = (p - 1) * (3.0 + 2.0 - 3.0) / (3.0 * 2 * m)  # github.com/deepseek-ai/DualPipe, with F&B = F + B
