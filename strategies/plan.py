@@ -25,7 +25,7 @@ BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an 
 
 
 class Plan(Config):
-    """How a model is trained. Degrees multiply: world size W = tp·cp·ep·dp·pp."""
+    """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
     tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
     pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
@@ -36,6 +36,8 @@ class Plan(Config):
         description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
         "exchanges tokens for heads (arXiv:2309.14509)",
     )
+    ep: PositiveInt = Field(1, description="expert parallel degree: dp ranks over which the experts of a layer are spread")
+    imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean; none is dropped")
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
@@ -159,15 +161,19 @@ class Resolved(Config):
         _divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
+        _experts(model, plan, dp, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
 
     @property
     def grid(self) -> Grid:
-        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it."""
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, and the
+        ep ranks one of their own.
+        """
         order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        degrees = {"tp": self.plan.tp, "cp": self.plan.cp, "dp": self.dp // self.replicas, "pp": self.plan.pp}
+        plan, dp = self.plan, self.dp // self.replicas // self.plan.ep
+        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": dp, "pp": plan.pp}
         return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
 
     @property
@@ -188,6 +194,11 @@ class Resolved(Config):
     @property
     def sharing(self) -> tuple[str, ...]:
         """The axes along which those ranks differ."""
+        return (*self.expert_sharing[:-1], "ep", "dp") if self.plan.ep > 1 else self.expert_sharing
+
+    @property
+    def expert_sharing(self) -> tuple[str, ...]:
+        """The same for the experts, which differ from ep rank to ep rank."""
         return ("cp", "dp") if self.plan.cp > 1 else ("dp",)
 
 
@@ -269,6 +280,30 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
     if plan.sequence_parallel and sequence // plan.cp % plan.tp:
         has = f"sequence/cp = {sequence}/{plan.cp} tokens"
         raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
+
+
+def _experts(model: Model, plan: Plan, dp: int, where: str) -> None:
+    """Rules of mixtures of experts and expert parallelism."""
+    moe, ep = model.experts, plan.ep
+    if moe is None and ep > 1:
+        raise UserError(f"{where}: ep={ep} needs a mixture of experts, and {model.name} has none")
+    if moe is None or ep == 1:
+        if plan.imbalance != 1:
+            raise UserError(
+                f"{where}: imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
+            )
+    elif ep > 1:
+        raise UserError(f"{where}: ep={ep} is not simulated yet: every rank holds all experts (ep=1)")
+    elif moe.experts % ep or dp % ep:
+        count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
+        raise UserError(f"{where}: ep={ep} does not divide {what}: {count} % {ep} = {count % ep}")
+    elif plan.tp > 1 and not plan.sequence_parallel:
+        raise UserError(f"{where}: ep={ep} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
+    elif plan.shard:
+        raise UserError(f"{where}: shard={plan.shard} with ep={ep} is not simulated yet")
+    for count in (moe.ffn, moe.shared * moe.shared_ffn) if moe else ():
+        if count % plan.tp:
+            raise UserError(f"{where}: tp={plan.tp} does not divide {count} columns of an expert")
 
 
 def _chunks(plan: Plan, where: str) -> int:

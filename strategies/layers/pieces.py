@@ -47,6 +47,7 @@ class Piece:
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
+    experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
 
 
@@ -129,11 +130,11 @@ class Share:
         moved = float(self.element * batch * (m * k + k * n + m * n))
         return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, self.resolved.plan.precision, (batch, m, n, k))
 
-    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int) -> Kernel:
-        """Gradient of a matrix, accumulated in the gradient's type."""
-        moved = float(self.element * tokens * (outputs + inputs) + self.accumulated(outputs * inputs))
-        shape = (1, outputs, inputs, tokens)
-        return Kernel("gemm", label, "backward", 2.0 * outputs * inputs * tokens, moved, self.resolved.plan.precision, shape)
+    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> Kernel:
+        """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type."""
+        moved = float(batch * (self.element * tokens * (outputs + inputs) + self.accumulated(outputs * inputs)))
+        flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
+        return Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
@@ -200,18 +201,20 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     )
 
 
-def whole_linear(share: Share, label: str, tokens: int, outputs: int, ranks: int = 1) -> Piece:
-    """Matrix hidden → `outputs` with bias, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
+def whole_linear(
+    share: Share, label: str, tokens: int, outputs: int, ranks: int = 1, bias: bool = True, source: str = ""
+) -> Piece:
+    """Matrix hidden → `outputs`, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
     hidden, elements = share.model.hidden, share.element * tokens
-    bias_gradient = share.memory(f"{label} bias", "backward", elements * outputs)
+    bias_gradient = (share.memory(f"{label} bias", "backward", elements * outputs),)
     return Piece(
         forward=(share.gemm(label, "forward", tokens, outputs, hidden),),
         input_gradient=(share.gemm(label, "backward", tokens, hidden, outputs),),
-        weight_gradient=(share.weight_gemm(f"{label} weight", outputs, hidden, tokens), bias_gradient),
-        saved={f"{label} input": elements * hidden},
+        weight_gradient=(share.weight_gemm(f"{label} weight", outputs, hidden, tokens), *(bias_gradient if bias else ())),
+        saved={source or f"{label} input": elements * hidden},
         temporary=elements * hidden,
-        parameters=outputs * (hidden + 1),
-        replicated=outputs * (hidden + 1),
+        parameters=outputs * (hidden + bias),
+        replicated=outputs * (hidden + bias),
         flops=2.0 * outputs * hidden * tokens * ranks,
     )
 
