@@ -112,9 +112,8 @@ class _Lowering:
                 self._tie(stage, (ends[0].rank, ends[1].rank))
         for stage in stages:
             self.hook.update(stage)
-        parameters = sum(stage.parameters for stage in stages)
         stages[0].cohort.resident = tuple(
-            (kind, parameters * width / (plan.shards if kind in self.hook.shards else 1))
+            (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
             for kind, width in plan.plan.bytes_of_states.items()
         )
 

@@ -14,6 +14,7 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
+from strategies.limits import divides, experts
 from strategies.model import Model
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
@@ -158,10 +159,10 @@ class Resolved(Config):
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence or model.context
         microbatches = _microbatches(plan, dp, where)
-        _divides(model, plan, sequence, where)
+        divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
-        _experts(model, plan, dp, where)
+        experts(model, plan, dp, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
@@ -180,6 +181,11 @@ class Resolved(Config):
     def copies(self) -> int:
         """How many ranks hold the same parameters before any sharding: they are replicated along dp and cp."""
         return self.dp * self.plan.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """The same for routed experts, which differ from ep rank to ep rank."""
+        return self.copies // self.plan.ep
 
     @property
     def shards(self) -> int:
@@ -244,66 +250,6 @@ def _playable(microbatches: int, plan: Plan, where: str) -> int:
             f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
         )
     return microbatches
-
-
-def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
-    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
-        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
-        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
-            raise UserError(f"{where}: tp={plan.tp} does not divide {count} {what}")
-    if plan.sequence_parallel and plan.tp == 1:
-        raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
-    if plan.sequence_parallel and sequence % plan.tp:
-        raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
-    if plan.cp > 1:
-        _context(model, plan, sequence, where)
-    if model.positions == "learned" and sequence > model.context:
-        raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
-
-
-def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
-    """Rules of context parallelism."""
-    if plan.attention != "flash":
-        raise UserError(f"{where}: cp={plan.cp} needs attention=flash, and attention={plan.attention}")
-    if model.pooler:
-        raise UserError(f"{where}: cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone")
-    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
-        pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
-    else:
-        pieces, what = plan.cp, f"cp = {plan.cp}"
-        for count, of in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
-            if count % (plan.tp * plan.cp):
-                product = f"tp·cp = {plan.tp}·{plan.cp} = {plan.tp * plan.cp}"
-                raise UserError(f"{where}: {product} does not divide {count} {of}, which cp_method=ulysses spreads")
-    if sequence % pieces:
-        raise UserError(f"{where}: {what} does not divide sequence={sequence}, which cp_method={plan.cp_method} needs")
-    if plan.sequence_parallel and sequence // plan.cp % plan.tp:
-        has = f"sequence/cp = {sequence}/{plan.cp} tokens"
-        raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
-
-
-def _experts(model: Model, plan: Plan, dp: int, where: str) -> None:
-    """Rules of mixtures of experts and expert parallelism."""
-    moe, ep = model.experts, plan.ep
-    if moe is None and ep > 1:
-        raise UserError(f"{where}: ep={ep} needs a mixture of experts, and {model.name} has none")
-    if moe is None or ep == 1:
-        if plan.imbalance != 1:
-            raise UserError(
-                f"{where}: imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
-            )
-    elif ep > 1:
-        raise UserError(f"{where}: ep={ep} is not simulated yet: every rank holds all experts (ep=1)")
-    elif moe.experts % ep or dp % ep:
-        count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
-        raise UserError(f"{where}: ep={ep} does not divide {what}: {count} % {ep} = {count % ep}")
-    elif plan.tp > 1 and not plan.sequence_parallel:
-        raise UserError(f"{where}: ep={ep} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
-    elif plan.shard:
-        raise UserError(f"{where}: shard={plan.shard} with ep={ep} is not simulated yet")
-    for count in (moe.ffn, moe.shared * moe.shared_ffn) if moe else ():
-        if count % plan.tp:
-            raise UserError(f"{where}: tp={plan.tp} does not divide {count} columns of an expert")
 
 
 def _chunks(plan: Plan, where: str) -> int:

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from shardyard import read_job
 from sim.program import Collective, Kernel
+from sim.run import run
+from sim.timeline import Timeline
 from strategies.layers import Items, Part, parts, saved_tensors
+from strategies.lower import lower
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
+from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data" / "models"
 MOE: dict[str, Any] = {
@@ -135,3 +140,100 @@ def test_collectives_of_a_layer_with_tp() -> None:
     assert sizes() == [("all_reduce", size)] * 2
     two = [("all_gather", size), ("reduce_scatter", size), ("all_gather", 2 * size), ("reduce_scatter", 2 * size)]
     assert sizes(sequence_parallel=True) == two
+
+
+# expert parallelism
+
+PSI = Model(**MOE).parameters
+EXPERTS = 3 * 8 * 3 * 64 * 32  # elements of the routed experts: 3 layers, 8 experts, 3 matrices
+TOKENS = 32 * 64  # elements of a microbatch's residual stream
+
+
+@pytest.fixture
+def play(toy_job, toy_prices):
+    def player(fold: bool = True, **plan: Any) -> Timeline:
+        job = toy_job(8, model=MOE, **plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(), fold=fold)
+
+    return player
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_copies_of_tokens_are_exchanged_four_times(play, ep) -> None:
+    """GShard, arXiv:2006.16668 section 3.2: to the experts and back, (ep − 1)/ep of chosen · tokens · hidden; and backward."""
+    assert play(ep=ep).volumes()[0]["ep"][1] == pytest.approx(3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+    assert play(ep=ep, imbalance=1.5).volumes()[0]["ep"][1] == pytest.approx(1.5 * 3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+@pytest.mark.parametrize(("hook", "factor"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)])
+@pytest.mark.parametrize("plan", [{}, {"cp": 2}, {"overlap": False}, {"bucket": "10 kB"}])
+def test_experts_are_reduced_over_the_ranks_that_have_them(play, ep, hook, factor, plan) -> None:
+    """Volumes of arXiv:1910.02054 section 7: over n = 8 ranks for what all hold, over n = 8 / ep for 1/ep of the experts."""
+    if ep * plan.get("cp", 1) > 8:
+        pytest.skip("more than 8 GPUs")
+    timeline = play(ep=ep, data_parallel=hook, **plan)
+    same = 8 // ep  # ranks with the same experts
+    expected = factor * ((PSI - EXPERTS) * 7 / 8 + EXPERTS / ep * (same - 1) / same)
+    assert timeline.volumes()[0]["dp"][1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+def test_all_states_of_all_ranks_are_the_models(play, ep) -> None:
+    """Sharded over all of their copies, states are there once, whatever ep is; whole, experts are there 8 / ep times."""
+    sharded, whole = (dict(play(ep=ep, data_parallel=hook).program.cohorts[0].resident) for hook in ("zero3", "ddp"))
+    assert 8 * sharded["optimizer"] == pytest.approx(12 * PSI)
+    assert 8 * sharded["parameter"] == pytest.approx(2 * PSI)
+    assert 8 * whole["parameter"] == pytest.approx(2 * (8 * (PSI - EXPERTS) + 8 / ep * EXPERTS))
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_experts_work_divides_and_the_busiest_rank_counts(ep) -> None:
+    """ep ranks have ep times the tokens of one, and 1/ep of the experts each: as many products."""
+    model = Model(**MOE)
+    one, many, busy = (parts(model, resolved(model, **plan)).layer(1) for plan in ({}, {"ep": ep}, {"ep": ep, "imbalance": 1.25}))
+    assert flops(one.forward) == flops(many.forward)
+    assert flops(one.backward) == flops(many.backward)
+    assert one.model_flops == many.model_flops == busy.model_flops
+    assert flops(busy.forward) - flops(many.forward) == 0.25 * 3 * 2 * 32 * 2 * 64 * 32
+    up = next(item for item in many.forward if isinstance(item, Kernel) and item.label == "expert up")
+    assert up.shape == (8 // ep, 8 * ep, 64, 64)
+    assert one.parameters - many.parameters == EXPERTS // 3 * (ep - 1) // ep
+
+
+PLANS = [
+    {"ep": 4}, {"ep": 2, "cp": 2, "data_parallel": "zero2"}, {"ep": 2, "tp": 2, "sequence_parallel": True},
+    {"ep": 2, "pp": 2, "data_parallel": "zero3", "accumulation": 4, "recompute": "full"}, {"ep": 4, "data_parallel": "zero1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_folded_equals_unfolded(play, plan) -> None:
+    folded, unfolded = (play(fold=fold, algorithm="ring", **plan) for fold in (True, False))
+    assert unfolded.step == pytest.approx(folded.step, rel=1e-3)
+    assert unfolded.volumes()[0].keys() == folded.volumes()[0].keys() >= {"ep"}
+    for axis, sizes in folded.volumes()[0].items():
+        assert unfolded.volumes()[0][axis] == pytest.approx(sizes)
+
+
+MISTAKES = [
+    (dict(ep=3, dp=8), "ep=3 does not divide 8 experts: 8 % 3 = 2"),
+    (dict(ep=8, pp=2), "ep=8 does not divide dp=4: 4 % 8 = 4"),
+    (dict(ep=2, tp=2), "ep=2 with tp=2 needs sequence_parallel=true"),
+    (dict(imbalance=1.5), "imbalance=1.5 needs ep > 1"),
+    (dict(ep=2, shard=4, data_parallel="zero3"), "shard=4 with ep=2 is not simulated yet"),
+    (dict(imbalance=0.5), "imbalance=0.5: input should be greater than or equal to 1"),
+]
+
+
+@pytest.mark.parametrize(("plan", "message"), MISTAKES, ids=lambda x: str(x)[:40])
+def test_mistakes_are_one_line_with_the_rule(plan, message) -> None:
+    with pytest.raises(UserError) as caught:
+        read_job(model=str(DATA / "mixtral-8x7b.json"), cluster="dgx-h100", plan=plan).resolve()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_expert_parallelism_needs_experts() -> None:
+    with pytest.raises(UserError, match="ep=2 needs a mixture of experts, and llama-3.1-8b has none"):
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"ep": 2}).resolve()
