@@ -102,8 +102,10 @@ def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
 
 def _check(model: Model, plan: Resolved) -> None:
     where = f"model {model.name}"
-    if model.latent is not None:
-        rule = "latent attention is not simulated yet: only ordinary attention is"
+    if model.latent is not None and (plan.plan.cp > 1 or plan.plan.attention != "flash"):
+        rule = (
+            f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
+        )
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")

@@ -154,29 +154,31 @@ class Share:
             return ()
         return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
 
-    def gather(self, label: str) -> Items:
-        """All tokens of the residual stream from the 1/tp of every rank; nothing without sequence parallelism."""
-        size = self.element * self.tokens * self.model.hidden
+    def gather(self, label: str, features: int = 0) -> Items:
+        """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
+        size = self.element * self.tokens * (features or self.model.hidden)
         return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
 
-    def reduce(self, label: str) -> Items:
+    def reduce(self, label: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
         operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
-        return self.collective(operation, label, self.element * self.tokens * self.model.hidden)
+        return self.collective(operation, label, self.element * self.tokens * (features or self.model.hidden))
 
 
-def column_linear(share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "") -> Piece:
-    """Matrix hidden → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
-    hidden, tokens = share.model.hidden, share.tokens
+def column_linear(
+    share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "", inputs: int = 0
+) -> Piece:
+    """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
+    hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input")
+    gather = share.gather(f"{label} input", hidden)
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
     return Piece(
         forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
-        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient")),
+        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient", hidden)),
         weight_gradient=(*gather, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
-        saved={source or f"{label} input": share.element * share.stream},
+        saved={source or f"{label} input": share.element * share.parted * hidden},
         temporary=gathered + (gathered if gather else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
         flops=2.0 * tokens * hidden * outputs,
@@ -219,9 +221,10 @@ def whole_linear(
     )
 
 
-def norm(share: Share, label: str, residual: bool = False, source: str = "") -> Piece:
-    """A norm of the residual stream. With `residual`, its input also goes another way: their gradients are added."""
-    size, parameters = share.element * share.stream, share.model.norm_parameters(share.model.hidden)
+def norm(share: Share, label: str, residual: bool = False, source: str = "", features: int = 0) -> Piece:
+    """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add."""
+    features = features or share.model.hidden
+    size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     return Piece(
         forward=(share.memory(label, "forward", 2 * size),),
