@@ -130,12 +130,14 @@ class _Lowering:
         for stage in stages:
             if not self.schedule.versions:
                 self.hook.update(stage)
-        parameters = sum(stage.parameters for stage in stages)
         versions = self.schedule.versions(stages[0].rank, plan.plan.pp) if self.schedule.versions else 1
+        copies = {"parameter": versions}
         stages[0].cohort.resident = tuple(
             (
                 kind,
-                parameters * width * (versions if kind == "parameter" else 1) / (plan.shards if kind in self.hook.shards else 1),
+                copies.get(kind, 1)
+                * width
+                * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages),
             )
             for kind, width in plan.plan.bytes_of_states.items()
         )

@@ -14,6 +14,7 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
+from strategies.limits import divides, experts
 from strategies.model import Model
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
@@ -25,7 +26,7 @@ BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an 
 
 
 class Plan(Config):
-    """How a model is trained. Degrees multiply: world size W = tp·cp·ep·dp·pp."""
+    """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
     tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
     pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
@@ -36,6 +37,8 @@ class Plan(Config):
         description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
         "exchanges tokens for heads (arXiv:2309.14509)",
     )
+    ep: PositiveInt = Field(1, description="expert parallel degree: dp ranks over which the experts of a layer are spread")
+    imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean; none is dropped")
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
@@ -158,25 +161,34 @@ class Resolved(Config):
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence or model.context
         microbatches = _microbatches(plan, dp, where)
-        _divides(model, plan, sequence, where)
+        divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        experts(model, plan, dp, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
 
     @property
     def grid(self) -> Grid:
-        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it."""
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, and the
+        ep ranks one of their own.
+        """
         order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        degrees = {"tp": self.plan.tp, "cp": self.plan.cp, "dp": self.dp // self.replicas, "pp": self.plan.pp}
+        plan, dp = self.plan, self.dp // self.replicas // self.plan.ep
+        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": dp, "pp": plan.pp}
         return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
 
     @property
     def copies(self) -> int:
         """How many ranks hold the same parameters before any sharding: they are replicated along dp and cp."""
         return self.dp * self.plan.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """The same for routed experts, which differ from ep rank to ep rank."""
+        return self.copies // self.plan.ep
 
     @property
     def shards(self) -> int:
@@ -191,6 +203,11 @@ class Resolved(Config):
     @property
     def sharing(self) -> tuple[str, ...]:
         """The axes along which those ranks differ."""
+        return (*self.expert_sharing[:-1], "ep", "dp") if self.plan.ep > 1 else self.expert_sharing
+
+    @property
+    def expert_sharing(self) -> tuple[str, ...]:
+        """The same for the experts, which differ from ep rank to ep rank."""
         return ("cp", "dp") if self.plan.cp > 1 else ("dp",)
 
 
@@ -258,42 +275,6 @@ def _playable(microbatches: int, plan: Plan, where: str) -> int:
             f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
         )
     return microbatches
-
-
-def _divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
-    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
-        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
-        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
-            raise UserError(f"{where}: tp={plan.tp} does not divide {count} {what}")
-    if plan.sequence_parallel and plan.tp == 1:
-        raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
-    if plan.sequence_parallel and sequence % plan.tp:
-        raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
-    if plan.cp > 1:
-        _context(model, plan, sequence, where)
-    if model.positions == "learned" and sequence > model.context:
-        raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
-
-
-def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
-    """Rules of context parallelism."""
-    if plan.attention != "flash":
-        raise UserError(f"{where}: cp={plan.cp} needs attention=flash, and attention={plan.attention}")
-    if model.pooler:
-        raise UserError(f"{where}: cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone")
-    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
-        pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
-    else:
-        pieces, what = plan.cp, f"cp = {plan.cp}"
-        for count, of in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
-            if count % (plan.tp * plan.cp):
-                product = f"tp·cp = {plan.tp}·{plan.cp} = {plan.tp * plan.cp}"
-                raise UserError(f"{where}: {product} does not divide {count} {of}, which cp_method=ulysses spreads")
-    if sequence % pieces:
-        raise UserError(f"{where}: {what} does not divide sequence={sequence}, which cp_method={plan.cp_method} needs")
-    if plan.sequence_parallel and sequence // plan.cp % plan.tp:
-        has = f"sequence/cp = {sequence}/{plan.cp} tokens"
-        raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
 
 
 def _chunks(plan: Plan, where: str) -> int:

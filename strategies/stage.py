@@ -20,13 +20,24 @@ class Stage:
         self.parts, self.plan = tuple(parts), plan
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
-        self._reductions: dict[tuple[str, float, int], Collective] = {}
+        self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
         self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
 
     @property
     def parameters(self) -> int:
         """Elements on one rank of the stage, before any data parallel sharding."""
         return sum(part.parameters for part in self.parts) + self.tied
+
+    def sharded(self, shards: int) -> float:
+        """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
+        which differ from ep rank to ep rank, fewer ranks have the same.
+        """
+        experts = sum(part.experts for part in self.parts)
+        return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.plan.ep)
+
+    def spread(self, first: int, last: int) -> int:
+        """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""
+        return sum(part.experts for part in self.parts[first:last]) if self.plan.expert_copies > 1 else 0
 
     def add(self, op: Op) -> Ref:
         """Append an op; its address."""
@@ -81,11 +92,12 @@ class Stage:
         """Gradients in the order in which the backward pass makes them: (first part, last part + 1, bytes of a bucket, buckets).
 
         A bucket is full at the end of a part; a part bigger than a bucket is several of equal size (PyTorch DDP's buckets
-        hold whole parameters: Li et al. 2020, arXiv:2006.15704, section 4.2).
+        hold whole parameters: Li et al. 2020, arXiv:2006.15704, section 4.2). Experts spread over ep ranks are not in them.
         """
         result, end, held = [], len(self.parts), 0.0
         for first in range(len(self.parts) - 1, -1, -1):
-            held += self.parts[first].parameters * self.plan.plan.bytes_per_gradient
+            part = self.parts[first]
+            held += (part.parameters - part.experts) * self.plan.plan.bytes_per_gradient
             if first == len(self.parts) - 1:
                 held += self.tied * self.plan.plan.bytes_per_gradient
             if held >= size or first == 0:
@@ -95,23 +107,33 @@ class Stage:
         return result
 
     def reduce(
-        self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()
+        self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0
     ) -> Ref:
-        """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes."""
-        key = operation, size, count
-        if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
-            plan, along = self.plan.plan, self.plan.sharing
-            width = plan.bytes_per_gradient
-            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, width, along=along)
-        ref = self.add(Op("dp", self._reductions[key], after, allocate, free))
+        """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
+        the ranks that have the same experts.
+        """
+        ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
+        if experts:
+            count = max(1, -int(-experts // self.plan.plan.bucket))
+            ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
         self.reduced.append(ref)
         return ref
 
+    def _reduction(
+        self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory
+    ) -> Ref:
+        key = operation, size, count, along
+        if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
+            plan = self.plan.plan
+            width = plan.bytes_per_gradient
+            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, width, along=along)
+        return self.add(Op("dp", self._reductions[key], after, free=free))
+
     def _replicate(self, size: float, count: int, after: Ref) -> Ref:
         """Sum a reduced shard over the replicas of the sharded copy (HSDP)."""
-        key = "replica", size, count
+        key = "replica", size, count, ()
         if key not in self._reductions:
             plan = self.plan.plan
             one = Collective("all_reduce", size, "replica", "gradient shards", plan.algorithm, count, plan.bytes_per_gradient)
@@ -129,15 +151,19 @@ class Stage:
         run = self.weight_gradient if weights_only else self.backward
         plan = self.plan.plan
         buckets = self.buckets(plan.bucket)
-        held: list[Memory] = [(("gradient", size * count),) if passing else () for _, _, size, count in buckets]
+        experts = [self.spread(first, last) * plan.bytes_per_gradient for first, last, _, _ in buckets]
+        held: list[Memory] = [
+            (("gradient", size * count + more),) if passing else ()
+            for (_, _, size, count), more in zip(buckets, experts, strict=True)
+        ]
         if not plan.overlap:
             ref = run(microbatch, after, allocate=sum(held, ()))
-            for (_, _, size, count), memory in zip(buckets, held, strict=True):
-                self.reduce(operation, size, count, (ref,), free=memory)
+            for (_, _, size, count), memory, more in zip(buckets, held, experts, strict=True):
+                self.reduce(operation, size, count, (ref,), memory, more)
             return ref
-        for (first, last, size, count), memory in zip(buckets, held, strict=True):
+        for (first, last, size, count), memory, more in zip(buckets, held, experts, strict=True):
             ref = run(microbatch, after, first, last, allocate=memory)
-            self.reduce(operation, size, count, (ref,), free=memory)
+            self.reduce(operation, size, count, (ref,), memory, more)
             after = ()
         return ref
 
@@ -150,7 +176,7 @@ class Stage:
         plan = self.plan.plan
         width = plan.bytes_per_element
         traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
-        count = self.parameters / shards
+        count = self.sharded(shards)
         kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
         block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
         return self.add(Op(COMPUTE, block, after))

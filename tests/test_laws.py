@@ -18,7 +18,7 @@ from topologies.reading import UserError
 
 plans = st.fixed_dictionaries({
     "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
-    "cp": st.sampled_from([1, 1, 2, 4]), "cp_method": st.sampled_from(["ring", "ulysses"]),
+    "cp": st.sampled_from([1, 1, 2, 4]), "cp_method": st.sampled_from(["ring", "ulysses"]), "ep": st.sampled_from([1, 1, 2]),
     "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
     "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 5),
     "recompute": st.sampled_from(["none", "selective", "full"]),
@@ -28,7 +28,10 @@ plans = st.fixed_dictionaries({
     "shard": st.sampled_from([None, 2, 4]), "reshard": st.booleans(),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),
 })  # fmt: skip
-models = st.fixed_dictionaries({"layers": st.integers(4, 6), "tied": st.booleans(), "gated": st.booleans()})
+EXPERTS = {"experts": 8, "chosen": 2, "ffn": 64, "shared": 1, "first_dense": 1}
+models = st.fixed_dictionaries({
+    "layers": st.integers(4, 6), "tied": st.booleans(), "gated": st.booleans(), "experts": st.sampled_from([None, None, EXPERTS]),
+})  # fmt: skip
 shapes = st.sampled_from([(8, 1), (4, 2), (8, 2), (2, 4)])
 LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 SOME = settings(

@@ -31,11 +31,14 @@ class Zero1(Hook):
         updated = stage.update(shards, tuple(stage.reduced))
         if shards == 1:
             return
-        size = stage.parameters * plan.bytes_per_element
-        count = max(1, -int(-size // plan.bucket))
-        width, along = plan.bytes_per_element, stage.plan.sharing
-        gather = Collective("all_gather", size / count, "dp", "parameters", plan.algorithm, count, width, along=along)
-        stage.add(Op("dp", gather, (updated,)))
+        width, every, experts = plan.bytes_per_element, len(stage.parts), sum(part.experts for part in stage.parts)
+        dense = stage.parameters - experts, stage.plan.sharing
+        for elements, along in (dense, (stage.spread(0, every), stage.plan.expert_sharing)):
+            if elements:
+                count = max(1, -int(-elements * width // plan.bucket))
+                size = elements * width / count
+                gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
+                stage.add(Op("dp", gather, (updated,)))
 
 
 @hooks("zero2")

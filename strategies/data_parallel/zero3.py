@@ -24,7 +24,7 @@ class Zero3(Hook):
     shards = frozenset({"optimizer", "gradient", "parameter"})
 
     def __init__(self) -> None:
-        self._gathers: dict[float, Collective] = {}
+        self._gathers: dict[tuple[int, tuple[str, ...]], Collective] = {}
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
@@ -39,9 +39,8 @@ class Zero3(Hook):
         if not weights_only:
             return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._backward)
         for part in range(len(stage.parts) - 1, -1, -1):
-            gradient = self._gradient(stage, part)
-            ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=gradient)
-            reduced = stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
+            ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=self._gradient(stage, part))
+            reduced = self._reduce(stage, part, ref)
             after = () if stage.plan.plan.overlap else (reduced,)
         return ref
 
@@ -85,28 +84,38 @@ class Zero3(Hook):
     def _backward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         gradient = self._gradient(stage, part)
         ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=self._whole(stage, part))
-        stage.reduce("reduce_scatter", gradient[0][1], 1, (ref,), free=gradient)
+        self._reduce(stage, part, ref)
         return ref
+
+    def _reduce(self, stage: Stage, part: int, after: Ref) -> Ref:
+        dense, experts = (elements * stage.plan.plan.bytes_per_gradient for elements in self._elements(stage, part))
+        return stage.reduce("reduce_scatter", dense, 1, (after,), self._gradient(stage, part), experts)
 
     def _gradient(self, stage: Stage, part: int) -> Memory:
         """The unsharded gradient of a part, until it is reduced."""
-        return (("temporary", self._elements(stage, part) * stage.plan.plan.bytes_per_gradient),)
+        return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_gradient),)
 
     def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
-        plan = stage.plan.plan
-        size = self._elements(stage, part) * plan.bytes_per_element
-        if size not in self._gathers:  # one object for equal parts: each distinct piece of work is priced once
-            width, along = plan.bytes_per_element, stage.plan.sharing
-            self._gathers[size] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
-        return stage.add(Op("dp gather", self._gathers[size], after, allocate=self._whole(stage, part)))
+        dense, experts = self._elements(stage, part)
+        ref = self._gathering(stage, dense, stage.plan.sharing, after, self._whole(stage, part))
+        return self._gathering(stage, experts, stage.plan.expert_sharing, after, ()) if experts else ref
+
+    def _gathering(self, stage: Stage, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory) -> Ref:
+        plan, key = stage.plan.plan, (elements, along)
+        if key not in self._gathers:  # one object for equal parts: each distinct piece of work is priced once
+            width = plan.bytes_per_element
+            size = float(elements * width)
+            self._gathers[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
+        return stage.add(Op("dp gather", self._gathers[key], after, allocate=allocate))
 
     def _whole(self, stage: Stage, part: int) -> Memory:
         """The gathered parameters of a part."""
-        return (("temporary", self._elements(stage, part) * stage.plan.plan.bytes_per_element),)
+        return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_element),)
 
-    def _elements(self, stage: Stage, part: int) -> int:
-        last = part == len(stage.parts) - 1
-        return stage.parts[part].parameters + (stage.tied if last else 0)
+    def _elements(self, stage: Stage, part: int) -> tuple[int, int]:
+        """Elements of a part that all ranks along dp and cp share; of its experts, if other ranks have the same."""
+        one, last = stage.parts[part], part == len(stage.parts) - 1
+        return one.parameters - one.experts + (stage.tied if last else 0), stage.spread(part, part + 1)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""

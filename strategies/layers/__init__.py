@@ -19,7 +19,7 @@ from sim.program import Collective, Kernel
 from strategies.layers.ends import embedding, head
 from strategies.layers.pieces import Item, Items, Piece, Share
 from strategies.layers.transformer import transformer_layer
-from strategies.model import Model
+from strategies.model import Experts, Model
 from strategies.plan import Resolved
 from topologies.reading import UserError
 
@@ -42,6 +42,7 @@ class Part:
     temporary: float  # bytes of the largest workspace of its backward or forward, besides saved and restored
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
+    experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
@@ -68,39 +69,43 @@ def parts(model: Model, plan: Resolved) -> Parts:
     """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
+    kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
     return Parts(
         embedding=_part("embedding", embedding(share), share, "none"),
-        layers=(_part("layer", transformer_layer(share), share, recompute),),
-        kinds=(0,) * model.layers,
+        layers=tuple(_part("layer", transformer_layer(share, moe), share, recompute) for moe in kinds),
+        kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
 
 
-def saved_tensors(model: Model, plan: Resolved) -> Tensors:
-    """Activations of one layer that a rank keeps from forward to backward of a microbatch: name -> bytes.
+def _experts(model: Model, layer: int) -> Experts | None:
+    """The experts of a layer; None when it is dense."""
+    return model.experts if model.is_mixture(layer) else None
+
+
+def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
+    """Activations of a layer that a rank keeps from forward to backward of a microbatch: name -> bytes.
 
     As arXiv:2205.05198 counts them, section 4: tensors of tokens × features and masks of a byte per element; the mean and
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan)), plan.plan.recompute)[0]
+    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
 
 
-def restored_tensors(model: Model, plan: Resolved) -> Tensors:
-    """Activations of one layer that recomputation makes anew in the backward pass: name -> bytes."""
+def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
+    """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan)), plan.plan.recompute)[1]
+    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:
     where = f"model {model.name}"
-    if model.experts is not None:
-        raise UserError(
-            f"{where}: experts={model.experts.experts}: a mixture of experts is not simulated yet: its layers must be dense"
+    if model.latent is not None and (plan.plan.cp > 1 or plan.plan.attention != "flash"):
+        rule = (
+            f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
-    if model.latent is not None:
-        rule = "latent attention is not simulated yet: only ordinary attention is"
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
@@ -141,6 +146,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
+        experts=sum(piece.experts for piece in pieces),
         model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
         recomputed_flops=share.cp * sum(piece.flops for piece in again),
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sim.program import Kernel
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
+from strategies.layers.latent import projections
 from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear
 
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
@@ -16,6 +17,14 @@ LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and he
 
 def attention(share: Share) -> list[Piece]:
     """The pieces of attention, in the order of the forward pass."""
+    model = share.model
+    before = projections(share, model.latent) if model.latent else _projections(share)
+    flash = share.resolved.plan.attention == "flash"
+    core = exchanged(share, _flash(share)) if flash else _materialised(share)
+    return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
+
+
+def _projections(share: Share) -> list[Piece]:
     model, dim = share.model, share.model.head_dim
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
@@ -27,29 +36,29 @@ def attention(share: Share) -> list[Piece]:
         pieces.append(replace(normed, parameters=parameters, replicated=parameters))
     if model.positions == "rotary":
         pieces.append(pointwise(share, "rotary", queries + keys, queries + keys))
-    flash = share.resolved.plan.attention == "flash"
-    pieces += exchanged(share, _flash(share)) if flash else _materialised(share)
-    return [*pieces, row_linear(share, "attention output", model.heads * dim, model.output_bias)]
+    return pieces
 
 
 def _flash(share: Share) -> Piece:
     """One fused kernel each way. Causal attention executes half of the products; backward 5 products where forward has 2.
 
     Dropout is drawn again in backward: no mask is kept. The backward kernel sums query gradients in fp32 (FlashAttention-2).
-    With ring attention there is a kernel per block of keys and values; a rank keeps its own block.
+    With ring attention there is a kernel per block of keys and values; a rank keeps its own block. Where value heads are
+    narrower than key heads (latent attention), a kernel's head_dim is their mean: it has as many products.
     """
     model, dim, element = share.model, share.model.head_dim, share.element
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
+    values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
     sums = LOG_SUM_EXP * share.tokens * share.heads
     shapes, (coming, returning) = blocks(share), passed_on(share, keys)
     return Piece(
         forward=(*coming, *(_fused(share, shape, backward=False) for shape in shapes)),
         input_gradient=(*coming, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
-        saved={"queries": element * queries, "keys": element * keys, "values": element * keys},
+        saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         core=True,
         inner={"log-sum-exp": sums},
-        temporary=element * 2 * (queries + keys) + 4 * queries + (element * 4 * keys if coming else 0),
-        flops=4.0 * share.tokens * model.heads * dim * share.sequence,
+        temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
+        flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
     )
 
 

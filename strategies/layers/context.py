@@ -24,7 +24,11 @@ Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, quer
 
 def blocks(share: Share) -> list[Shape]:
     """Shapes of the attention kernels that a rank runs."""
-    sequence, causal, dim = share.sequence, int(share.model.family == "decoder"), share.model.head_dim
+    sequence, causal, dim = (
+        share.sequence,
+        int(share.model.family == "decoder"),
+        (share.model.head_dim + share.model.v_head_dim) // 2,
+    )
     if not _ring(share):
         return [(share.batch, share.heads // share.cp, share.kv_heads // share.cp, sequence, sequence, dim, causal)]
     own = sequence // share.cp

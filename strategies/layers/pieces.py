@@ -47,6 +47,7 @@ class Piece:
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
+    experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
 
 
@@ -129,11 +130,11 @@ class Share:
         moved = float(self.element * batch * (m * k + k * n + m * n))
         return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, self.resolved.plan.precision, (batch, m, n, k))
 
-    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int) -> Kernel:
-        """Gradient of a matrix, accumulated in the gradient's type."""
-        moved = float(self.element * tokens * (outputs + inputs) + self.accumulated(outputs * inputs))
-        shape = (1, outputs, inputs, tokens)
-        return Kernel("gemm", label, "backward", 2.0 * outputs * inputs * tokens, moved, self.resolved.plan.precision, shape)
+    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> Kernel:
+        """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type."""
+        moved = float(batch * (self.element * tokens * (outputs + inputs) + self.accumulated(outputs * inputs)))
+        flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
+        return Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
@@ -153,29 +154,31 @@ class Share:
             return ()
         return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
 
-    def gather(self, label: str) -> Items:
-        """All tokens of the residual stream from the 1/tp of every rank; nothing without sequence parallelism."""
-        size = self.element * self.tokens * self.model.hidden
+    def gather(self, label: str, features: int = 0) -> Items:
+        """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
+        size = self.element * self.tokens * (features or self.model.hidden)
         return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
 
-    def reduce(self, label: str) -> Items:
+    def reduce(self, label: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
         operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
-        return self.collective(operation, label, self.element * self.tokens * self.model.hidden)
+        return self.collective(operation, label, self.element * self.tokens * (features or self.model.hidden))
 
 
-def column_linear(share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "") -> Piece:
-    """Matrix hidden → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
-    hidden, tokens = share.model.hidden, share.tokens
+def column_linear(
+    share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "", inputs: int = 0
+) -> Piece:
+    """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
+    hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input")
+    gather = share.gather(f"{label} input", hidden)
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
     return Piece(
         forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
-        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient")),
+        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient", hidden)),
         weight_gradient=(*gather, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
-        saved={source or f"{label} input": share.element * share.stream},
+        saved={source or f"{label} input": share.element * share.parted * hidden},
         temporary=gathered + (gathered if gather else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
         flops=2.0 * tokens * hidden * outputs,
@@ -200,25 +203,28 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     )
 
 
-def whole_linear(share: Share, label: str, tokens: int, outputs: int, ranks: int = 1) -> Piece:
-    """Matrix hidden → `outputs` with bias, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
+def whole_linear(
+    share: Share, label: str, tokens: int, outputs: int, ranks: int = 1, bias: bool = True, source: str = ""
+) -> Piece:
+    """Matrix hidden → `outputs`, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
     hidden, elements = share.model.hidden, share.element * tokens
-    bias_gradient = share.memory(f"{label} bias", "backward", elements * outputs)
+    bias_gradient = (share.memory(f"{label} bias", "backward", elements * outputs),)
     return Piece(
         forward=(share.gemm(label, "forward", tokens, outputs, hidden),),
         input_gradient=(share.gemm(label, "backward", tokens, hidden, outputs),),
-        weight_gradient=(share.weight_gemm(f"{label} weight", outputs, hidden, tokens), bias_gradient),
-        saved={f"{label} input": elements * hidden},
+        weight_gradient=(share.weight_gemm(f"{label} weight", outputs, hidden, tokens), *(bias_gradient if bias else ())),
+        saved={source or f"{label} input": elements * hidden},
         temporary=elements * hidden,
-        parameters=outputs * (hidden + 1),
-        replicated=outputs * (hidden + 1),
+        parameters=outputs * (hidden + bias),
+        replicated=outputs * (hidden + bias),
         flops=2.0 * outputs * hidden * tokens * ranks,
     )
 
 
-def norm(share: Share, label: str, residual: bool = False, source: str = "") -> Piece:
-    """A norm of the residual stream. With `residual`, its input also goes another way: their gradients are added."""
-    size, parameters = share.element * share.stream, share.model.norm_parameters(share.model.hidden)
+def norm(share: Share, label: str, residual: bool = False, source: str = "", features: int = 0) -> Piece:
+    """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add."""
+    features = features or share.model.hidden
+    size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     return Piece(
         forward=(share.memory(label, "forward", 2 * size),),

@@ -411,11 +411,6 @@ def test_more_ranks_than_key_heads_repeat_them() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"experts": {"experts": 8, "chosen": 2, "ffn": 64}}, "model gpt: experts=8: a mixture of experts is not simulated yet"),
-        (
-            {"latent": {"kv_rank": 16, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8}},
-            "latent.kv_rank=16: latent attention",
-        ),
         ({"norms": 4}, "model gpt: norms=4 is not simulated yet"),
         ({"window": 16}, "model gpt: window=16: a sliding window shorter than sequence=32 is not simulated yet"),
     ],

@@ -1,0 +1,70 @@
+"""What of a model tensor, context and expert parallelism can divide; a rule that is broken is a UserError with the numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strategies.model import Model
+from topologies.reading import UserError
+
+if TYPE_CHECKING:
+    from strategies.plan import Plan
+
+
+def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
+    """What tp and cp ranks share must divide by their number."""
+    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
+        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
+        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
+            raise UserError(f"{where}: tp={plan.tp} does not divide {count} {what}")
+    if plan.sequence_parallel and plan.tp == 1:
+        raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
+    if plan.sequence_parallel and sequence % plan.tp:
+        raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.cp > 1:
+        _context(model, plan, sequence, where)
+    if model.positions == "learned" and sequence > model.context:
+        raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
+    """Rules of context parallelism."""
+    if plan.attention != "flash":
+        raise UserError(f"{where}: cp={plan.cp} needs attention=flash, and attention={plan.attention}")
+    if model.pooler:
+        raise UserError(f"{where}: cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone")
+    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
+        pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
+    else:
+        pieces, what = plan.cp, f"cp = {plan.cp}"
+        for count, of in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
+            if count % (plan.tp * plan.cp):
+                product = f"tp·cp = {plan.tp}·{plan.cp} = {plan.tp * plan.cp}"
+                raise UserError(f"{where}: {product} does not divide {count} {of}, which cp_method=ulysses spreads")
+    if sequence % pieces:
+        raise UserError(f"{where}: {what} does not divide sequence={sequence}, which cp_method={plan.cp_method} needs")
+    if plan.sequence_parallel and sequence // plan.cp % plan.tp:
+        has = f"sequence/cp = {sequence}/{plan.cp} tokens"
+        raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
+
+
+def experts(model: Model, plan: Plan, dp: int, where: str) -> None:
+    """Rules of mixtures of experts and expert parallelism."""
+    moe, ep = model.experts, plan.ep
+    if moe is None and ep > 1:
+        raise UserError(f"{where}: ep={ep} needs a mixture of experts, and {model.name} has none")
+    if moe is None or ep == 1:
+        if plan.imbalance != 1:
+            raise UserError(
+                f"{where}: imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
+            )
+    elif moe.experts % ep or dp % ep:
+        count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
+        raise UserError(f"{where}: ep={ep} does not divide {what}: {count} % {ep} = {count % ep}")
+    elif plan.tp > 1 and not plan.sequence_parallel:
+        raise UserError(f"{where}: ep={ep} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
+    elif plan.shard:
+        raise UserError(f"{where}: shard={plan.shard} with ep={ep} is not simulated yet")
+    for count in (moe.ffn, moe.shared * moe.shared_ffn) if moe else ():
+        if count % plan.tp:
+            raise UserError(f"{where}: tp={plan.tp} does not divide {count} columns of an expert")

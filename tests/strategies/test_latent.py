@@ -1,0 +1,71 @@
+"""Latent attention: FLOPs and parameters of DeepSeek's published sizes, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.program import Collective, Kernel
+from strategies.layers import Part, parts, saved_tensors
+from strategies.model import Model, load_model
+from strategies.plan import Plan, Resolved
+from topologies.reading import UserError
+
+DATA = Path(__file__).parents[1] / "data" / "models"
+
+
+def model_of(name: str) -> Model:
+    return load_model(str(DATA / f"{name}.json"))[0]
+
+
+def resolved(model: Model, **plan: Any) -> Resolved:
+    return Plan(**plan).resolve(model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"recompute": "full"}])
+def test_flops_and_parameters_are_the_models(name, plan) -> None:
+    model = model_of(name)
+    work = parts(model, resolved(model, microbatch=2, sequence=64, **plan))
+    total = work.embedding.model_flops + sum(work.layer(i).model_flops for i in range(model.layers)) + work.head.model_flops
+    assert total == 3 * model.forward_flops(2, 64, causal=False)
+
+    def whole(part: Part) -> int:
+        return plan.get("tp", 1) * (part.parameters - part.replicated) + part.replicated
+
+    assert [whole(work.layer(i)) for i in range(model.layers)] == [model.layer_parameters(i) for i in range(model.layers)]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_kernels_execute_the_models_products(tp) -> None:
+    """Causal attention executes half of its products; with sequence parallelism no matrix runs twice."""
+    model = model_of("deepseek-v3")
+    part = parts(model, resolved(model, tp=tp, sequence_parallel=tp > 1, sequence=64)).layer(0)
+    executed = sum(item.flops for item in part.forward if isinstance(item, Kernel))
+    half = 64 * 64 * model.heads * (192 + 128)
+    assert tp * executed + half == part.model_flops / 3
+    gathers = [item.bytes for item in part.forward if isinstance(item, Collective) and item.operation == "all_gather"]
+    assert gathers == ([2 * 64 * size for size in (1536, 512, 7168)] if tp > 1 else [])  # both latents, the MLP's input
+
+
+def test_activations_one_by_one() -> None:
+    """DeepSeek-V3: 128 heads of 192 = 128 + 64 for queries and keys, 128 for values; ranks 1536 and 512. One token, bf16."""
+    model = model_of("deepseek-v3")
+    saved = saved_tensors(model, resolved(model, sequence=1))
+    found = {name: size / 2 for name, size in saved.items() if name != "log-sum-exp"}
+    assert found == {
+        "layer input": 7168, "qkv input": 7168, "query norm input": 1536, "query up input": 1536, "key value norm input": 512,
+        "key value up input": 512, "queries": 128 * 192, "keys": 128 * 192, "values": 128 * 128,
+        "attention output input": 128 * 128, "mlp norm input": 7168, "mlp up input": 7168, "mlp up output": 2 * 18432,
+        "mlp down input": 18432,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [{"cp": 2}, {"attention": "materialised"}])
+def test_other_cores_are_refused(plan) -> None:
+    model = model_of("deepseek-v2-lite")
+    with pytest.raises(UserError, match=r"latent.kv_rank=512: latent attention with .* is not simulated yet"):
+        parts(model, resolved(model, sequence=64, **plan))

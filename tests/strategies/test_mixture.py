@@ -1,0 +1,239 @@
+"""Mixtures of experts against torch.utils.flop_counter, published sizes and volumes, and counts by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import read_job
+from sim.program import Collective, Kernel
+from sim.run import run
+from sim.timeline import Timeline
+from strategies.layers import Items, Part, parts, saved_tensors
+from strategies.lower import lower
+from strategies.model import Model, load_model
+from strategies.plan import Plan, Resolved
+from topologies.reading import UserError
+
+DATA = Path(__file__).parents[1] / "data" / "models"
+MOE: dict[str, Any] = {
+    "name": "moe", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "gated": True, "ffn": 96,
+    "positions": "rotary", "norm": "rmsnorm", "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False,
+    "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},
+}  # fmt: skip
+
+
+def resolved(model: Model, **plan: Any) -> Resolved:
+    return Plan(**plan).resolve(model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
+
+
+def flops(items: Items) -> float:
+    return sum(item.flops for item in items if isinstance(item, Kernel))
+
+
+def torch_flops(model: Model, tokens: int) -> tuple[int, int]:
+    """(forward, backward) of router, routed and shared experts, each expert applied to as many tokens as the others."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    moe, functional = model.experts, torch.nn.functional
+    assert moe
+
+    def tensor(*size: int) -> Any:
+        return torch.empty(*size, device="meta", requires_grad=True)
+
+    def mlp(x: Any, ffn: int) -> Any:
+        gate, up = functional.linear(x, tensor(2 * ffn, model.hidden)).chunk(2, -1)
+        return functional.linear(functional.silu(gate) * up, tensor(model.hidden, ffn))
+
+    x = tensor(tokens, model.hidden)
+    with FlopCounterMode(display=False) as forward:
+        weights, _ = functional.linear(x, tensor(moe.experts, model.hidden)).softmax(-1).topk(moe.chosen)
+        copies = x.repeat_interleave(moe.chosen, 0).view(moe.experts, -1, model.hidden)
+        routed = torch.cat([mlp(copies[expert], moe.ffn) for expert in range(moe.experts)])
+        y = (routed.view(tokens, moe.chosen, -1) * weights[..., None]).sum(1) + mlp(x, moe.shared * moe.shared_ffn)
+    with FlopCounterMode(display=False) as backward:
+        y.backward(torch.empty_like(y))
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def test_flops_as_torch_counts_them() -> None:
+    model = Model(**MOE)
+    part = parts(model, resolved(model, microbatch=3)).layer(1)
+    attention = ("attention", "qkv", "attention output", "qkv weight", "attention output weight")
+    forward, backward = (
+        sum(i.flops for i in items if isinstance(i, Kernel) and i.label not in attention)
+        for items in (part.forward, part.backward)
+    )
+    assert (forward, backward) == torch_flops(model, 3 * 32)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "small"])
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"recompute": "full"}, {"cp": 2}])
+def test_flops_and_parameters_are_the_models(name, plan) -> None:
+    model = Model(**MOE) if name == "small" else load_model(str(DATA / "mixtral-8x7b.json"))[0]
+    work = parts(model, resolved(model, microbatch=2, sequence=32, **plan))
+    total = work.embedding.model_flops + sum(work.layer(i).model_flops for i in range(model.layers)) + work.head.model_flops
+    assert total == 3 * model.forward_flops(2, 32, causal=False)
+
+    def whole(part: Part) -> int:
+        return plan.get("tp", 1) * (part.parameters - part.replicated) + part.replicated
+
+    assert [whole(work.layer(i)) for i in range(model.layers)] == [model.layer_parameters(i) for i in range(model.layers)]
+    if plan.get("recompute") == "full":
+        assert flops(work.layer(1).recompute) == flops(work.layer(1).forward)
+
+
+@pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}])
+def test_work_divides(plan) -> None:
+    """All but the router, which without sequence parallelism every tp rank runs on all tokens."""
+    model = Model(**MOE)
+    one, many = (parts(model, resolved(model, **given)).layer(1) for given in ({}, plan))
+
+    def sums(items: Items) -> float:
+        return sum(item.flops for item in items if isinstance(item, Kernel) and "router" not in item.label)
+
+    assert sums(one.forward) == 2 * sums(many.forward)
+    assert sums(one.backward) == 2 * sums(many.backward)
+    assert one.model_flops == many.model_flops
+
+
+def test_activations_one_by_one() -> None:
+    """32 tokens of 64 features; 2 experts of 32 gated columns for each, 8 experts, one shared."""
+    model = Model(**MOE)
+    dense, saved = (saved_tensors(model, resolved(model), layer=layer) for layer in (0, 1))
+    assert {name: size for name, size in saved.items() if name not in dense} == {
+        "mlp input": 2 * 32 * 64, "router scores": 2 * 32 * 8, "expert up input": 2 * 64 * 64,
+        "expert up output": 2 * 64 * 64, "expert down input": 2 * 64 * 32, "expert results": 2 * 64 * 64,
+        "shared up output": 2 * 32 * 64, "shared down input": 2 * 32 * 32,
+    }  # fmt: skip
+
+
+def test_experts_are_one_batched_product() -> None:
+    """3 tokens with 2 experts each of 8 make 6 copies: at most 6 experts work. FLOPs are of the copies, rounded rows or not."""
+    model = Model(**MOE)
+    for tokens, shape in ((3, (6, 1, 64, 64)), (32, (8, 8, 64, 64)), (30, (8, 8, 64, 64))):
+        part = parts(model, resolved(model, sequence=tokens)).layer(1)
+        up = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "expert up")
+        assert (up.shape, up.flops) == (shape, 2 * tokens * 2 * 64 * 64)
+
+
+def test_a_mixture_has_dense_layers_too() -> None:
+    model = Model(**MOE)
+    work = parts(model, resolved(model))
+    assert work.kinds == (0, 1, 1, 1)
+    assert "mlp up" in {item.label for item in work.layer(0).forward}
+
+
+def test_collectives_of_a_layer_with_tp() -> None:
+    """As of a dense layer, and with sequence parallelism `chosen` times the tokens around the experts."""
+    model = Model(**MOE | {"experts": MOE["experts"] | {"shared": 0}})
+    size = 2 * 32 * 64
+
+    def sizes(**plan: Any) -> list[tuple[str, float]]:
+        items = parts(model, resolved(model, tp=2, **plan)).layer(1).forward
+        return [(item.operation, item.bytes) for item in items if isinstance(item, Collective)]
+
+    assert sizes() == [("all_reduce", size)] * 2
+    two = [("all_gather", size), ("reduce_scatter", size), ("all_gather", 2 * size), ("reduce_scatter", 2 * size)]
+    assert sizes(sequence_parallel=True) == two
+
+
+# expert parallelism
+
+PSI = Model(**MOE).parameters
+EXPERTS = 3 * 8 * 3 * 64 * 32  # elements of the routed experts: 3 layers, 8 experts, 3 matrices
+TOKENS = 32 * 64  # elements of a microbatch's residual stream
+
+
+@pytest.fixture
+def play(toy_job, toy_prices):
+    def player(fold: bool = True, **plan: Any) -> Timeline:
+        job = toy_job(8, model=MOE, **plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(), fold=fold)
+
+    return player
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_copies_of_tokens_are_exchanged_four_times(play, ep) -> None:
+    """GShard, arXiv:2006.16668 section 3.2: to the experts and back, (ep − 1)/ep of chosen · tokens · hidden; and backward."""
+    assert play(ep=ep).volumes()[0]["ep"][1] == pytest.approx(3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+    assert play(ep=ep, imbalance=1.5).volumes()[0]["ep"][1] == pytest.approx(1.5 * 3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+@pytest.mark.parametrize(("hook", "factor"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)])
+@pytest.mark.parametrize("plan", [{}, {"cp": 2}, {"overlap": False}, {"bucket": "10 kB"}])
+def test_experts_are_reduced_over_the_ranks_that_have_them(play, ep, hook, factor, plan) -> None:
+    """Volumes of arXiv:1910.02054 section 7: over n = 8 ranks for what all hold, over n = 8 / ep for 1/ep of the experts."""
+    if ep * plan.get("cp", 1) > 8:
+        pytest.skip("more than 8 GPUs")
+    timeline = play(ep=ep, data_parallel=hook, **plan)
+    same = 8 // ep  # ranks with the same experts
+    expected = factor * ((PSI - EXPERTS) * 7 / 8 + EXPERTS / ep * (same - 1) / same)
+    assert timeline.volumes()[0]["dp"][1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+def test_all_states_of_all_ranks_are_the_models(play, ep) -> None:
+    """Sharded over all of their copies, states are there once, whatever ep is; whole, experts are there 8 / ep times."""
+    sharded, whole = (dict(play(ep=ep, data_parallel=hook).program.cohorts[0].resident) for hook in ("zero3", "ddp"))
+    assert 8 * sharded["optimizer"] == pytest.approx(12 * PSI)
+    assert 8 * sharded["parameter"] == pytest.approx(2 * PSI)
+    assert 8 * whole["parameter"] == pytest.approx(2 * (8 * (PSI - EXPERTS) + 8 / ep * EXPERTS))
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_experts_work_divides_and_the_busiest_rank_counts(ep) -> None:
+    """ep ranks have ep times the tokens of one, and 1/ep of the experts each: as many products."""
+    model = Model(**MOE)
+    one, many, busy = (parts(model, resolved(model, **plan)).layer(1) for plan in ({}, {"ep": ep}, {"ep": ep, "imbalance": 1.25}))
+    assert flops(one.forward) == flops(many.forward)
+    assert flops(one.backward) == flops(many.backward)
+    assert one.model_flops == many.model_flops == busy.model_flops
+    assert flops(busy.forward) - flops(many.forward) == 0.25 * 3 * 2 * 32 * 2 * 64 * 32
+    up = next(item for item in many.forward if isinstance(item, Kernel) and item.label == "expert up")
+    assert up.shape == (8 // ep, 8 * ep, 64, 64)
+    assert one.parameters - many.parameters == EXPERTS // 3 * (ep - 1) // ep
+
+
+PLANS = [
+    {"ep": 4}, {"ep": 2, "cp": 2, "data_parallel": "zero2"}, {"ep": 2, "tp": 2, "sequence_parallel": True},
+    {"ep": 2, "pp": 2, "data_parallel": "zero3", "accumulation": 4, "recompute": "full"}, {"ep": 4, "data_parallel": "zero1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_folded_equals_unfolded(play, plan) -> None:
+    folded, unfolded = (play(fold=fold, algorithm="ring", **plan) for fold in (True, False))
+    assert unfolded.step == pytest.approx(folded.step, rel=1e-3)
+    assert unfolded.volumes()[0].keys() == folded.volumes()[0].keys() >= {"ep"}
+    for axis, sizes in folded.volumes()[0].items():
+        assert unfolded.volumes()[0][axis] == pytest.approx(sizes)
+
+
+MISTAKES = [
+    (dict(ep=3, dp=8), "ep=3 does not divide 8 experts: 8 % 3 = 2"),
+    (dict(ep=8, pp=2), "ep=8 does not divide dp=4: 4 % 8 = 4"),
+    (dict(ep=2, tp=2), "ep=2 with tp=2 needs sequence_parallel=true"),
+    (dict(imbalance=1.5), "imbalance=1.5 needs ep > 1"),
+    (dict(ep=2, shard=4, data_parallel="zero3"), "shard=4 with ep=2 is not simulated yet"),
+    (dict(imbalance=0.5), "imbalance=0.5: input should be greater than or equal to 1"),
+]
+
+
+@pytest.mark.parametrize(("plan", "message"), MISTAKES, ids=lambda x: str(x)[:40])
+def test_mistakes_are_one_line_with_the_rule(plan, message) -> None:
+    with pytest.raises(UserError) as caught:
+        read_job(model=str(DATA / "mixtral-8x7b.json"), cluster="dgx-h100", plan=plan).resolve()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_expert_parallelism_needs_experts() -> None:
+    with pytest.raises(UserError, match="ep=2 needs a mixture of experts, and llama-3.1-8b has none"):
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"ep": 2}).resolve()
