@@ -1,6 +1,7 @@
 """Mixture of experts in place of the MLP: router, dispatch, experts, combine, and shared experts beside them.
 
-Work follows Megatron-LM's all-to-all dispatcher without dropping (arXiv:2412.16083 and arXiv:1701.06538 for the idea):
+Shazeer et al. 2017, arXiv:1701.06538. Work follows Megatron-LM's all-to-all dispatcher without dropping
+(megatron/core/transformer/moe/token_dispatcher.py):
 * the router's matrix is whole on every rank; its scores are a softmax, of which the `chosen` largest are kept;
 * dispatch copies each token once per chosen expert, in the order of experts; combine adds the copies, weighted, and keeps them
   for the gradient of the weights;

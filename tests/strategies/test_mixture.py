@@ -160,7 +160,7 @@ def play(toy_job, toy_prices):
 
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_copies_of_tokens_are_exchanged_four_times(play, ep) -> None:
-    """GShard, arXiv:2006.16668 section 3.2: to the experts and back, (ep − 1)/ep of chosen · tokens · hidden; and backward."""
+    """GShard, arXiv:2006.16668: to the experts and back, (ep − 1)/ep of chosen · tokens · hidden; and backward."""
     assert play(ep=ep).volumes()[0]["ep"][1] == pytest.approx(3 * 4 * 2 * TOKENS * (ep - 1) / ep)
     assert play(ep=ep, imbalance=1.5).volumes()[0]["ep"][1] == pytest.approx(1.5 * 3 * 4 * 2 * TOKENS * (ep - 1) / ep)
 
