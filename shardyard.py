@@ -256,6 +256,34 @@ def _advise(job: str | None, as_json: bool, **given: Any) -> None:
         sys.exit(2)
 
 
+@main.command("server")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@_options
+@click.option("--servers", type=int, default=1, show_default=True, help="Parameter servers, beside the GPUs of the last nodes.")
+@click.option("--staleness", default="sync", show_default=True, help="sync, async, or how many steps workers may run ahead.")
+@click.option("--steps", type=int, default=100, show_default=True, help="Steps of every worker.")
+@click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
+def _server(
+    job: str | None, servers: int, staleness: str, steps: int, jitter: float, seed: int, as_json: bool, **given: Any
+) -> None:
+    """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
+    from strategies.job import read_job
+    from strategies.servers import parameter_servers
+
+    asked = read_job(job, **given)
+    answer = parameter_servers(asked, _prices(asked), servers, staleness, steps, jitter, seed)
+    if as_json:
+        click.echo(json.dumps(answer.to_dict(), indent=2))
+    else:
+        from reports.servers import overview
+
+        _print(overview(answer, f"{asked.model.name} on {asked.cluster.nodes} × {asked.cluster.name}"))
+    if not answer.fits:
+        sys.exit(2)
+
+
 @main.command("collective")
 @click.argument("operation")
 @click.option("--cluster", default="dgx-h100", show_default=True, help="Name from the catalogue or YAML.")

@@ -157,9 +157,10 @@ class Cohort:
 
 @dataclass(slots=True)
 class Program:
-    """One training step of the whole job. The step starts at 0 and ends when the last op of any rank ends.
+    """One training step of the whole job, or a round of `steps`, from 0 to the end of the last op of any rank.
 
-    Where cohorts are `steady`, several steps are played without a pause between them, and that part of the ops is the step.
+    Where cohorts are `steady`, several steps are played without a pause between them, and that part of the ops is the step. FLOPs
+    and tokens are of one step.
     """
 
     grid: Grid
@@ -169,5 +170,6 @@ class Program:
     dtype: str  # whose peak MFU and HFU are relative to
     tokens: float  # of the whole job
     parameters: int  # Ψ of the model
+    steps: int = 1
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     description: str = ""

@@ -80,12 +80,14 @@ class Summary:
 def summarise(timeline: Timeline) -> Summary:
     """Everything that people ask first."""
     program, prices = timeline.program, timeline.pricing.prices
-    world, step = program.grid.world, timeline.step
-    breakdown = timeline.breakdown()
+    world, step = program.grid.world, timeline.step / program.steps
+    breakdown = _mean(timeline.breakdown(), program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     capacity = prices.gpu.memory
     peak = world * prices.gpu.peak[program.dtype] * step
     notes = list(timeline.pricing.notes)
+    if program.steps > 1:
+        notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
         notes.append("HFU above 100 %: the counting rule takes causal attention in full, of which kernels execute about half")
     return Summary(
@@ -112,6 +114,13 @@ def summarise(timeline: Timeline) -> Summary:
     )
 
 
+def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:
+    """Of one of `steps`; the largest component takes the rounding."""
+    mean = {name: seconds / steps for name, seconds in breakdown.items()}
+    mean[max(mean, key=lambda name: mean[name])] += step - sum(mean.values())
+    return mean
+
+
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
@@ -128,5 +137,6 @@ def _volumes(timeline: Timeline) -> dict[str, Volume]:
     for volume in timeline.volumes():
         for axis, sent in volume.items():
             most[axis] = max(most.get(axis, (0.0, 0.0)), sent)
-    psi = timeline.program.parameters
-    return {axis: Volume(*most[axis], most[axis][1] / psi) for axis in AXES if axis in most}
+    psi, steps = timeline.program.parameters, timeline.program.steps
+    return {axis: Volume(size / steps, count / steps, count / steps / psi) for axis in AXES if axis in most
+            for size, count in [most[axis]]}  # fmt: skip

@@ -62,14 +62,25 @@ class _Lowering:
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
         if plan.plan.sequence_parallel:
             size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
-        for rank in range(pp):
+        for _ in range(plan.local_steps):
+            self._step(pp, size)
+        for stage in self.stages.values():
+            self.hook.synchronise(stage)
+        tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
+        flops = model_flops, hardware_flops
+        return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps)
+
+    def _step(self, ranks: int, size: float) -> None:
+        """Every rank's passes and updates, after those of the step before."""
+        self.waits.clear()
+        for stage in self.stages.values():
+            stage.reduced.clear()
+        for rank in range(ranks):
             self._passes(rank, size)
         for op, key in self.waits:
             op.after = (*op.after, self.results[key])
-        for rank in range(pp):
+        for rank in range(ranks):
             self._finish([stage for number, stage in sorted(self.stages.items()) if stage.rank == rank])
-        tokens = float(plan.global_batch * plan.sequence)
-        return Program(plan.grid, self.cohorts, model_flops, hardware_flops, plan.plan.precision, tokens, self.model.parameters)
 
     def _passes(self, rank: int, size: float) -> None:
         """Add the rank's passes in the schedule's order, each with the transfer of its result to the next stage."""
@@ -130,16 +141,13 @@ class _Lowering:
         for stage in stages:
             if not self.schedule.versions:
                 self.hook.update(stage)
-        versions = self.schedule.versions(stages[0].rank, plan.plan.pp) if self.schedule.versions else 1
-        copies = {"parameter": versions}
+        states = dict(plan.plan.bytes_of_states)
+        states["optimizer"] += self.hook.outer
+        if self.schedule.versions:
+            states["parameter"] *= self.schedule.versions(stages[0].rank, plan.plan.pp)
         stages[0].cohort.resident = tuple(
-            (
-                kind,
-                copies.get(kind, 1)
-                * width
-                * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages),
-            )
-            for kind, width in plan.plan.bytes_of_states.items()
+            (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
+            for kind, width in states.items()
         )
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:

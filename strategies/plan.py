@@ -51,6 +51,9 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    local_steps: PositiveInt | None = Field(
+        None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
+    )
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
@@ -153,6 +156,7 @@ class Resolved(Config):
     microbatches: int
     global_batch: int
     chunks: int
+    local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     layers: tuple[int, ...]  # per virtual stage
 
     @classmethod
@@ -166,9 +170,10 @@ class Resolved(Config):
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
         experts(model, plan, dp, where)
+        local = _local_steps(plan, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
-                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, layers=layers)  # fmt: skip
+                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, local_steps=local, layers=layers)  # fmt: skip
 
     @property
     def grid(self) -> Grid:
@@ -249,6 +254,16 @@ def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> No
     if microbatches < plan.pp:
         why = "the steady state repeats, and two versions suffice, from then on"
         raise UserError(f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}")
+
+
+def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
+    local = hooks[plan.data_parallel].local
+    if local and plan.local_steps is None:
+        raise UserError(f"{where}: data_parallel={plan.data_parallel} needs local_steps, such as local_steps=100")
+    if plan.local_steps is not None and not local:
+        raise UserError(f"{where}: local_steps={plan.local_steps} contradicts data_parallel={plan.data_parallel}")
+    _playable(microbatches * (plan.local_steps or 1), plan, where)
+    return plan.local_steps or 1
 
 
 def _microbatches(plan: Plan, dp: int, where: str) -> int:

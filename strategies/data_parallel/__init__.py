@@ -23,6 +23,9 @@ class Hook(ABC):
 
     shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
 
+    local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise
+    outer: ClassVar[int] = 0  # bytes per parameter of an optimizer around the optimizer
+
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Raise UserError for what the real thing cannot do."""
@@ -47,6 +50,10 @@ class Hook(ABC):
     @abstractmethod
     def update(self, stage: Stage) -> None:
         """Add the optimizer's update after everything in `stage.reduced`."""
+
+    def synchronise(self, stage: Stage) -> None:
+        """Add what happens after the last of the local steps."""
+        return
 
 
 hooks: Registry[type[Hook]] = Registry("data_parallel", package="strategies.data_parallel")

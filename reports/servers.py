@@ -1,0 +1,57 @@
+"""What parameter servers do to a job, on one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports.words import bar, digits, percent, seconds
+from strategies.servers import Answer
+from topologies.units import show
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ROWS = 12  # of the histogram
+
+
+def overview(answer: Answer, name: str) -> RenderableType:
+    """Throughput, who waits for whom, and how stale gradients are."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    setting, played, stale = answer.setting, answer.played, answer.played.staleness
+    how = {0: "synchronous", None: "asynchronous"}.get(answer.bound, f"at most {answer.bound} steps ahead")
+    servers = f"{answer.servers} server{'s' * (answer.servers > 1)}"
+    what = f"{name}: {setting.workers} workers, {servers}, {how}; {answer.steps} steps each"
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    per_second = f"{digits(played.gradients_per_second)} of at most {digits(answer.most)}"
+    for label, value in (
+        ("tokens/s", show(answer.tokens_per_second, "", 3).strip()),
+        ("gradients/s, all workers", f"{per_second} that the servers let through"),
+        ("a worker's step", f"{seconds(played.seconds / answer.steps)}, of which compute {percent(played.computing)}"),
+        ("links into / out of servers", f"{percent(played.pushing)} / {percent(played.pulling)} of capacity"),
+        ("servers updating", f"{percent(played.updating)} of the time"),
+        ("staleness of gradients", f"mean {digits(stale.mean)}, p50 {stale.p50:.0f}, p99 {stale.p99:.0f}, most {stale.largest}"),
+        ("steps ahead of the slowest", f"at most {stale.ahead}"),
+        ("memory of a worker / server", f"{_memory(answer)}"),
+    ):
+        table.add_row(label, value)
+    return Group(Text(what, "bold"), table, Text("updates missed by a gradient", "bold"), _histogram(stale.histogram))
+
+
+def _memory(answer: Answer) -> str:
+    sizes = " / ".join(digits(size / 1e9) for size in (answer.worker_memory, answer.server_memory))
+    return f"{sizes} of {digits(answer.memory_capacity / 1e9)} GB{'' if answer.fits else ': does not fit'}"
+
+
+def _histogram(counts: dict[int, int]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    first, total = min(counts), sum(counts.values())
+    width = -(-(max(counts) - first + 1) // ROWS)
+    for low in range(first, max(counts) + 1, width):
+        share = sum(counts.get(value, 0) for value in range(low, low + width)) / total
+        table.add_row(str(low) if width == 1 else f"{low}–{low + width - 1}", percent(share), bar(share, 24))
+    return table

@@ -1,0 +1,64 @@
+"""Local SGD and DiLoCo: dp ranks train by themselves for H = `plan.local_steps` steps, then agree.
+
+A round of H steps is played, and the step that is reported is its mean: the volume is 2Ψ·(n−1)/n / H per step. What H does to
+convergence is not simulated.
+"""
+
+from __future__ import annotations
+
+from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
+from strategies.data_parallel import Hook, hooks
+from strategies.stage import Stage
+
+FLOAT = 4  # bytes of an outer momentum, and of a parameter's value at the start of the round
+
+
+@hooks("local_sgd")
+class LocalSGD(Hook):
+    """Parameters are averaged after H steps. Stich 2018, arXiv:1805.09767. Optimizer states stay each rank's own."""
+
+    local = True
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
+        """No gradient leaves its rank."""
+        return stage.whole_backward(microbatch, after, weights_only)
+
+    def update(self, stage: Stage) -> None:
+        """Every rank updates its own parameters."""
+        stage.update(1, tuple(stage.reduced))
+
+    def synchronise(self, stage: Stage) -> None:
+        """All-reduce the parameters in buckets."""
+        if stage.plan.dp > 1:
+            self._all_reduce(stage, "parameters")
+
+    def _all_reduce(self, stage: Stage, label: str) -> Ref:
+        plan = stage.plan.plan
+        size = stage.parameters * plan.bytes_per_element
+        count = max(1, -int(-size // plan.bucket))
+        last = max(number for number, op in enumerate(stage.cohort.ops) if op.stream == COMPUTE)
+        one = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
+        return stage.add(Op("dp", one, (Ref(stage.rank, last),)))
+
+
+@hooks("diloco")
+class DiLoCo(LocalSGD):
+    """The mean change of the parameters is the gradient of an outer Nesterov momentum. Douillard et al. 2023, arXiv:2311.08105.
+
+    Each rank keeps the parameters of the start of the round and the outer momentum, in fp32: 8 bytes per parameter more.
+    """
+
+    outer = 2 * FLOAT
+
+    def synchronise(self, stage: Stage) -> None:
+        """Subtract, all-reduce, update: passes over memory of start and weight; of change, start, momentum and weight."""
+        if stage.plan.dp == 1:
+            return
+        width = stage.plan.plan.bytes_per_element
+        stage.add(Op(COMPUTE, self._pass(stage, "outer gradient", FLOAT + 2 * width)))
+        reduced = self._all_reduce(stage, "outer gradients")
+        stage.add(Op(COMPUTE, self._pass(stage, "outer update", 2 * width + 4 * FLOAT), (reduced,)))
+
+    def _pass(self, stage: Stage, label: str, width: int) -> Block:
+        kernel = Kernel("optimizer", label, "optimizer", 0.0, width * stage.parameters, "fp32")
+        return Block("optimizer", (Run(1, (kernel,)),))

@@ -1,0 +1,97 @@
+"""A job with parameter servers on toy hardware, against closed forms."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import shardyard
+from sim.run import run
+from strategies.job import Job
+from strategies.lower import lower
+from strategies.servers import parameter_servers
+from topologies.reading import UserError
+
+
+@pytest.fixture
+def answer(toy_job, toy_prices):
+    """answer(nodes, servers, …): nodes of 4 GPUs, 1 GB/s per GPU and per NIC; bf16 gradients and weights."""
+
+    def ask(nodes: int = 3, servers: int = 1, staleness: str = "sync", plan: dict | None = None, node: dict | None = None, **how):
+        job: Job = toy_job(4, nodes, node=node, **(plan or {}))
+        return parameter_servers(job, toy_prices(), servers, staleness, **{"steps": 5} | how)
+
+    return ask
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_synchronous(answer, toy_job, toy_prices, servers) -> None:
+    """n workers and k servers: a worker's step on one GPU, and n·S/(k·B) each way, with one k-th of the update."""
+    asked = answer(3, servers)
+    job = toy_job(1, 1)
+    alone = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    update = alone.breakdown()["optimizer"]
+    size = 2 * job.model.parameters
+    assert asked.setting.workers == 8
+    assert asked.played.seconds / 5 == pytest.approx(alone.step - update + update / servers + 2 * 8 * size / (servers * 1e9))
+    assert asked.played.gradients_per_second < asked.most == pytest.approx(servers * 1e9 / size / 2)
+
+
+def test_tokens(answer) -> None:
+    """A gradient is of the worker's own batch: 32 tokens a sequence."""
+    asked = answer(plan={"microbatch": 2, "accumulation": 3})
+    assert asked.tokens_per_second == pytest.approx(asked.played.gradients_per_second * 2 * 3 * 32)
+    whole = answer(plan={"microbatch": 2, "global_batch": 8 * 2 * 3})
+    assert whole.played == asked.played
+
+
+def test_asynchronous(answer) -> None:
+    assert answer(staleness="async").played.staleness.histogram == {7: 8 * 4}
+    assert answer(staleness="2", jitter=0.5, steps=50).played.staleness.ahead <= 2
+
+
+def test_memory(answer, toy_job) -> None:
+    """Servers keep all states, (2 + 2 + 12)Ψ over k; workers all but the optimizer's."""
+    psi = toy_job(1, 1).model.parameters
+    one, four = answer(servers=1), answer(servers=4)
+    assert (one.server_memory, four.server_memory) == pytest.approx((16 * psi, 4 * psi))
+    assert one.worker_memory == four.worker_memory > 4 * psi
+    assert one.fits
+
+
+def test_a_nic_of_two_gpus(answer) -> None:
+    """Workers that share a NIC have half of it each: with many servers it is what limits."""
+    own, shared = answer(3, 4), answer(3, 4, node={"nics": 2})
+    assert own.setting.worker == pytest.approx(1e9)
+    assert shared.setting.worker == pytest.approx(0.5e9)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"servers": 9}, "--servers 9: take 3 of 3 nodes and leave no workers"),
+        ({"servers": 0}, "--servers 0: must be at least 1"),
+        ({"staleness": "soon"}, "--staleness soon: expected sync, async or a number of steps"),
+        ({"staleness": "-1"}, "--staleness -1"),
+        ({"jitter": float("nan")}, "--jitter nan"),
+        ({"steps": 10**6}, "8 workers · 1000000 steps are too many"),
+        ({"plan": {"tp": 2}}, "tp=2: a worker of parameter servers is one GPU"),
+        ({"plan": {"data_parallel": "zero1"}}, "data_parallel=zero1: parameter servers are in its place"),
+        ({"plan": {"dp": 3}}, "= 3 ≠ 8 GPUs"),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_refused(answer, how, message) -> None:
+    with pytest.raises(UserError, match=message):
+        answer(**how)
+
+
+def test_command() -> None:
+    """The screen and the JSON tell the same."""
+    asked = ["server", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--nodes", "2", "--staleness", "async", "--steps", "10"]
+    assert "8 workers, 1 server, asynchronous; 10 steps each" in CliRunner().invoke(shardyard.main, asked).stdout
+    data = json.loads(CliRunner().invoke(shardyard.main, [*asked, "--json"]).stdout)
+    assert data["fits"]
+    assert sum(data["played"]["staleness"]["histogram"].values()) == 8 * 9
