@@ -94,14 +94,14 @@ class Stage:
                 end, held = first, 0.0
         return result
 
-    def reduce(
-        self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()
-    ) -> Ref:
-        """Reduce gradients over the dp ranks: `count` collectives of `size` bytes."""
+    def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = (),
+               width: int | None = None) -> Ref:  # fmt: skip
+        """Reduce gradients over the dp ranks: `count` collectives of `size` bytes, elements of `width` bytes."""
         key = operation, size, count
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
             plan = self.plan.plan
-            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, plan.bytes_per_gradient)
+            element = width or plan.bytes_per_gradient
+            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, element)
         ref = self.add(Op("dp", self._reductions[key], after, allocate, free))
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
