@@ -106,13 +106,12 @@ class Stage:
                 end, held = first, 0.0
         return result
 
-    def reduce(
-        self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0
-    ) -> Ref:
+    def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
+               width: int | None = None) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts.
+        the ranks that have the same experts. width: bytes of an element on its way.
         """
-        ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free)
+        ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
@@ -122,13 +121,14 @@ class Stage:
         return ref
 
     def _reduction(
-        self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory
-    ) -> Ref:
+        self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory,
+        width: int | None = None,
+    ) -> Ref:  # fmt: skip
         key = operation, size, count, along
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
             plan = self.plan.plan
-            width = plan.bytes_per_gradient
-            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, width, along=along)
+            element = width or plan.bytes_per_gradient
+            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, element, along=along)
         return self.add(Op("dp", self._reductions[key], after, free=free))
 
     def _replicate(self, size: float, count: int, after: Ref) -> Ref:

@@ -17,7 +17,7 @@ def played(toy_job, toy_prices):
     """played(gpus, prices={…}, **plan): a step by DataParallel on toy hardware of 1 GB/s."""
 
     def play(gpus: int = 4, prices: dict | None = None, fold: bool = True, **plan) -> Timeline:
-        job = toy_job(gpus, 1, **{"data_parallel": "data_parallel", "model": {"tied": False}} | plan)
+        job = toy_job(gpus, 1, **{"data_parallel": "dataparallel", "model": {"tied": False}} | plan)
         return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(**(prices or {})), fold=fold)
 
     return play
@@ -71,7 +71,7 @@ def test_memory_of_the_root(played) -> None:
 
 def test_threads_take_turns(played) -> None:
     """When launches take all of the time, n threads behind one interpreter lock take n times as long."""
-    one, four = (played(gpus, {"launch": "1 ms"}, data_parallel=hook) for gpus, hook in ((1, "ddp"), (4, "data_parallel")))
+    one, four = (played(gpus, {"launch": "1 ms"}, data_parallel=hook) for gpus, hook in ((1, "ddp"), (4, "dataparallel")))
     assert seconds(four, "forward") / seconds(one, "forward") == pytest.approx(4, rel=0.02)
 
 
@@ -89,7 +89,7 @@ def test_same_work(played) -> None:
     """The batch is the same as DDP's, and so are its FLOPs and, but for the loss, each GPU's compute."""
     ours, theirs = played(4).program, played(4, data_parallel="ddp").program
     assert (ours.model_flops, ours.tokens) == (theirs.model_flops, theirs.tokens)
-    seconds = [summarise(played(4, data_parallel=hook)).breakdown for hook in ("data_parallel", "ddp")]
+    seconds = [summarise(played(4, data_parallel=hook)).breakdown for hook in ("dataparallel", "ddp")]
     assert seconds[0]["forward"] == pytest.approx(seconds[1]["forward"])
     assert seconds[0]["backward"] == pytest.approx(seconds[1]["backward"])
 
@@ -105,4 +105,4 @@ def test_same_work(played) -> None:
 )
 def test_refused(toy_job, nodes, plan, message) -> None:
     with pytest.raises(UserError, match=message):
-        toy_job(4, nodes, data_parallel="data_parallel", **plan).resolve()
+        toy_job(4, nodes, data_parallel="dataparallel", **plan).resolve()

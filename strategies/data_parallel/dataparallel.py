@@ -25,14 +25,14 @@ TOKEN, FLOAT = 8, 4  # bytes of a token's number, and of the loss's probabilitie
 STREAM = "dp"
 
 
-@hooks("data_parallel")
+@hooks("dataparallel")
 class DataParallel(Hook):
     """One process, threads, and a root."""
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """One process cannot reach another node, and drives whole replicas of the model."""
-        what = f"{where}: data_parallel=data_parallel"
+        what = f"{where}: data_parallel=dataparallel"
         if nodes > 1:
             raise UserError(f"{what} is one process, which drives the GPUs of 1 node, not of {nodes}; take data_parallel=ddp")
         for name, degree in (("tp", plan.tp), ("pp", plan.pp)):

@@ -1,0 +1,65 @@
+"""DDP whose gradients travel in 16 bits: half the bytes of fp32 gradients.
+
+github.com/pytorch/pytorch torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py, `fp16_compress_hook`: each bucket is cast
+into a 16-bit copy, all-reduced, and copied back. Both casts are passes over memory on the compute stream; here the way back is
+one pass before the update, where PyTorch has one per bucket beside the backward pass. bf16_compress_hook costs the same.
+"""
+
+from __future__ import annotations
+
+from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
+from strategies.data_parallel import hooks
+from strategies.data_parallel.ddp import DDP
+from strategies.plan import Plan
+from strategies.stage import Stage
+from topologies.reading import UserError
+
+NARROW = 2  # bytes of an element on its way
+
+
+@hooks("ddp_fp16")
+class CompressedDDP(DDP):
+    """Cast, all-reduce, cast back."""
+
+    @classmethod
+    def check(cls, plan: Plan, nodes: int, where: str) -> None:
+        """Only wider gradients can be compressed, and only those that all ranks share."""
+        if plan.ep > 1:
+            raise UserError(
+                f"{where}: data_parallel=ddp_fp16 does not compress gradients of experts that are spread over ep={plan.ep}"
+            )
+        if plan.bytes_per_gradient <= NARROW:
+            has = f"precision={plan.precision}, gradients={plan.gradients}"
+            raise UserError(f"{where}: data_parallel=ddp_fp16 halves gradients of 4 bytes, and they have 2 ({has})")
+
+    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
+        """Each bucket is cast and reduced as soon as it is complete; without overlap, all at the end."""
+        plan = stage.plan.plan
+        if stage.plan.copies == 1 or not last:
+            return stage.whole_backward(microbatch, after, weights_only)
+        run = stage.weight_gradient if weights_only else stage.backward
+        buckets = stage.buckets(plan.bucket)
+        if not plan.overlap:
+            ref = run(microbatch, after)
+        for first, end, size, count in buckets:
+            if plan.overlap:
+                ref, after = run(microbatch, after, first, end), ()
+            self._reduce(stage, size, count, ref)
+        return ref
+
+    def update(self, stage: Stage) -> None:
+        """Cast back, then update."""
+        if stage.plan.copies > 1:
+            stage.add(Op(COMPUTE, self._cast(stage, stage.parameters, "optimizer"), tuple(stage.reduced)))
+        super().update(stage)
+
+    def _reduce(self, stage: Stage, size: float, count: int, made: Ref) -> None:
+        elements = size * count / stage.plan.plan.bytes_per_gradient
+        copy: Memory = (("temporary", NARROW * elements),)
+        cast = stage.add(Op(COMPUTE, self._cast(stage, elements, "backward"), (made,), copy))
+        stage.reduce("all_reduce", NARROW * elements / count, count, (cast,), free=copy, width=NARROW)
+
+    def _cast(self, stage: Stage, elements: float, phase: str) -> Block:
+        """Read one type, write the other."""
+        traffic = (stage.plan.plan.bytes_per_gradient + NARROW) * elements
+        return Block(phase, (Run(1, (Kernel("memory", "gradient cast", phase, 0.0, traffic, "fp32"),)),))
