@@ -121,12 +121,18 @@ def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str
     return dict(zip(free, np.exp(best.x).tolist(), strict=True))
 
 
-def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
-    """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
-    free: Bounds = {"copy": (6e11, 1e11, 1e13)}
-    for protocol in PROTOCOLS:
+def _bounds(protocols: Sequence[str], kinds: Sequence[str]) -> Bounds:
+    """Free numbers of `protocols` over links of `kinds`: a base each, and what a step over each kind of link costs."""
+    free: Bounds = {}
+    for protocol in protocols:
         free[f"{protocol}.base"] = BASE[protocol]
         free |= {f"{protocol}.{kind}.{name}": bound for kind in kinds for name, bound in STEP[protocol].items()}
+    return free
+
+
+def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
+    """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
+    free: Bounds = {"copy": (6e11, 1e11, 1e13)} | _bounds(PROTOCOLS, kinds)
 
     def made(found: Mapping[str, float]) -> Profile:
         parts = {}
@@ -145,10 +151,7 @@ def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
 
 def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of a kernel's own protocols inside a node, and the profile that they make."""
-    free: Bounds = {}
-    for protocol in protocols:
-        free[f"{protocol}.base"] = BASE[protocol]
-        free |= {f"{protocol}.{kind}.{name}": bound for kind in kinds for name, bound in STEP[protocol].items()}
+    free = _bounds(protocols, kinds)
 
     def made(found: Mapping[str, float]) -> Profile:
         parts = {}

@@ -55,23 +55,18 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
     for number, lane in enumerate(timeline.lanes):
         cohort = timeline.program.cohorts[lane.cohort]
         share = lane.ranks / timeline.program.grid.groups((), cohort.at).size
-        times: dict[int, int] = {}
-        distinct: dict[int, int] = {}
-        for op_number, op in timeline.ops(number):
-            times[id(op.work)] = times.get(id(op.work), 0) + 1
-            distinct[id(op.work)] = op_number
-        for key, op_number in distinct.items():
-            work = cohort.ops[op_number - timeline.offset[number]].work
+        for op_number, op, times in timeline.distinct(number):
+            work = op.work
             if isinstance(work, Block):
                 for repeat, item in work.items():
                     if isinstance(item, Collective):
                         priced = timeline.pricing.collective(item, lane.cohort)
-                        yield priced.traffic, times[key] * repeat * item.repeat * item.bytes * share
+                        yield priced.traffic, times * repeat * item.repeat * item.bytes * share
                 continue
             done = timeline.work[op_number]
             assert isinstance(done, Priced)
             repeat = work.repeat if isinstance(work, Collective) else 1
-            yield done.traffic, times[key] * repeat * work.bytes / _partners(timeline, done, work, cohort.at)
+            yield done.traffic, times * repeat * work.bytes / _partners(timeline, done, work, cohort.at)
 
 
 def _partners(timeline: Timeline, done: Priced, work: object, at: dict[str, int]) -> int:

@@ -62,10 +62,6 @@ class Network:
         """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
         self._enter(Flow(parts, latency, done, left_sender))
 
-    def alone(self, parts: Sequence[Part]) -> float:
-        """Seconds that the parts take on idle links, without latency."""
-        return sum(part.bytes / self._full_rate(part.flows) for part in parts if part.bytes and part.flows)
-
     def _full_rate(self, flows: tuple[tuple[int, float], ...]) -> float:
         """Of a flow alone on its links."""
         rate = self._full.get(flows)

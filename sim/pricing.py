@@ -1,11 +1,9 @@
 """What a program's work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency.
 
 The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any
-sequence of
-kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy, h + critical) and
-leaves
-the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one event, and small kernels
-make a model launch-bound by themselves.
+sequence of kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy,
+h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
+event, and small kernels make a model launch-bound by themselves.
 """
 
 from __future__ import annotations

@@ -82,6 +82,16 @@ class Timeline:
         first, last = cohort.steady
         return enumerate(cohort.ops[first:last], base + first)
 
+    def distinct(self, lane: int) -> Iterator[tuple[int, Op, int]]:
+        """Each piece of work of a lane in the step: the number of an op that does it, the op, and how many ops do it."""
+        times: dict[int, int] = {}
+        ops: dict[int, tuple[int, Op]] = {}
+        for number, op in self.ops(lane):
+            key = id(op.work)
+            times[key] = times.get(key, 0) + 1
+            ops[key] = number, op
+        return ((number, op, times[key]) for key, (number, op) in ops.items())
+
     def played(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, also those before and after the step."""
         return enumerate(self.program.cohorts[self.lanes[lane].cohort].ops, self.offset[lane])
@@ -210,17 +220,11 @@ class Timeline:
 
     def _volume(self, lane: int) -> dict[str, tuple[float, float]]:
         cohort = self.lanes[lane].cohort
-        times: dict[int, int] = {}
-        distinct: dict[int, tuple[int, Op]] = {}
-        for number, op in self.ops(lane):
-            key = id(op.work)
-            times[key] = times.get(key, 0) + 1
-            distinct[key] = number, op
         result: dict[str, tuple[float, float]] = {}
-        for key, (number, op) in distinct.items():
+        for number, op, times in self.distinct(lane):
             for axis, size, elements in self._sent(number, op, cohort):
                 before = result.get(axis, (0.0, 0.0))
-                result[axis] = (before[0] + times[key] * size, before[1] + times[key] * elements)
+                result[axis] = (before[0] + times * size, before[1] + times * elements)
         return result
 
     def _sent(self, number: int, op: Op, cohort: int) -> Iterator[tuple[str, float, float]]:

@@ -155,8 +155,9 @@ class _Lowering:
         width, shards = self.plan.plan.bytes_per_gradient, self.plan.shards if "gradient" in self.hook.shards else 1
         size = self.stages[self.last].tied * width / shards
         pair = Collective("all_reduce", size, "pp", "tied embedding", self.plan.plan.algorithm, 1, width, ranks)
-        last = max(i for i, op in enumerate(stage.cohort.ops) if op.stream == COMPUTE)
-        stage.reduced.append(stage.add(Op("pp tied", pair, (Ref(stage.rank, last), *stage.reduced[-1:]))))
+        computed = stage.last_compute()
+        assert computed is not None
+        stage.reduced.append(stage.add(Op("pp tied", pair, (computed, *stage.reduced[-1:]))))
 
 
 def _flops(work: Parts, plan: Resolved) -> tuple[float, float]:

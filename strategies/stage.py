@@ -12,6 +12,11 @@ from strategies.plan import Resolved
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
 
+def in_buckets(size: float, bucket: float) -> int:
+    """How many equal collectives of at most `bucket` bytes carry `size` bytes."""
+    return max(1, -int(-size // bucket))
+
+
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
@@ -43,6 +48,12 @@ class Stage:
         """Append an op; its address."""
         op.chunk = self.chunk
         return Ref(self.rank, self.cohort.add(op))
+
+    def last_compute(self) -> Ref | None:
+        """The op that is last so far on the compute stream of the stage's rank."""
+        ops = self.cohort.ops
+        last = next((number for number in range(len(ops) - 1, -1, -1) if ops[number].stream == COMPUTE), None)
+        return None if last is None else Ref(self.rank, last)
 
     def forward(
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
@@ -101,7 +112,7 @@ class Stage:
             if first == len(self.parts) - 1:
                 held += self.tied * self.plan.plan.bytes_per_gradient
             if held >= size or first == 0:
-                count = max(1, -int(-held // size))
+                count = in_buckets(held, size)
                 result.append((first, end, held / count, count))
                 end, held = first, 0.0
         return result
@@ -115,7 +126,7 @@ class Stage:
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
-            count = max(1, -int(-experts // self.plan.plan.bucket))
+            count = in_buckets(experts, self.plan.plan.bucket)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
         self.reduced.append(ref)
         return ref
@@ -158,13 +169,10 @@ class Stage:
         ]
         if not plan.overlap:
             ref = run(microbatch, after, allocate=sum(held, ()))
-            for (_, _, size, count), memory, more in zip(buckets, held, experts, strict=True):
-                self.reduce(operation, size, count, (ref,), memory, more)
-            return ref
         for (first, last, size, count), memory, more in zip(buckets, held, experts, strict=True):
-            ref = run(microbatch, after, first, last, allocate=memory)
+            if plan.overlap:
+                ref, after = run(microbatch, after, first, last, allocate=memory), ()
             self.reduce(operation, size, count, (ref,), memory, more)
-            after = ()
         return ref
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
 from strategies.data_parallel import Hook, hooks
-from strategies.stage import Stage
+from strategies.stage import Stage, in_buckets
 
 FLOAT = 4  # bytes of an outer momentum, and of a parameter's value at the start of the round
 
@@ -35,10 +35,11 @@ class LocalSGD(Hook):
     def _all_reduce(self, stage: Stage, label: str) -> Ref:
         plan = stage.plan.plan
         size = stage.parameters * plan.bytes_per_element
-        count = max(1, -int(-size // plan.bucket))
-        last = max(number for number, op in enumerate(stage.cohort.ops) if op.stream == COMPUTE)
+        count = in_buckets(size, plan.bucket)
+        computed = stage.last_compute()
+        assert computed is not None
         one = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
-        return stage.add(Op("dp", one, (Ref(stage.rank, last),)))
+        return stage.add(Op("dp", one, (computed,)))
 
 
 @hooks("diloco")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sim.program import Collective, Op, Ref
 from strategies.data_parallel import Hook, hooks
-from strategies.stage import Stage
+from strategies.stage import Stage, in_buckets
 
 
 @hooks("zero1")
@@ -35,7 +35,7 @@ class Zero1(Hook):
         dense = stage.parameters - experts, stage.plan.sharing
         for elements, along in (dense, (stage.spread(0, every), stage.plan.expert_sharing)):
             if elements:
-                count = max(1, -int(-elements * width // plan.bucket))
+                count = in_buckets(elements * width, plan.bucket)
                 size = elements * width / count
                 gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
                 stage.add(Op("dp", gather, (updated,)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.program import COMPUTE, Collective, Memory, Op, Ref
+from sim.program import Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, hooks
 from strategies.stage import Stage
 
@@ -71,8 +71,8 @@ class Zero3(Hook):
 
     def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What the first gather of a pass waits for: the last compute of the pass before."""
-        before = next((i for i in range(len(stage.cohort.ops) - 1, -1, -1) if stage.cohort.ops[i].stream == COMPUTE), None)
-        return after if before is None else (*after, Ref(stage.rank, before))
+        before = stage.last_compute()
+        return after if before is None else (*after, before)
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         free = self._whole(stage, part) if stage.plan.plan.reshard else ()

@@ -81,6 +81,15 @@ Importer = Callable[[Reader], dict[str, Any]]
 model_type: Registry[Importer] = Registry("model type", package="strategies.importers")
 
 
+def sizes(config: Reader) -> dict[str, Any]:
+    """Sizes that most families say with the same keys."""
+    keys = {
+        "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "ffn": "intermediate_size",
+        "vocabulary": "vocab_size", "context": "max_position_embeddings",
+    }  # fmt: skip
+    return {field: config.integer(key) for field, key in keys.items()}
+
+
 def is_hugging_face(data: Mapping[str, Any]) -> bool:
     """Whether a file is a `config.json` rather than fields of `Model`."""
     return any(key in data for key in ("model_type", "architectures", "text_config"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.importers import Reader, model_type
+from strategies.importers import Reader, model_type, sizes
 from topologies.reading import UserError
 
 # architecture -> (masked-token head, pooler, next-sentence classes)
@@ -25,12 +25,7 @@ def bert(config: Reader) -> dict[str, Any]:
     head, pooler, classes = _HEADS[name]
     return {
         "family": "encoder",
-        "hidden": config.integer("hidden_size"),
-        "layers": config.integer("num_hidden_layers"),
-        "heads": config.integer("num_attention_heads"),
-        "ffn": config.integer("intermediate_size"),
-        "vocabulary": config.integer("vocab_size"),
-        "context": config.integer("max_position_embeddings"),
+        **sizes(config),
         "token_types": config.optional("type_vocab_size", 2),
         "tied": config.flag("tie_word_embeddings", True),
         "embedding_norm": True,

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.importers import Reader, model_type
+from strategies.importers import Reader, model_type, sizes
 from topologies.reading import UserError
 
 
 def llama_like(config: Reader) -> dict[str, Any]:
     """Fields that Llama, Mistral, Mixtral, Qwen and DeepSeek say with the same keys; no biases."""
     return {
-        "hidden": config.integer("hidden_size"),
-        "layers": config.integer("num_hidden_layers"),
-        "heads": config.integer("num_attention_heads"),
-        "ffn": config.integer("intermediate_size"),
-        "vocabulary": config.integer("vocab_size"),
-        "context": config.integer("max_position_embeddings"),
+        **sizes(config),
         "tied": config.flag("tie_word_embeddings", False),
         "attention_dropout": config.rate("attention_dropout"),
         "head": config.has_language_head,
