@@ -100,7 +100,8 @@ class _Lowering:
                 left[chunk] -= 1
                 last = not left[chunk] % (1 if self.schedule.every_microbatch else plan.microbatches)
                 ref = self.hook.backward(stage, microbatch, held_up, last, kind == "W")
-            held_up = ()
+            # without overlap the next pass waits for the gradients that this one reduces
+            held_up = tuple(stage.reduced[-1:]) if kind in "BW" and not plan.plan.overlap else ()
             if kind == "W":
                 continue
             way = "F" if kind == "F" else "B"
@@ -113,7 +114,7 @@ class _Lowering:
             if key[:2] in sends:
                 stream, send = sends[key[:2]]
                 sent = self.results[key] = stage.add(Op(stream, send, (ref,), microbatch=microbatch))
-                held_up = () if plan.plan.overlap_p2p else (sent,)
+                held_up += () if plan.plan.overlap_p2p else (sent,)
             if self.schedule.versions and kind == "B" and last:
                 self.hook.update(stage)
                 stage.reduced.clear()
