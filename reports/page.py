@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from reports.figures import breakdown, gantt, memory
+from reports.figures.breakdown import breakdown
+from reports.figures.gantt import gantt
+from reports.figures.memory import memory
 from reports.metrics import metric
 from reports.tables import flatten, headline, verdict
 from reports.trace import write_trace

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from reports.figures import COLOURS, MEMORY, breakdown, figures, gantt, memory
+from reports.figures import COLOURS, MEMORY, figures
+from reports.figures.breakdown import breakdown
+from reports.figures.gantt import gantt
+from reports.figures.memory import memory
 from reports.lanes import chosen, lane_names, strips
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
