@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sim.paths import Floats
+
 DRAWN = 64  # GPUs
 LINKS = {"nvlink": GREEN, "pcie": ORANGE, "host": DARK, "loopback": PURPLE, "nic": BLUE, "spine": RED}
 
@@ -28,6 +31,24 @@ def topology(cluster: Cluster) -> Figure:
     """GPUs, switches, NICs and the links between them; the wider a link, the faster. Raises UserError beyond 64 GPUs."""
     from matplotlib.lines import Line2D
 
+    drawn, ax, net, form, layout = prepared(cluster)
+    rates, kinds = rates_of(net, form)
+    widths = _widths(rates)
+    drawn_links(ax, form, layout, [LINKS[kind] for kind in kinds], widths)
+    used = sorted(
+        set(zip(kinds, rates.tolist(), widths, strict=True)), key=lambda entry: (list(LINKS).index(entry[0]), -entry[1])
+    )
+    joints(ax, form, layout)
+    named = [(f"{kind} {digits(rate / 1e9)} GB/s", LINKS[kind], width) for kind, rate, width in used]
+    handles = [Line2D([], [], color=colour, linewidth=width, label=label) for label, colour, width in named]
+    drawn.legend(handles=handles, loc="outside lower center", ncols=min(5, max(1, len(handles))), fontsize=9)
+    nodes = f"{cluster.nodes} nodes of " if cluster.nodes > 1 else ""
+    ax.set_title(f"{cluster.name}: {nodes}{cluster.node.gpus} {cluster.node.gpu.name}")
+    return drawn
+
+
+def prepared(cluster: Cluster) -> tuple[Figure, Axes, Topology, Shape, Layout]:
+    """An empty drawing of the right size, and what goes where on it. Raises UserError beyond 64 GPUs."""
     if cluster.gpus > DRAWN:
         raise UserError(f"{cluster.name}: {cluster.gpus} GPUs are too many to draw; at most {DRAWN}, with --nodes for example")
     net, form = _seen(cluster)
@@ -35,22 +56,20 @@ def topology(cluster: Cluster) -> Figure:
     xs, ys = zip(*layout.places, strict=True)
     size = 0.36 * (max(xs) - min(xs)) + 2.5, 0.75 * (max(ys) - min(ys)) + 2.2
     drawn, ax = canvas(min(22, max(7.2, size[0])), min(12, max(3.4, size[1])))
-    used = _links(ax, net, form, layout)
+    ax.set_axis_off()
+    margin = (2.4, 1.2) if layout.captions else (0.9, 0.7)
+    ax.set(xlim=(min(xs) - margin[0], max(xs) + 0.9), ylim=(min(ys) - margin[1], max(ys) + margin[1]))
+    return drawn, ax, net, form, layout
+
+
+def joints(ax: Axes, form: Shape, layout: Layout) -> None:
+    """GPUs, switches and NICs with their names."""
     for joint, (x, y), label in zip(form.joints, layout.places, layout.labels, strict=True):
         shape_of, colour = ("circle", SKY) if joint.gpu >= 0 else ("square" if label.isdigit() else "round", WHITE)
         look = {"boxstyle": f"{shape_of},pad=0.35", "facecolor": colour, "edgecolor": DARK, "linewidth": 0.8}
         ax.text(x, y, label, ha="center", va="center", fontsize=8, zorder=3, bbox=look)
     for (x, y), text in layout.captions:
         ax.text(x, y, text, ha="right", va="center", fontsize=9, color=DARK)
-    named = [(f"{kind} {digits(rate / 1e9)} GB/s", LINKS[kind], width) for kind, rate, width in used]
-    handles = [Line2D([], [], color=colour, linewidth=width, label=label) for label, colour, width in named]
-    drawn.legend(handles=handles, loc="outside lower center", ncols=min(5, max(1, len(handles))), fontsize=9)
-    nodes = f"{cluster.nodes} nodes of " if cluster.nodes > 1 else ""
-    ax.set_title(f"{cluster.name}: {nodes}{cluster.node.gpus} {cluster.node.gpu.name}")
-    ax.set_axis_off()
-    margin = (2.4, 1.2) if layout.captions else (0.9, 0.7)
-    ax.set(xlim=(min(xs) - margin[0], max(xs) + 0.9), ylim=(min(ys) - margin[1], max(ys) + margin[1]))
-    return drawn
 
 
 def _seen(cluster: Cluster) -> tuple[Topology, Shape]:
@@ -67,22 +86,29 @@ def _seen(cluster: Cluster) -> tuple[Topology, Shape]:
     return net, Shape(joints, tuple((link, number[a], number[b]) for link, a, b in links))
 
 
-def _links(ax: Axes, net: Topology, form: Shape, layout: Layout) -> list[tuple[str, float, float]]:
-    """Draw every pair of joints once; returns kind, bytes per second and line width of what was drawn, in the order of LINKS."""
+def rates_of(net: Topology, form: Shape) -> tuple[Floats, list[str]]:
+    """Bytes per second and kind of every link of a drawing."""
     links = np.array([link for link, _, _ in form.links], dtype=np.int64)
-    rates, kinds = net.capacity(links), [net.kinds[kind] for kind in net.kind(links)]
+    return net.capacity(links), [net.kinds[kind] for kind in net.kind(links)]
+
+
+def _widths(rates: Floats) -> list[float]:
+    """The wider a line, the faster."""
     spread = np.log(rates / rates.min(initial=np.inf)) / max(1.0, float(np.log(rates.max(initial=0) / rates.min(initial=np.inf))))
-    widths = 0.8 + 1.8 * spread
+    widths: list[float] = (0.8 + 1.8 * spread).tolist()
+    return widths
+
+
+def drawn_links(ax: Axes, form: Shape, layout: Layout, colours: Sequence[Any], widths: Sequence[float]) -> None:
+    """Draw every pair of joints once; of the two directions the first that comes."""
     seen = set()
-    for (_, a, b), kind, width in zip(form.links, kinds, widths.tolist(), strict=True):
-        if (b, a, kind) not in seen:
-            seen.add((a, b, kind))
-            _line(ax, form, layout, (a, b), LINKS[kind], width)
-    used = {(kind, rate, width) for kind, rate, width in zip(kinds, rates.tolist(), widths.tolist(), strict=True)}
-    return sorted(used, key=lambda entry: (list(LINKS).index(entry[0]), -entry[1]))
+    for (_, a, b), colour, width in zip(form.links, colours, widths, strict=True):
+        if (b, a, colour) not in seen:
+            seen.add((a, b, colour))
+            _line(ax, form, layout, (a, b), colour, width)
 
 
-def _line(ax: Axes, form: Shape, layout: Layout, ends: tuple[int, int], colour: str, width: float) -> None:
+def _line(ax: Axes, form: Shape, layout: Layout, ends: tuple[int, int], colour: Any, width: float) -> None:
     """A line; in a row of parts an arc, below GPUs and above all else; a link around a torus as two stubs."""
     from matplotlib.patches import FancyArrowPatch
 
