@@ -28,6 +28,7 @@ COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer"
 HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----"}
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 
+DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
 LANES = 32  # rows of a Gantt chart
 NUMBERED = 16  # microbatches up to which passes are numbered
 
@@ -51,7 +52,8 @@ class Drawing:
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-            self.draw(data).savefig(path, dpi=130, metadata=metadata)
+            drawn = self.draw(data)
+            drawn.savefig(path, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
         return path
 
 
