@@ -39,7 +39,7 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             resize(storage, size)
             self._see(storage)
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

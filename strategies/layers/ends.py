@@ -84,7 +84,9 @@ def _loss(share: Share) -> Piece:
     probabilities stay for backward, which makes the gradient from them in one pass.
     """
     logits, cast = share.tokens * share.rows, share.element != FLOAT
-    small = {name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens) for name in ("maximum", "target", "sum")}
+    small = {
+        name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
+    }
     first = share.memory("loss maximum", "forward", logits * (share.element + FLOAT * cast))
     second = share.memory("loss exponential", "forward", logits * 2 * FLOAT)
     third = share.memory("loss division", "forward", logits * 2 * FLOAT)

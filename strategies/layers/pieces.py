@@ -144,15 +144,20 @@ class Share:
         """A kernel bound by `moved` bytes."""
         return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.plan.precision)
 
-    def collective(self, operation: str, label: str, size: float) -> Items:
+    def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
-        return self.along("tp", self.tp, operation, label, size)
+        return self.along("tp", self.tp, operation, label, size, width=width)
 
-    def along(self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "") -> Items:
-        """A collective along `axis` over a full buffer of `size` bytes; nothing when its degree is 1."""
+    def along(
+        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: int = 0
+    ) -> Items:
+        """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
+        nothing when its degree is 1.
+        """
         if degree == 1:
             return ()
-        return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
+        algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
+        return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
     def gather(self, label: str, features: int = 0) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
