@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, whole_linear
-
-FLOAT = 4  # bytes of fp32, in which the loss is computed whatever the precision
+from strategies.layers import eager
+from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
 
 
 def embedding(share: Share) -> list[Piece]:
@@ -73,7 +72,7 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        pieces += [replace(matrix, parameters=matrix.parameters - tied), _loss(share)]
+        pieces += [replace(matrix, parameters=matrix.parameters - tied), eager.loss(share) if share.eager else _loss(share)]
     return pieces
 
 
