@@ -27,6 +27,12 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
 
 
+def belongs(plan: Plan, where: str) -> None:
+    """Groups of fields go with the strategies that they describe."""
+    if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
+        raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
+
+
 def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
     """Rules of context parallelism."""
     if plan.attention != "flash":

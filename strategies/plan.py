@@ -14,8 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import divides, experts
+from strategies.limits import belongs, divides, experts
 from strategies.model import Model
+from strategies.options import PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -51,6 +52,7 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
     local_steps: PositiveInt | None = Field(
         None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
@@ -169,6 +171,7 @@ class Resolved(Config):
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        belongs(plan, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)

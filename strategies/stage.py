@@ -7,6 +7,7 @@ from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.layers import Items, Part
+from strategies.model import Model
 from strategies.plan import Resolved
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
@@ -20,9 +21,10 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved) -> None:
+    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved,
+                 model: Model) -> None:  # fmt: skip
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
-        self.parts, self.plan = tuple(parts), plan
+        self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
