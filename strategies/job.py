@@ -21,6 +21,7 @@ import yaml
 
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
+from strategies.limits import hosted
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
 from strategies.schedules import schedules
@@ -49,6 +50,7 @@ class Job:
         if self.plan.precision not in peak:
             known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
             raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
+        hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None, self.where)
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where)
 

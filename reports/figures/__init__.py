@@ -24,8 +24,9 @@ GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
            "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED,
-           "replica": YELLOW, "pp": SKY}  # fmt: skip
-HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----"}
+           "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
+HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
+           "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 
 DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
