@@ -35,7 +35,7 @@ class DataParallel(Hook):
         what = f"{where}: data_parallel=dataparallel"
         if nodes > 1:
             raise UserError(f"{what} is one process, which drives the GPUs of 1 node, not of {nodes}; take data_parallel=ddp")
-        for name, degree in (("tp", plan.tp), ("pp", plan.pp)):
+        for name, degree in (("tp", plan.tp), ("pp", plan.pp), ("cp", plan.cp), ("ep", plan.ep)):
             if degree > 1:
                 raise UserError(f"{what} replicates the whole model on each GPU, which {name}={degree} contradicts")
         for name in {"bucket", "overlap"} & plan.model_fields_set:
