@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from topologies.reading import Config
 
@@ -45,3 +45,40 @@ class Offload(Config):
         if self.optimizer is None and self.parameters is None:
             raise ValueError("offload={}: name what is kept where, such as offload={optimizer: cpu}")
         return self
+
+
+class DeepSpeed(Config):
+    """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements.
+
+    Without this group buckets are PyTorch's (`bucket`, in bytes), and zero3 is FSDP2: a part of the model (a layer) is gathered
+    while the one before computes, and released after use. DeepSpeed's overlap_comm is the plan's `overlap`. Its unit is a
+    tensor; here it is a part: limits that end inside a part act at its end.
+    """
+
+    reduce_bucket_size: PositiveInt = Field(500_000_000, description="gradients reduced at once; a buffer of so many is held")
+    allgather_bucket_size: PositiveInt = Field(500_000_000, description="zero1, zero2: parameters gathered at once")
+    stage3_prefetch_bucket_size: NonNegativeInt = Field(
+        50_000_000,
+        description="zero3: parts ahead are gathered until they have so many parameters; 0 gathers each when it is needed",
+    )
+    stage3_param_persistence_threshold: NonNegativeInt = Field(
+        100_000, description="zero3: parameters of at most this size are never released, and gathered after each update"
+    )
+    stage3_max_live_parameters: PositiveInt = Field(
+        1_000_000_000, description="zero3: nothing is gathered ahead beyond so many gathered parameters"
+    )
+    stage3_max_reuse_distance: NonNegativeInt = Field(
+        1_000_000_000, description="zero3: parameters are not released when they are used again before so many others"
+    )
+    zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")
+    zero_hpz_partition_size: PositiveInt = Field(
+        1, description="ZeRO++ hpZ: neighbouring ranks that hold a second copy, from which backward passes gather; 1 is none"
+    )
+    zero_quantized_gradients: bool = Field(
+        False, description="ZeRO++ qgZ: gradients are reduced by all-to-alls of 4-bit integers, inside nodes and then across"
+    )
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether the ranks of a node do something by themselves."""
+        return self.zero_hpz_partition_size > 1 or self.zero_quantized_gradients
