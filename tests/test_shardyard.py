@@ -191,3 +191,9 @@ def test_documented_examples_run() -> None:
 
     assert doctest.testmod(shardyard).failed == 0
     assert doctest.testmod(units).failed == 0
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
+    result = call("simulat")
+    assert result.exit_code == 2
+    assert "unknown command 'simulat'; did you mean 'simulate'?" in result.output
