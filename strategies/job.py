@@ -52,7 +52,7 @@ class Job:
             raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
         hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None, self.where)
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
-        return self.plan.resolve(self.model, self.cluster.gpus, self.where)
+        return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 
     @property
     def notes(self) -> tuple[str, ...]:

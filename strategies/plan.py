@@ -14,9 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import belongs, divides, experts
+from strategies.limits import belongs, divides, experts, neighbours
 from strategies.model import Model
-from strategies.options import Offload, PowerSGD
+from strategies.options import DeepSpeed, Offload, PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -53,6 +53,9 @@ class Plan(Config):
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
     powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    deepspeed: DeepSpeed | None = Field(
+        None, description="zero1, zero2, zero3 as DeepSpeed does it: its buckets, prefetch and ZeRO++; {} takes its defaults"
+    )
     offload: Offload | None = Field(
         None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
     )
@@ -150,6 +153,16 @@ class Plan(Config):
         return states + (4 if self.bytes_per_element == 2 else 0)
 
     @property
+    def reduce_bucket(self) -> float:
+        """Bytes of gradients that are reduced in one collective."""
+        return self.deepspeed.reduce_bucket_size * self.bytes_per_gradient if self.deepspeed else self.bucket
+
+    @property
+    def gather_bucket(self) -> float:
+        """Bytes of parameters that zero1 and zero2 gather in one collective."""
+        return self.deepspeed.allgather_bucket_size * self.bytes_per_element if self.deepspeed else self.bucket
+
+    @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
         return {
@@ -158,9 +171,12 @@ class Plan(Config):
             "optimizer": self.bytes_per_optimizer_state,
         }
 
-    def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
-        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
-        return Resolved.of(self, model, gpus, where)
+    def resolve(self, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
+        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers.
+
+        per_node: GPUs of a node, by default all.
+        """
+        return Resolved.of(self, model, gpus, where, per_node or gpus)
 
 
 class Resolved(Config):
@@ -174,9 +190,10 @@ class Resolved(Config):
     chunks: int
     local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     layers: tuple[int, ...]  # per virtual stage
+    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
 
     @classmethod
-    def of(cls, plan: Plan, model: Model, gpus: int, where: str) -> Resolved:
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
         """See `Plan.resolve`."""
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence or model.context
@@ -189,18 +206,22 @@ class Resolved(Config):
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
-        return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
-                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, local_steps=local, layers=layers)  # fmt: skip
+        inner = neighbours(plan, dp, per_node, where)
+        return cls(
+            plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
+            chunks=chunks, local_steps=local, layers=layers, inner=inner,
+        )  # fmt: skip
 
     @property
     def grid(self) -> Grid:
         """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, and the
         ep ranks one of their own.
         """
-        order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        plan, dp = self.plan, self.dp // self.replicas // self.plan.ep
+        outer = self.replicas if self.inner == 1 else self.dp // self.inner
+        order = self.plan.order.replace("dp", "dp-replica") if outer > 1 else self.plan.order
+        plan, dp = self.plan, self.dp // outer // self.plan.ep
         degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": dp, "pp": plan.pp}
-        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
+        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": outer} if outer > 1 else {}))
 
     @property
     def copies(self) -> int:
@@ -225,6 +246,8 @@ class Resolved(Config):
     @property
     def sharing(self) -> tuple[str, ...]:
         """The axes along which those ranks differ."""
+        if 1 < self.inner < self.dp:
+            return ("dp", "replica")
         return (*self.expert_sharing[:-1], "ep", "dp") if self.plan.ep > 1 else self.expert_sharing
 
     @property

@@ -88,10 +88,10 @@ class Stage:
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
     def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                        allocate: Memory = ()) -> Ref:  # fmt: skip
+                        allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
         """Second half of a backward pass."""
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back, microbatch))
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
@@ -143,7 +143,7 @@ class Stage:
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
-            count = in_buckets(experts, self.plan.plan.bucket)
+            count = in_buckets(experts, self.plan.plan.reduce_bucket)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
         if self.host.updates:
             ref = self.host.gradients(size * count / self.plan.plan.bytes_per_gradient / self.plan.shards, (ref,))
@@ -180,19 +180,28 @@ class Stage:
         """
         run = self.weight_gradient if weights_only else self.backward
         plan = self.plan.plan
-        buckets = self.buckets(plan.bucket)
+        buckets = self.buckets(plan.reduce_bucket)
         experts = [self.spread(first, last) * plan.bytes_per_gradient for first, last, _, _ in buckets]
         held: list[Memory] = [
             (("gradient", size * count + more),) if passing else ()
             for (_, _, size, count), more in zip(buckets, experts, strict=True)
         ]
+        passed: list[Memory] = [()] * len(buckets)  # given back by the pass itself: copied into DeepSpeed's buffer
+        if plan.deepspeed and passing:
+            passed, held = [self._largest_gradient(first, last) for first, last, _, _ in buckets], passed
         if not plan.overlap:
-            ref = run(microbatch, after, allocate=sum(held, ()))
-        for (first, last, size, count), memory, more in zip(buckets, held, experts, strict=True):
+            most = max(passed)
+            ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
+        for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
             if plan.overlap:
-                ref, after = run(microbatch, after, first, last, allocate=memory), ()
+                ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
             self.reduce(operation, size, count, (ref,), memory, more)
         return ref
+
+    def _largest_gradient(self, first: int, last: int) -> Memory:
+        """The gradient of the largest of parts first … last − 1."""
+        largest = max(part.parameters for part in self.parts[first:last])
+        return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
         """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.

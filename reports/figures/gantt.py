@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, patch, time_unit
 from reports.lanes import Strips, chosen, lane_names, strips
 from reports.words import seconds
-from sim.timeline import AXES, PHASES, Timeline
+from sim.timeline import AXES, CPU, PHASES, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,9 @@ def gantt(timeline: Timeline) -> Figure:
     ax.set_title("height of a colour: its share of the time; strips below: transfers", loc="right", fontsize=8.5, color=DARK)
     inside = {key for row in rows for bar in row.passes for key in bar.shares}
     handles = [patch(key, key) for key in PHASES if key in inside]
-    handles += [patch(key, f"{key} communication") for key in AXES if key in inside or key in axes]
+    handles += [
+        patch(key, "update on the CPUs" if key == CPU else f"{key} communication") for key in AXES if key in inside or key in axes
+    ]
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
     return drawn
 

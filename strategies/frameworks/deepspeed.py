@@ -17,6 +17,13 @@ _BATCH = {
     "microbatch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps",
     "global_batch": "train_batch_size",
 }  # fmt: skip
+_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
+_ZERO3 = (
+    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
+    "stage3_max_reuse_distance", "zero_hpz_partition_size",
+)  # fmt: skip
+_QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients")
+_PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
 _TYPES = {None: "same", "fp32": "fp32", "bf16": "same", "fp16": "same"}
 
 
@@ -26,7 +33,7 @@ def _read(path: Path) -> Found:
     bf16, fp16 = keys.section("bf16").flag("enabled", False), keys.section("fp16").flag("enabled", False)
     plan["precision"] = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     plan["gradients"] = keys.section("data_types").choice("grad_accum_dtype", _TYPES)
-    plan |= read_zero(keys.section("zero_optimization"), 4 if plan["gradients"] == "fp32" or not (bf16 or fp16) else 2)
+    plan |= read_zero(keys.section("zero_optimization"))
     if tp := keys.section("tensor_parallel").optional("autotp_size"):
         plan["tp"] = tp
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
@@ -45,25 +52,34 @@ def _read_batch(keys: Keys) -> dict[str, Any]:
     return batch
 
 
-def read_zero(zero: Keys, width: int) -> dict[str, Any]:
-    """Fields of the plan in the section `zero_optimization`; width: bytes of a gradient element."""
+def read_zero(zero: Keys) -> dict[str, Any]:
+    """Fields of the plan in the section `zero_optimization`."""
     hook = zero.choice("stage", STAGES, 0)
     plan: dict[str, Any] = {"data_parallel": hook}
     if hook == "ddp":
         return plan
     plan["overlap"] = zero.flag("overlap_comm", hook == "zero3")
-    plan["bucket"] = f"{_elements(zero, 'reduce_bucket_size', 5e8) * width} B"
+    names = _ZERO3 if hook == "zero3" else _BUCKETS
+    limits: dict[str, Any] = {name: _elements(zero, name) for name in names if zero.value(name) is not None}
+    if hook == "zero3":
+        limits |= {name: True for name in _QUANTISED if zero.flag(name, False)}
+    plan["deepspeed"] = limits
+    offload = {"optimizer": zero.section("offload_optimizer").choice("device", _PLACES)}
+    if hook == "zero3":
+        offload["parameters"] = zero.section("offload_param").choice("device", _PLACES)
+    if any(offload.values()):
+        plan["offload"] = offload
     return plan
 
 
-def _elements(zero: Keys, key: str, absent: float) -> int:
+def _elements(zero: Keys, key: str) -> int:
     """A number of elements; 5e8 is a text to YAML."""
-    value = zero.value(key, absent)
+    value = zero.value(key)
     try:
         elements = int(float(value))
     except (TypeError, ValueError):
-        elements = 0
-    if isinstance(value, bool) or elements < 1:
+        elements = -1
+    if isinstance(value, bool) or elements < 0:
         raise UserError(f"{zero.where}: zero_optimization.{key}={value!r} must be a number of elements")
     return elements
 
@@ -84,9 +100,16 @@ def _write(job: Job) -> Written:
     if told("gradients") == "fp32":
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if stage:
-        config["zero_optimization"] |= {
-            "overlap_comm": told("overlap"), "reduce_bucket_size": round(told("bucket") / job.plan.bytes_per_gradient),
-        }  # fmt: skip
+        limits, offload, bucket = told("deepspeed"), told("offload"), told("bucket")
+        sizes = (
+            limits.model_dump(exclude_unset=True)
+            if limits
+            else {"reduce_bucket_size": round(bucket / job.plan.bytes_per_gradient)}
+        )
+        config["zero_optimization"] |= {"overlap_comm": told("overlap")} | sizes
+        for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+            if offload and getattr(offload, place):
+                config["zero_optimization"][name] = {"device": getattr(offload, place)}
     if told("tp") > 1:
         config["tensor_parallel"] = {"autotp_size": job.plan.tp}
     if told("cp_method", only=("ulysses",)) == "ulysses" and told("cp") > 1:
