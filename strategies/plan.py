@@ -177,7 +177,7 @@ class Resolved(Config):
         _asynchronous(plan, model, microbatches, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
-        layers = _placement(plan, plan.pp * chunks, model, where)
+        layers = _placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
         return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
                    global_batch=dp * plan.microbatch * microbatches, chunks=chunks, local_steps=local, layers=layers)  # fmt: skip
 
