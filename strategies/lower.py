@@ -47,7 +47,7 @@ class _Lowering:
     def _parts(self, work: Parts, number: int) -> list[Part]:
         number %= len(self.plan.layers)  # of a second copy of the model
         first = sum(self.plan.layers[:number])
-        chosen: list[Part] = [work.layer(i) for i in range(first, first + self.plan.layers[number])]
+        chosen = work.stage(first, self.plan.layers[number])
         if number == 0:
             chosen.insert(0, work.embedding)
         if number == len(self.plan.layers) - 1:
@@ -123,7 +123,9 @@ class _Lowering:
 def _flops(work: Parts, plan: Resolved) -> tuple[float, float]:
     """(model FLOPs, hardware FLOPs) of the whole job: recomputation counts in the second, by the same rule."""
     passes = float(plan.microbatches * plan.dp)
-    every = [work.embedding, *(work.layer(i) for i in range(sum(plan.layers))), work.head]
+    every = [work.embedding, work.head]
+    for number, count in enumerate(plan.layers):
+        every += work.stage(sum(plan.layers[:number]), count)
     model = sum(part.model_flops for part in every)
     again = sum(part.recomputed_flops for part in every)
     return model * passes, (model + again) * passes
