@@ -65,7 +65,7 @@ def test_time_and_memory_emerge(toy_job) -> None:
     ({"recompute": "full", "recompute_layers": 2}, "recompute_layers=2 needs recompute_method"),
     ({"recompute_method": "block", "recompute_layers": 2}, "recompute_method=block needs recompute=full"),
     ({"recompute": "full", "recompute_method": "block", "recompute_layers": 5}, "recompute_layers=5 exceeds the 4 layers"),
-    ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "data_parallel": "zero3"}, "one layer at a time"),
+    ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "data_parallel": "zero3"}, "one layer at a"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
