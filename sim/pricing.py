@@ -18,6 +18,7 @@ from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
 
+COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
 
 
@@ -49,6 +50,9 @@ class Pricing:
             name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
             for name, protocol in profile.every_protocol().items()
         }
+        # a copy has no steps: its links carry what Simple reaches on them
+        kinds, simple = len(topology.kinds), self._rates[SIMPLE]
+        self._copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
         # what is cheapest does not depend on the rest of the program: it is remembered for the next one with the same prices
         self._chosen = prices.choices.setdefault((topology, program.grid), {})
         self._values: dict[Hashable, Priced] = {}
@@ -64,9 +68,9 @@ class Pricing:
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Find out what each link carries."""
         self.wiring = wire(self.topology, self.program.grid, traffics)
-        links = self.prices.profile.links
+        price = self.prices.profile.link
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
-        self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
+        self.capacity = [nominal * price(kind).efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
         self._shapes = self.wiring.shapes
 
@@ -83,6 +87,8 @@ class Pricing:
         """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
         asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
         able = self._applicable(work, cohort)
+        if isinstance(work, Send) and work.route:
+            return [self._alone(traffic)._price(work, traffic, COPY) for traffic in able]
         pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
         if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
@@ -120,6 +126,8 @@ class Pricing:
     def _candidates(self, work: Collective | Send, cohort: int) -> list[Traffic]:
         """Every algorithm that may run `work`."""
         at = self._at
+        if isinstance(work, Send) and work.route:
+            return [Traffic(f"copy/{'/'.join(work.route)}", (), at[cohort])]
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         names = offered(work.operation, split(work.algorithm, work.operation)[0])
@@ -148,7 +156,7 @@ class Pricing:
     def _key(self, work: Collective | Send, cohort: int) -> Hashable:
         """What the price of `work` depends on."""
         if isinstance(work, Send):
-            return "send", work.bytes, self._at[cohort], self._at[work.to]
+            return "send", work.bytes, work.route, self._at[cohort], self._at[work.to]
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
@@ -178,8 +186,9 @@ class Pricing:
         they count as latency, so that a collective is a few flows however many ranks it has.
         """
         repeat = work.repeat if isinstance(work, Collective) else 1
+        price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
-        latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
+        latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):

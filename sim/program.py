@@ -78,13 +78,18 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank)."""
+    """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank).
+
+    route: instead, a copy that each rank makes by itself, between "gpu", "cpu" (memory of its node) and "nvme" (disks of its
+    node); `to` is then its own cohort. From "cpu" to "cpu" it is the CPU's pass over `bytes` of memory.
+    """
 
     bytes: float
     to: int
     label: str
     axis: str = "pp"
     width: float = 2.0  # bytes per element
+    route: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,7 @@ class Cohort:
     at: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     resident: Memory = ()  # held for the whole step
+    hosted: Memory = ()  # the same in the node: ("cpu", bytes of its memory), ("nvme", bytes of its disks), of each rank
     steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
 
     def add(self, op: Op) -> int:

@@ -18,6 +18,7 @@ from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 if TYPE_CHECKING:
     import pandas as pd
 
+CPU = "cpu"  # the CPUs' work on the optimizer: an axis on which nothing is sent
 AXES = (
     "tp",
     "cp",
@@ -25,6 +26,9 @@ AXES = (
     "dp",
     "replica",
     "pp",
+    "host",
+    "nvme",
+    "cpu",
 )  # when an idle moment has communication on several axes, the first of these explains it
 PHASES = ("forward", "backward", "recompute", "optimizer")
 COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble", "wait")
@@ -237,6 +241,8 @@ class Timeline:
                     yield item.axis, size, size / item.width
         else:
             size = cast(Priced, self.work[number]).sent
+            if op.work.axis == CPU:
+                return
             yield op.work.axis, size, size / op.work.width
 
 
@@ -244,7 +250,9 @@ def kind(op: Op) -> str:
     """What an op is: the phase of a block, the operation of a collective, "send"."""
     if isinstance(op.work, Block):
         return op.work.name
-    return op.work.operation if isinstance(op.work, Collective) else "send"
+    if isinstance(op.work, Collective):
+        return op.work.operation
+    return ("update" if op.work.axis == CPU else "copy") if op.work.route else "send"
 
 
 def label(op: Op) -> str:

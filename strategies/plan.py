@@ -14,8 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import divides, experts, recomputed, synchronised
+from strategies.limits import belongs, divides, experts, recomputed, synchronised
 from strategies.model import Model
+from strategies.options import Offload, PowerSGD
 from strategies.placement import placement
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
@@ -68,6 +69,10 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    offload: Offload | None = Field(
+        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+    )
     local_steps: PositiveInt | None = Field(
         None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
@@ -91,6 +96,11 @@ class Plan(Config):
         "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    kernels: Literal["megatron", "torch"] = Field(
+        "megatron",
+        description="what runs and is kept for backward: the fused kernels of Megatron-LM with Transformer Engine, or PyTorch's "
+        "own operators one by one (which keep more, and gather nothing twice under sequence parallelism)",
+    )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
@@ -103,11 +113,11 @@ class Plan(Config):
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
-    overlap_tp: Literal["none", "weight_gradient", "pieces"] = Field(
-        "weight_gradient",
+    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+        None,
         description="tp collectives beside products: of gradients (Megatron-LM's default; needs CUDA_DEVICE_MAX_CONNECTIONS=1 "
         "there), or also gathers before products and reduce-scatters after them, a rank's tokens at a time (Megatron-LM's "
-        "--tp-comm-overlap, PyTorch's async TP); torchtitan without async TP has none",
+        "--tp-comm-overlap, PyTorch's async TP); by default of gradients, and with kernels=torch none",
     )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
@@ -215,6 +225,7 @@ class Resolved(Config):
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        belongs(plan, model, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)

@@ -69,7 +69,7 @@ class _Gpu:
         layers = parts.stage(0, sum(plan.layers))
         tokens = plan.plan.microbatch * plan.sequence
         outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
-        self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan)
+        self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan, model)
         width = plan.plan.bytes_per_element
         self.inputs = self._rooted("scatter", "inputs", plan.dp * tokens * TOKEN, TOKEN)
         self.outputs = self._rooted("gather", "outputs", plan.dp * outputs * width, width)
