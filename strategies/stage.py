@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.plan import Resolved
 
@@ -234,6 +235,24 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
+    """
+    direction = BACKWARD if whole else INPUT
+    layers = [part for part in ahead.parts if part.name == "layer"], [part for part in back.parts[::-1] if part.name == "layer"]
+    first = [(FORWARD, part) for part in ahead.parts if part.name == "embedding"]
+    first += [(direction, part) for part in back.parts if part.name == "head"]
+    last = [(FORWARD, part) for part in ahead.parts if part.name == "head"]
+    last += [(direction, part) for part in back.parts if part.name == "embedding"]
+    runs = [Run(1, _items(part, way)) for way, part in first]
+    for pair, same in groupby(zip_longest(*layers)):
+        there, here = pair
+        items = _items(here, direction) if here else ()
+        runs.append(Run(len(list(same)), interleaved(items, _items(there, FORWARD)) if there else items))
+    return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
 
 
 def _workspace(parts: Sequence[Part], direction: str) -> float:

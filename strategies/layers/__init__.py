@@ -21,7 +21,7 @@ from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
-from strategies.plan import Resolved
+from strategies.plan import Plan, Resolved
 from topologies.reading import UserError
 
 __all__ = ["Item", "Items", "Part", "Parts", "parts", "restored_tensors", "saved_tensors"]
@@ -54,8 +54,10 @@ class Part:
 class Parts:
     """A model under a plan: the embedding, one `Part` per kind of layer, the head."""
 
+    plan: Plan
     embedding: Part
     layers: tuple[Part, ...]  # one per kind
+    kept: tuple[Part, ...]  # the same without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: Part  # final norm, language-model head and loss
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
@@ -64,6 +66,19 @@ class Parts:
         """Layer 0 … layers − 1 of the model."""
         return self.layers[self.kinds[index]]
 
+    def stage(self, first: int, count: int) -> list[Part]:
+        """Layers first … first + count − 1 of the model as a stage runs them: which of them recompute their activations, and
+        which do so together.
+        """
+        every = [self.layer(index) for index in range(first, first + count)]
+        number = self.plan.recompute_layers
+        if number is None:
+            return every
+        if self.plan.recompute_method == "uniform":
+            return [_joined(tuple(every[start : start + number])) for start in range(0, count, number)]
+        again = range(number) if self.plan.recompute_method == "block" else range(number - 1, count, number)
+        return [part if place in again else self.kept[self.kinds[first + place]] for place, part in enumerate(every)]
+
 
 @lru_cache(maxsize=1024)
 def parts(model: Model, plan: Resolved) -> Parts:
@@ -71,9 +86,14 @@ def parts(model: Model, plan: Resolved) -> Parts:
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
+    layers, kept = (
+        tuple(_part("layer", transformer_layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none")
+    )
     return Parts(
+        plan=plan.plan,
         embedding=_part("embedding", embedding(share), share, "none"),
-        layers=tuple(_part("layer", transformer_layer(share, moe), share, recompute) for moe in kinds),
+        layers=layers,
+        kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
@@ -167,6 +187,32 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
         recomputed_flops=share.cp * sum(piece.flops for piece in again),
     )
+
+
+@lru_cache(maxsize=64)
+def _joined(layers: tuple[Part, ...]) -> Part:
+    """Consecutive layers that keep only the first one's input and are recomputed together before the backward pass of all."""
+    if len(layers) == 1:
+        return layers[0]
+    back = layers[::-1]
+    recompute = _chained(layers, "recompute")
+    whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
+    sums = ("parameters", "replicated", "experts", "model_flops", "recomputed_flops", "held")
+    return replace(
+        layers[0],
+        forward=_chained(layers, "forward"),
+        input_gradient=_chained(back, "input_gradient"),
+        weight_gradient=_chained(back, "weight_gradient"),
+        recompute=recompute,
+        backward=recompute + whole,
+        restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
+        temporary=max(part.temporary for part in layers),
+        **{name: sum(getattr(part, name) for part in layers) for name in sums},
+    )
+
+
+def _chained(layers: Sequence[Part], name: str) -> Items:
+    return tuple(chain.from_iterable(getattr(part, name) for part in layers))
 
 
 def _held(weights: Items, share: Share) -> float:
