@@ -1,4 +1,4 @@
-"""A plan's training step in PyTorch itself, as one of many ranks whose others are fake: what it sends and what it holds."""
+"""A plan's training step in PyTorch itself, as one of many ranks, the others fake: what it sends and what it holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def rehearse() -> Callable[..., Rehearsed]:
         resolved = plan.resolve(one, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
             meshes = _meshes(resolved)
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            # DTensor asks for shapes with fake tensors of its own, which must not count
+            with contextlib.nullcontext() if plan.tp > 1 else FakeTensorMode(allow_non_fake_inputs=True):
                 return _steps(one, resolved, meshes, stage)
 
     return step
