@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.program import COMPUTE, Cohort, Collective, Op, Program, Ref, Send
+from sim.program import COMPUTE, Cohort, Collective, Memory, Op, Program, Ref, Send
 from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
@@ -45,6 +45,7 @@ class _Lowering:
         if model.tied and self.stages[0].rank != self.stages[self.last].rank:
             self.stages[self.last].tied = work.tied
         self.waits: list[tuple[Op, Key]] = []
+        self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
         self.results: dict[Key, Ref] = {}  # the transfer, or on the same rank the pass itself, that makes a result available
 
     def _parts(self, work: Parts, number: int) -> list[Part]:
@@ -62,6 +63,8 @@ class _Lowering:
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
         if plan.plan.sequence_parallel:
             size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
+        if plan.plan.kernels == "torch" and pp > 1:
+            self._buffers(size)
         for _ in range(plan.local_steps):
             self._step(pp, size)
         for stage in self.stages.values():
@@ -69,6 +72,13 @@ class _Lowering:
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         flops = model_flops, hardware_flops
         return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps)
+
+    def _buffers(self, size: float) -> None:
+        """What PyTorch's pipeline stages hold for transfers, besides activations."""
+        for number, stage in self.stages.items():
+            near = [self.stages.get(number + step) for step in (-1, 1)]
+            before, after = (other is not None and other.rank != stage.rank for other in near)
+            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(size, before, after))
 
     def _step(self, ranks: int, size: float) -> None:
         """Every rank's passes and updates, after those of the step before."""
@@ -146,10 +156,11 @@ class _Lowering:
         states["optimizer"] += self.hook.outer
         if self.schedule.versions:
             states["parameter"] *= self.schedule.versions(stages[0].rank, plan.plan.pp)
-        stages[0].cohort.resident = tuple(
+        held = [
             (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
             for kind, width in states.items()
-        )
+        ]
+        stages[0].cohort.resident = (*held, *self.buffers.get(stages[0].rank, ()))
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
         """First and last rank sum the gradients of the embedding that they share."""

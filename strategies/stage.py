@@ -24,6 +24,7 @@ class Stage:
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
         self.parts, self.plan = tuple(parts), plan
         self.tied = 0  # parameters of a second copy of the tied embedding
+        self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
         self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
@@ -32,6 +33,17 @@ class Stage:
     def parameters(self) -> int:
         """Elements on one rank of the stage, before any data parallel sharding."""
         return sum(part.parameters for part in self.parts) + self.tied
+
+    def buffers(self, size: float, before: bool, after: bool) -> Memory:
+        """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
+
+        Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
+        received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
+        """
+        plan, head = self.plan, self.parts[-1]
+        self.received = size if before else 0.0
+        self.output = size if after else head.logits
+        return (("buffer", plan.microbatches * size * (before + after)),)
 
     def sharded(self, shards: int) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
@@ -91,7 +103,8 @@ class Stage:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
             runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
-            saved: Memory = (("activation", sum(part.saved for part in parts)),)
+            kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
+            saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
             work: Memory = (("temporary", _workspace(parts, direction)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]

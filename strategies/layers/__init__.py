@@ -45,6 +45,7 @@ class Part:
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
+    logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
 
@@ -156,6 +157,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         recompute=repeated,
         backward=repeated + inputs + weights,
         held=_held(weights, share),
+        logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
         saved=sum(kept.values()),
         restored=sum(restored.values()),
         temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
