@@ -27,7 +27,7 @@ class Stage:
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, int, int, bool], tuple[Block, Memory, Memory]] = {}
 
     @property
     def parameters(self) -> int:
@@ -76,8 +76,11 @@ class Stage:
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                  allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
-        """Backward pass of parts last − 1 … first, which gives their activations back."""
-        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last)
+        """Backward pass of parts last − 1 … first, which gives their activations back.
+
+        allocate: the parameters' gradients, where they are not resident; they are made one by one.
+        """
+        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
@@ -96,9 +99,9 @@ class Stage:
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back, microbatch))
 
-    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
+    def _block(self, direction: str, first: int, last: int, passing: bool = False) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
-        key = (direction, first, last)
+        key = (direction, first, last, passing)
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
@@ -106,7 +109,8 @@ class Stage:
             kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
             saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
-            work: Memory = (("temporary", _workspace(parts, direction)),)
+            width = self.plan.plan.bytes_per_gradient if passing else 0
+            work: Memory = (("temporary", _workspace(parts, direction, width)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -215,18 +219,20 @@ class Stage:
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
 
 
-def _workspace(parts: Sequence[Part], direction: str) -> float:
+def _workspace(parts: Sequence[Part], direction: str, width: int) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
-    (and of a split pass what the weight gradients need of the earlier parts is not there yet).
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
+    gradients that are taken at its start too, but made part by part.
     """
     most, later = 0.0, 0.0
-    earlier = sum(part.held for part in parts) if direction == INPUT else 0.0
+    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
+    earlier = sum(unmade)
     for part in reversed(parts):
-        earlier -= part.held if direction == INPUT else 0.0
-        restored = 0.0 if direction == FORWARD else part.restored
-        most = max(most, part.temporary + restored - later - earlier)
+        earlier -= unmade.pop()
+        work = part.temporary if direction == FORWARD else (part.passing if width else part.undoing) + part.restored
+        most = max(most, work - later - earlier)
         later += part.saved
     return most
 

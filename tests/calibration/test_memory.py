@@ -21,6 +21,7 @@ LLAMA: dict[str, Any] = GPT | {
     "name": "llama", "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
     "attention_bias": False, "output_bias": False, "mlp_bias": False,
 }  # fmt: skip
+FEW_TOKENS = LLAMA | {"hidden": 128, "kv_heads": 8, "ffn": 512, "layers": 6, "vocabulary": 64, "context": 32}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
 TP_SP = {"tp": 4, "sequence_parallel": True}
 PIPELINE = {"pp": 2, "accumulation": 4, "microbatch": 1}
@@ -54,6 +55,9 @@ def peak(toy_job, toy_prices):
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),
+        (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
+        (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
+        (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
         (GPT, 4, {"tp": 4}),
         (LLAMA, 4, {"tp": 4}),
         (LLAMA, 4, TP_SP),
