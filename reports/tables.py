@@ -40,6 +40,17 @@ def verdict(summary: Summary, job: Job) -> str:
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({summary.gpus} GPU{'s' * (summary.gpus != 1)})"
     speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
+    outside = summary.offloaded
+    if outside is not None and not outside.fits:
+        lacking = [
+            f"{name} by {size(used - has)}: {gigabytes(used)} of {gigabytes(has)} GB"
+            for name, used, has in (
+                ("host memory", outside.memory, outside.memory_capacity),
+                ("NVMe", outside.disk, outside.disk_capacity),
+            )
+            if used > has
+        ]
+        return f"{what}: node {outside.node} is out of {' and '.join(lacking)}; {speed} if it fitted"
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
@@ -62,10 +73,20 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
     return Group(
         Text(verdict(summary, job), "bold green" if summary.fits else "bold red"), "",
         _headline(summary, job), "", middle, "", _memory(summary), "",
-        *_hottest(summary),
+        *_offloaded(summary), *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
         Text(provenance(summary, job), "dim"),
     )  # fmt: skip
+
+
+def _offloaded(summary: Summary) -> list[Text]:
+    """What a node holds outside of its GPUs, one line."""
+    host = summary.offloaded
+    if host is None:
+        return []
+    disks = f", NVMe {gigabytes(host.disk)} of {gigabytes(host.disk_capacity)} GB" if host.disk else ""
+    memory = f"host memory {gigabytes(host.memory)} of {gigabytes(host.memory_capacity)} GB{disks}"
+    return [Text(f"offloaded by the GPUs of node {host.node}: {memory}", "" if host.fits else "red"), Text("")]
 
 
 def _hottest(summary: Summary) -> list[Text]:

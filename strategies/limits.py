@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategies.model import Model
+from topologies.hardware import Cpu
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,42 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
+        raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def belongs(plan: Plan, model: Model, where: str) -> None:
+    """Groups of fields go with the strategies that they describe."""
+    if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
+        raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
+    offload = plan.offload
+    if offload is None:
+        return
+    named = f"offload.parameters={offload.parameters}" if offload.parameters else f"offload.optimizer={offload.optimizer}"
+    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+        raise UserError(f"{where}: {named} needs data_parallel=zero1, zero2 or zero3, not {plan.data_parallel}")
+    if offload.parameters and plan.data_parallel != "zero3":
+        why = "keeps whole parameters on each GPU; take zero3"
+        raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if plan.ep > 1:
+        raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
+    if plan.pp > 1 and model.tied:
+        raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
+
+
+def hosted(plan: Plan, cpu: Cpu | None, where: str) -> None:
+    """What is offloaded needs a place that the cluster describes."""
+    if plan.offload is None:
+        return
+    if cpu is None:
+        raise UserError(f"{where}: offload needs node.cpu, which the cluster does not describe: its memory and bandwidth")
+    for name in ("optimizer", "parameters"):
+        if getattr(plan.offload, name) == "nvme" and not cpu.disk:
+            raise UserError(f"{where}: offload.{name}=nvme needs node.cpu.disk, disk_read and disk_write of the cluster")
 
 
 def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:

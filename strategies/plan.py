@@ -14,8 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import divides, experts
+from strategies.limits import belongs, divides, experts
 from strategies.model import Model
+from strategies.options import Offload, PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -51,6 +52,10 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    offload: Offload | None = Field(
+        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+    )
     local_steps: PositiveInt | None = Field(
         None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
@@ -80,6 +85,12 @@ class Plan(Config):
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+        None,
+        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
+    )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
@@ -174,6 +185,7 @@ class Resolved(Config):
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        belongs(plan, model, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.model import Model
 from strategies.plan import Resolved
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
@@ -20,14 +22,21 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved) -> None:
+    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved,
+                 model: Model) -> None:  # fmt: skip
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
-        self.parts, self.plan = tuple(parts), plan
+        self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
+        self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
         self._blocks: dict[tuple[str, int, int, bool], tuple[Block, Memory, Memory]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether its rank shares its parameters with no other rank and nothing of them with the host."""
+        return self.plan.copies == 1 and self.plan.plan.offload is None
 
     @property
     def parameters(self) -> int:
@@ -137,14 +146,24 @@ class Stage:
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
                width: int | None = None) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts. width: bytes of an element on its way.
+        the ranks that have the same experts. width: bytes of an element on its way. What is offloaded then leaves the GPU.
         """
+        if self.plan.copies == 1:
+            ref = (
+                self.host.gradients(size * count / self.plan.plan.bytes_per_gradient, after, free)
+                if self.host.updates
+                else after[0]
+            )
+            self.reduced.append(ref)
+            return ref
         ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
             count = in_buckets(experts, self.plan.plan.bucket)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
+        if self.host.updates:
+            ref = self.host.gradients(size * count / self.plan.plan.bytes_per_gradient / self.plan.shards, (ref,))
         self.reduced.append(ref)
         return ref
 
@@ -202,9 +221,15 @@ class Stage:
         width = plan.bytes_per_element
         traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
         count = self.sharded(shards)
+        if self.host.updates:
+            replicated = self._replicated()
+            if replicated:
+                after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
+            return self.host.update(count, traffic * count, after)
         kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
         block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
-        return self.add(Op(COMPUTE, block, after))
+        ref = self.add(Op(COMPUTE, block, after))
+        return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp

@@ -55,6 +55,7 @@ KEYS = {
     "job", "gpus", "step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "model_flops_per_gpu", "mfu", "hfu",
     "flops_rule", "gpu_hours_per_step", "breakdown", "bubble", "exposed", "volume", "links", "memory", "memory_capacity",
     "memory_peak", "memory_over", "memory_worst_stage", "fits", "events", "profile", "notes",
+    "offloaded",
 }  # fmt: skip
 
 
@@ -190,3 +191,9 @@ def test_documented_examples_run() -> None:
 
     assert doctest.testmod(shardyard).failed == 0
     assert doctest.testmod(units).failed == 0
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
+    result = call("simulat")
+    assert result.exit_code == 2
+    assert "unknown command 'simulat'; did you mean 'simulate'?" in result.output

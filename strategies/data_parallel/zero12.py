@@ -21,7 +21,7 @@ class Zero1(Hook):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
-        if stage.plan.copies == 1 or not last:
+        if stage.alone or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
 
@@ -49,6 +49,6 @@ class Zero2(Zero1):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)

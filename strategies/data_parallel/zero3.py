@@ -28,13 +28,13 @@ class Zero3(Hook):
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.forward(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts)), self._forward)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """The same in reverse, and a reduce-scatter of each part's gradients. Weight gradients alone need no parameters."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         if not weights_only:
             return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._backward)
@@ -46,13 +46,13 @@ class Zero3(Hook):
 
     def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gathers like a backward pass, reduces nothing."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.input_gradient(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         overlap = stage.plan.plan.overlap
-        if not stage.plan.plan.reshard and compute != self._forward:  # parameters are still there
+        if _kept(stage) or (not stage.plan.plan.reshard and compute != self._forward):  # parameters are still there
             for part in order:
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
@@ -93,10 +93,17 @@ class Zero3(Hook):
 
     def _gradient(self, stage: Stage, part: int) -> Memory:
         """The unsharded gradient of a part, until it is reduced."""
+        if stage.plan.copies == 1 and not stage.host.updates:  # there is but one rank, and it accumulates its gradients
+            return ()
         return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_gradient),)
 
     def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
         dense, experts = self._elements(stage, part)
+        if stage.host.has_parameters:
+            alone = stage.plan.copies == 1
+            after = (stage.host.fetch(dense / stage.plan.shards, after, self._whole(stage, part) if alone else ()),)
+            if alone:
+                return after[0]
         ref = self._gathering(stage, dense, stage.plan.sharing, after, self._whole(stage, part))
         return self._gathering(stage, experts, stage.plan.expert_sharing, after, ()) if experts else ref
 
@@ -110,6 +117,8 @@ class Zero3(Hook):
 
     def _whole(self, stage: Stage, part: int) -> Memory:
         """The gathered parameters of a part."""
+        if _kept(stage):
+            return ()
         return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_element),)
 
     def _elements(self, stage: Stage, part: int) -> tuple[int, int]:
@@ -120,3 +129,8 @@ class Zero3(Hook):
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
         stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))
+
+
+def _kept(stage: Stage) -> bool:
+    """Whether the only rank has its parameters all the time."""
+    return stage.plan.copies == 1 and not stage.host.has_parameters

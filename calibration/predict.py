@@ -1,0 +1,42 @@
+"""A job simulated with the profile that belongs to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibration.profiles import load_profile, profile_for
+from sim.prices import Prices, Profile
+from sim.run import run
+from sim.summary import Summary, summarise
+from strategies.lower import lower
+
+if TYPE_CHECKING:
+    from sim.timeline import Timeline
+    from strategies.job import Job
+    from topologies.hardware import Gpu
+
+_PRICES: dict[tuple[str, Gpu], Prices] = {}
+
+
+def profile_of(job: Job) -> Profile:
+    """The profile that the job names, or else the shipped one of its GPU. Raises UserError."""
+    return load_profile(job.profile) if job.profile else profile_for(job.cluster.node.gpu.name)
+
+
+def prices_of(job: Job) -> Prices:
+    """Prices remember what they have worked out, so jobs share them."""
+    profile, gpu = profile_of(job), job.cluster.node.gpu
+    known = _PRICES.get((profile.name, gpu))
+    if known is None or known.profile != profile:
+        known = _PRICES[profile.name, gpu] = Prices(profile, gpu)
+    return known
+
+
+def simulate(job: Job, *, fold: bool = True) -> Timeline:
+    """Play one training step of `job`. fold=False gives every rank its own actor. Raises UserError for impossible jobs."""
+    return run(lower(job.model, job.resolve()), job.cluster.topology(), prices_of(job), fold=fold)
+
+
+def predict(job: Job) -> Summary:
+    """The summary of one simulated step of `job`."""
+    return summarise(simulate(job))

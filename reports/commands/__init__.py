@@ -1,0 +1,48 @@
+"""The command line: a command is one file of this folder that defines `command`; its name is the file's."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+FOLDER = Path(__file__).parent
+
+
+class Commands(click.Group):
+    """Finds commands in this folder. A user's mistake is one line on stderr and exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the files, sorted."""
+        return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported when it is asked for."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"{__name__}.{cmd_name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an unknown command is answered with the nearest known name."""
+        from topologies.reading import UserError, nearest
+
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            raise UserError(f"unknown command '{name}'{nearest(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line."""
+        from topologies.reading import UserError
+
+        try:
+            return super().main(*args, **kwargs)
+        except UserError as error:
+            click.echo(f"error: {error}", err=True)
+        except OSError as error:  # a full disk, a closed pipe
+            click.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,34 @@
+"""`shardyard advise`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from reports.commands._common import AS_JSON, job_options, show
+
+
+@click.command("advise")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@job_options
+@AS_JSON
+def command(job: str | None, as_json: bool, **given: Any) -> None:
+    """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
+    from calibration.predict import predict
+    from strategies.advise import advise
+    from strategies.job import read_job
+
+    asked = read_job(job, **given)
+    found = advise(asked, predict)
+    if as_json:
+        rows = [{"name": one.name, "changes": one.changes, **one.summary.to_dict()} for one in found.candidates]
+        click.echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
+    else:
+        from reports.advice import advice
+
+        show(advice(found, asked.model.name, f"{asked.cluster.nodes} × {asked.cluster.name}"))
+    if found.best is None:
+        sys.exit(2)

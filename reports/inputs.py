@@ -1,0 +1,44 @@
+"""What determined a prediction, for people and reports."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+
+
+def shardyard_version() -> str:
+    """The version of the installed distribution; "unknown" where it is not installed."""
+    try:
+        return version("shardyard")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def describe(job: Job, command: str = "") -> dict[str, Any]:
+    """The job's inputs, its hash, the profile, and the command that asked."""
+    from calibration.predict import profile_of
+    from calibration.profiles import describe_profile
+
+    plan = job.resolve()
+    return {
+        "name": job.name,
+        "model": job.model.name,
+        "parameters": job.model.parameters,
+        "cluster": f"{job.cluster.nodes} × {job.cluster.name}",
+        "gpu": job.cluster.node.gpu.name,
+        "gpus": job.cluster.gpus,
+        "gpus_per_node": job.cluster.node.gpus,
+        "profile": describe_profile(profile_of(job)),
+        "plan": {
+            **job.plan.model_dump(mode="json"), "dp": plan.dp, "sequence": plan.sequence, "global_batch": plan.global_batch,
+            "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
+        },
+        "ignored": list(job.ignored),
+        "notes": list(job.notes),
+        "hash": job.hash,
+        "version": shardyard_version(),
+        "command": command,
+    }  # fmt: skip
