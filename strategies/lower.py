@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.program import Cohort, Collective, Op, Program
+from sim.program import Cohort, Collective, Memory, Op, Program
 from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
@@ -43,6 +43,7 @@ class _Lowering:
         if self.tied:
             self.stages[self.last].tied = work.tied
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
+        self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
 
     def _parts(self, work: Parts, number: int) -> list[Part]:
         number %= len(self.plan.layers)  # of a second copy of the model
@@ -60,6 +61,8 @@ class _Lowering:
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
         if plan.plan.sequence_parallel:
             size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
+        if plan.plan.kernels == "torch" and pp > 1:
+            self._buffers(size)
         for _ in range(plan.local_steps):
             self._step(pp, size)
         for stage in self.stages.values():
@@ -67,6 +70,13 @@ class _Lowering:
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         flops = model_flops, hardware_flops
         return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps)
+
+    def _buffers(self, size: float) -> None:
+        """What PyTorch's pipeline stages hold for transfers, besides activations."""
+        for number, stage in self.stages.items():
+            near = [self.stages.get(number + step) for step in (-1, 1)]
+            before, after = (other is not None and other.rank != stage.rank for other in near)
+            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(size, before, after))
 
     def _step(self, ranks: int, size: float) -> None:
         """Every rank's passes and updates, after those of the step before."""
@@ -100,7 +110,8 @@ class _Lowering:
             (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
             for kind, width in states.items()
         )
-        stages[0].cohort.resident = resident + sum((self.hook.resident(stage) for stage in stages), ())
+        more = sum((self.hook.resident(stage) for stage in stages), self.buffers.get(stages[0].rank, ()))
+        stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum((stage.host.held(plan.shards) for stage in stages), ())
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:

@@ -40,12 +40,15 @@ class Part:
     recompute: Items  # forward work repeated just before the backward pass
     saved: float  # bytes of activations kept from its forward to its backward
     restored: float  # bytes of activations that recomputation makes anew: they exist only while its backward runs
-    temporary: float  # bytes of the largest workspace of its backward or forward, besides saved and restored
+    temporary: float  # bytes of workspace of its forward besides saved, where most is needed: not all of saved is there yet
+    undoing: float  # the same of its backward besides saved and restored, of which less and less is there
+    passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
+    logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients: the whole, piece by piece
 
@@ -165,6 +168,7 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
     again = [piece for piece in pieces if recompute == "full" or (recompute == "selective" and piece.core)]
+    plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
@@ -178,9 +182,12 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         recompute=repeated,
         backward=repeated + whole,
         held=_held(weights, share),
+        logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
         saved=sum(kept.values()),
         restored=sum(restored.values()),
-        temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
+        temporary=gradient + _workspace(pieces, kept),
+        undoing=gradient + _workspace(pieces, kept | restored),
+        passing=gradient + _workspace(pieces, kept | restored, plan.bytes_per_gradient),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),
@@ -206,13 +213,29 @@ def _joined(layers: tuple[Part, ...]) -> Part:
         recompute=recompute,
         backward=recompute + whole,
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
-        temporary=max(part.temporary for part in layers),
+        **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
         **{name: sum(getattr(part, name) for part in layers) for name in sums},
     )
 
 
 def _chained(layers: Sequence[Part], name: str) -> Items:
     return tuple(chain.from_iterable(getattr(part, name) for part in layers))
+
+
+def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0) -> float:
+    """Bytes beyond all of `tensors` that are needed at most while the pieces run one by one, forward or backward.
+
+    A tensor is there while the piece that first names it and those after it run. Negative when all are never there at once.
+    width: bytes per parameter of gradients, beyond all of which the bytes are then counted: backward, those of the piece and of
+    the pieces after it are there.
+    """
+    left, gone, unmade = dict(tensors), sum(tensors.values()), 0.0
+    most = -gone - width * sum(piece.parameters - piece.experts for piece in pieces)
+    for piece in pieces:
+        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner})
+        most = max(most, piece.temporary - gone - unmade)
+        unmade += width * (piece.parameters - piece.experts)
+    return most
 
 
 def _held(weights: Items, share: Share) -> float:
