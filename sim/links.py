@@ -98,10 +98,10 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
         for op_number, op, times in timeline.distinct(number):
             work = op.work
             if isinstance(work, Block):
-                for repeat, item in work.items():
+                for count, item in work.items():
                     if isinstance(item, Collective):
                         priced = timeline.pricing.collective(item, lane.cohort)
-                        yield priced.traffic, times * repeat * item.repeat * item.bytes * share
+                        yield priced.traffic, times * count * item.repeat * item.bytes * share
                 continue
             done = timeline.work[op_number]
             assert isinstance(done, Priced)

@@ -1,24 +1,18 @@
-"""What a program's work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency.
-
-The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any
-sequence of kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy,
-h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
-event, and small kernels make a model launch-bound by themselves.
-"""
+"""What work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sim.clock import on_grid
 from sim.collectives import offered
+from sim.fusing import Fused, chained, fused
 from sim.merging import wire
 from sim.network import Part
 from sim.prices import Prices
-from sim.program import Block, Collective, Kernel, Program, Send
+from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
 from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
@@ -26,19 +20,6 @@ from topologies.topology import Topology
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
-
-
-class Fused(NamedTuple):
-    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly.
-
-    kernels: the part of `busy` that is not communication, which slows down while other communication runs.
-    """
-
-    busy: float
-    critical: float
-    host: float
-    parts: dict[tuple[str, str], float]
-    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,37 +212,28 @@ class Pricing:
         return found
 
     def _fuse(self, block: Block, cohort: int) -> Fused:
-        busy = critical = host = kernels = 0.0
-        parts: dict[tuple[str, str], float] = {}
-        for times, items in block.runs:
-            once = self._items(items, cohort)
-            for key, seconds in once.parts.items():
-                parts[key] = parts.get(key, 0.0) + times * seconds
-            kernels += times * once.kernels
-            repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
-            busy, critical, host = _then((busy, critical, host), repeated)
-        return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
+        return chained([(times, self._items(items, cohort)) for times, items in block.runs])
 
-    def _items(self, items: tuple[Kernel | Collective, ...], cohort: int) -> Fused:
+    def _items(self, items: tuple[Item, ...], cohort: int) -> Fused:
         """One run of `items`; the layers of a stage share theirs."""
         key = (id(items), cohort)
         found = self._runs.get(key)
         if found is None:
-            launch, synchronous = self.prices.profile.launch * self.program.turns, self.prices.profile.synchronous
-            state, kernels = (0.0, 0.0, 0.0), 0.0
-            parts: dict[tuple[str, str], float] = {}
-            for item in items:
-                if isinstance(item, Kernel):
-                    self._note(item)
-                    part, seconds = (item.phase, item.label), self.prices.seconds(item)
-                else:
-                    part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
-                seconds = on_grid(seconds + launch if synchronous else seconds)
-                kernels += seconds if isinstance(item, Kernel) else 0.0
-                parts[part] = parts.get(part, 0.0) + seconds
-                state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
-            found = self._runs[key] = Fused(*state, parts, kernels)
+            profile = self.prices.profile
+            launch = profile.launch * self.program.turns
+            ahead, extra = (0.0, launch) if profile.synchronous else (launch, 0.0)
+            found = fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown)
+            self._runs[key] = found
         return found
+
+    def _seconds(self, item: Item, cohort: int, extra: float) -> float:
+        """Seconds of an item by itself."""
+        if isinstance(item, Kernel):
+            self._note(item)
+            return on_grid(self.prices.seconds(item) + extra)
+        if isinstance(item, Join):
+            return 0.0
+        return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
 
     def _note_profile(self) -> None:
         profile, gpu = self.prices.profile, self.prices.gpu.name
@@ -277,7 +249,8 @@ class Pricing:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
         item by item.
 
-        Everything inside blocks of one cohort runs on its compute stream, one after the other, and cannot meet itself.
+        Collectives inside blocks of one cohort run one after the other, on its compute stream or on the one beside it, and cannot
+        meet each other.
         """
         users: dict[int, set[tuple[int, bool]]] = {}
         for work, cohort, inside in self._communications:
@@ -290,11 +263,6 @@ class Pricing:
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Coordinates of everybody that a collective along `axes` brings together."""
     return tuple((name, place) for name, place in at if name not in axes)
-
-
-def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Max-plus composition of (busy, critical, host)."""
-    return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
 
 
 def _communications(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:

@@ -11,7 +11,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from sim.pricing import Fused, Priced, Pricing
+from sim.fusing import Fused
+from sim.pricing import Priced, Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Timeline:
             _explain(parts, cursor, finish, incoming, next_transfer, end_of_all)
         for key, count in times.items():
             for (name, _), seconds in distinct[key].parts.items():
-                parts[name if name in PHASES else f"{name} exposed"] += count * seconds
+                parts[name if name in COMPONENTS else f"{name} exposed"] += count * seconds
         parts["slowdown"] += slowed
         parts["launch"] += busy - slowed - sum(count * distinct[key].busy for key, count in times.items())
         return parts

@@ -88,6 +88,12 @@ class Plan(Config):
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+        None,
+        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
+    )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"

@@ -95,6 +95,7 @@ def _read(path: Path) -> Found:
         "overlap": flags.flag("overlap-grad-reduce", False),
         "overlap_p2p": not flags.flag("no-overlap-p2p-communication", False),
         "sequence_parallel": flags.flag("sequence-parallel", False),
+        "overlap_tp": "pieces" if flags.flag("tp-comm-overlap", False) else None,
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
     flags.flag("overlap-param-gather", False)  # what the parameters are gathered beside is overlapped with the gradients
@@ -182,12 +183,14 @@ def _write(job: Job) -> Written:
              for field, name in _DEGREES.items())]  # fmt: skip
     flags += [("--" + told("precision", only=("bf16", "fp16", "fp32")), None)] if job.plan.precision in ("bf16", "fp16") else []
     told("precision", only=("fp32",))
+    told("kernels", only=("megatron",))
     flags += [("--sequence-parallel", None)] * told("sequence_parallel")
     flags += [("--overlap-grad-reduce", None)] * told("overlap")
     flags += [("--no-overlap-p2p-communication", None)] * (not told("overlap_p2p"))
     flags += [("--use-tp-pp-dp-mapping", None)] * (told("order", only=tuple(_ORDERS.values())) == _ORDERS[True])
     if job.plan.cp > 1:
         flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[told("cp_method")]))
+    flags += [("--tp-comm-overlap", None)] * (told("overlap_tp", only=(None, "weight_gradient", "pieces")) == "pieces")
     flags += _sharding_flags(told) + _recompute_flags(told) + _pipeline_flags(told, plan.chunks, plan.layers)
     if told("gradients") == "fp32" and job.plan.precision != "bf16":
         flags.append(("--accumulate-allreduce-grads-in-fp32", None))

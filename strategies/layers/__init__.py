@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
-from sim.program import Collective, Kernel
+from sim.program import Collective, Item, Kernel
 from strategies.layers.ends import embedding, head
-from strategies.layers.pieces import Item, Items, Piece, Share
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
 from strategies.plan import Resolved
@@ -46,7 +47,7 @@ class Part:
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
-    backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
+    backward: Items  # recompute, then both gradients: the whole, piece by piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +149,14 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
+    whole = tuple(chain.from_iterable(piece.whole or piece.input_gradient + piece.weight_gradient for piece in reversed(pieces)))
     return Part(
         name=name,
         forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
         input_gradient=inputs,
         weight_gradient=weights,
         recompute=repeated,
-        backward=repeated + inputs + weights,
+        backward=repeated + whole,
         held=_held(weights, share),
         saved=sum(kept.values()),
         restored=sum(restored.values()),
@@ -176,7 +178,7 @@ def _held(weights: Items, share: Share) -> float:
     for item in weights:
         if isinstance(item, Collective):
             gathered = True
-        elif item.kind == "gemm":
+        elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
             total += batch * k * (m + (n / share.tp if gathered else n))
             gathered = False

@@ -15,22 +15,25 @@ Work follows Megatron-LM with Transformer Engine's fusions, or with `kernels: to
 Tensor parallelism cuts matrices by columns, then rows (arXiv:1909.08053 section 3). Forward, an all-reduce follows a matrix cut
 by rows; backward, one follows the input gradient of a matrix cut by columns. With sequence parallelism (arXiv:2205.05198 section
 4.2.2) a reduce-scatter takes the all-reduce's place and an all-gather stands before the other matrix; and as only 1/tp of the
-input is kept, backward gathers it once more for the weight gradient. A real run hides that gather behind the input gradient,
-and the input gradient's reduction behind the weight gradient; here the compute stream waits for both.
+input is kept, backward gathers it once more for the weight gradient. With `overlap_tp: weight_gradient` that gather runs beside
+the product that makes the input gradient, and the input gradient's reduction beside the one that makes the weight gradient, as
+Megatron-LM does by default (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication); a
+backward pass that a schedule splits in two has nothing to hide them behind. With `overlap_tp: pieces` also the gather before a
+product, and the reduce-scatter after one, go round a ring of tp ranks beside the product of the tokens that have come
+(Transformer Engine's userbuffers, PyTorch's async TP).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sim.program import Collective, Kernel
+from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
 from strategies.plan import Resolved
 
-Item = Kernel | Collective
-Items = tuple[Item, ...]
 Split = Literal["columns", "rows", "none"]
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
@@ -42,6 +45,7 @@ class Piece:
     forward: Items = ()
     input_gradient: Items = ()
     weight_gradient: Items = ()
+    whole: Items = ()  # both gradients, where they are not simply one after the other
     saved: Mapping[str, float] = field(default_factory=dict)  # tensors kept for backward: name -> bytes; one name, one tensor
     core: bool = False  # part of the attention core, which selective recomputation runs again
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
@@ -170,6 +174,33 @@ class Share:
         size = self.element * self.tokens * (features or self.model.hidden)
         return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
 
+    def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
+        """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
+        asked = self.resolved.plan.overlap_tp or ("none" if self.eager else "weight_gradient")
+        return self.tp > 1 and (asked == what or asked == "pieces")
+
+    def after_gather(self, gather: Items, kernel: Kernel) -> Items:
+        """A product of tokens (its m) that are gathered."""
+        if not (gather and self.overlap("pieces")):
+            return (*gather, kernel)
+        return gathered(self._cut(kernel), self._round(gather))
+
+    def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
+        """A product of tokens (its m) whose sums are reduced."""
+        if not (reduce and self.overlap("pieces")):
+            return (kernel, *reduce)
+        return scattered(self._cut(kernel), self._round(reduce))
+
+    def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """The product in one kernel for the tokens of each tp rank."""
+        batch, m, n, k = kernel.shape
+        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch),) * self.tp
+
+    def _round(self, whole: Items) -> Collective:
+        """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
+        assert isinstance(whole[0], Collective)
+        return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
+
     def reduce(self, label: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
         operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
@@ -186,10 +217,14 @@ def column_linear(
     gather = share.gather(f"{label} input", hidden)
     again = () if share.eager else gather
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
+    reduce = share.reduce(f"{label} input gradient", hidden)
+    inputs_product = share.gemm(label, "backward", tokens, hidden, local)
+    weights = (share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
     return Piece(
-        forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
-        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient", hidden)),
-        weight_gradient=(*again, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
+        forward=share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)),
+        input_gradient=(inputs_product, *reduce),
+        weight_gradient=(*again, *weights),
+        whole=(*beside((inputs_product,), again), *beside(weights, reduce)) if share.overlap("weight_gradient") else (),
         saved={source or f"{label} input": gathered if share.eager else share.element * share.parted * hidden},
         temporary=gathered + (gathered if again else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
@@ -204,8 +239,8 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     gather = share.gather(f"{label} gradient")
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * share.stream),)
     return Piece(
-        forward=(share.gemm(label, "forward", tokens, hidden, local), *share.reduce(label)),
-        input_gradient=(*gather, share.gemm(label, "backward", tokens, local, hidden)),
+        forward=share.before_reduce(share.gemm(label, "forward", tokens, hidden, local), share.reduce(label)),
+        input_gradient=share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden)),
         weight_gradient=(share.weight_gemm(f"{label} weight", hidden, local, tokens), *(bias_gradient if bias else ())),
         saved={f"{label} input": share.element * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)),
