@@ -163,8 +163,6 @@ class Zero3(Hook):
         if held + sum(self._of(stage).elements(part)) > room:
             self._flush(stage)
         self._waiting.append((part, after))
-        if not stage.plan.plan.overlap:
-            self._flush(stage)
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""
