@@ -60,8 +60,8 @@ class Passes:
             position = len(self.ops)
             stage, ref, last = self._pass(action)
             if before is not None:
-                ref = self._turns(*before, action, position, ref)
-                self._send(before[0], self._stage(before[0]), ref)
+                earlier, ref = self._turns(*before, action, position, ref)
+                self._send(before[0], self._stage(before[0]), earlier)
             if action.beside:
                 before = action, position, ref
                 continue
@@ -112,10 +112,10 @@ class Passes:
             sent = self.flow.results[key] = stage.add(Op(stream, send, (ref,), microbatch=action.microbatch))
             self.held_up += () if self.plan.plan.overlap_p2p else (sent,)
 
-    def _turns(self, first: Action, start: int, ended: Ref, second: Action, position: int, ref: Ref) -> Ref:
-        """Make one op of two passes, if each is one; the op that ends them (the second's, where they are several)."""
+    def _turns(self, first: Action, start: int, ended: Ref, second: Action, position: int, ref: Ref) -> tuple[Ref, Ref]:
+        """Make one op of two passes, if each is one; (the op that ends the first, the one that ends the second)."""
         if len(self.ops) - position != 1 or position - start != 1:
-            return ref
+            return ended, ref
         other, op = self.ops.pop(), self.ops[start]
         forward, backward = (first, second) if first.kind == "F" else (second, first)
         there, back = self._stage(forward), self._stage(backward)
@@ -127,7 +127,7 @@ class Passes:
         self.flow.waits[:] = [(op if one is other else one, key) for one, key in self.flow.waits]
         if self.flow.ended.get(back.number) == ref:
             self.flow.ended[back.number] = ended
-        return ended
+        return ended, ended
 
     def _sends(self, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
         """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""

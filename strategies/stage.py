@@ -188,6 +188,15 @@ class Stage:
             self._reductions[key] = one
         return self.add(Op("replica", self._reductions[key], (after,)))
 
+    @property
+    def crowded(self) -> tuple[Ref, ...]:
+        """What a pass waits for before it makes more gradients that do not stay: all but the last of the reductions before it.
+
+        So at most two are under way: DeepSpeed fills two buffers in turns (overlap_comm), FSDP2's compute waits for the
+        reduce-scatter of the unit before the last.
+        """
+        return tuple(self.reduced[-2:-1])
+
     def backward_in_buckets(
         self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False, weights_only: bool = False
     ) -> Ref:
@@ -212,6 +221,7 @@ class Stage:
             ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
         for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
             if plan.overlap:
+                after += self.crowded if passing else ()
                 ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
             self.reduce(operation, size, count, (ref,), memory, more)
         return ref

@@ -12,7 +12,9 @@ from strategies.lower import lower
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("**/*.yaml") if path.parent.name != "clusters")
+)
 def test_every_example_is_a_job(name: str) -> None:
     job = read_job(EXAMPLES / name)
     plan = job.resolve()
@@ -21,9 +23,9 @@ def test_every_example_is_a_job(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "without"), [
-    ("async-tensor-parallel.yaml", {"plan.overlap_tp": "none"}),
-    ("mixtral-overlapped.yaml", {"plan.schedule": "interleaved"}),
-    ("chimera.yaml", {"plan.schedule": "1f1b", "plan.chunks": None}),
+    ("layers/async-tp.yaml", {"plan.overlap_tp": "none"}),
+    ("schedules/interleaved-overlapped.yaml", {"plan.schedule": "interleaved"}),
+    ("schedules/chimera.yaml", {"plan.schedule": "1f1b", "plan.chunks": None}),
 ])  # fmt: skip
 def test_what_an_example_shows_makes_its_step_shorter(name: str, without: dict) -> None:
     assert simulate(read_job(EXAMPLES / name)).step < simulate(read_job(EXAMPLES / name, without)).step

@@ -28,6 +28,7 @@ def test_two_passes_take_turns_at_their_collectives() -> None:
         "x [b a [f b] y [b f] b [f b] z f] c"
     )
     assert spelled(interleaved((X, BACKWARD, Y), ())) == "x [b b] y"
+    assert spelled(interleaved((X, BACKWARD, FORWARD, Y), (A, FORWARD, B))) == "x [b [f a [f b] f] y f] b"
     assert spelled(interleaved((X,), (A, FORWARD))) == "x a [f f]"
 
 
