@@ -16,6 +16,7 @@ from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.limits import divides, experts
 from strategies.model import Model
+from strategies.passes import Kernels
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -63,6 +64,13 @@ class Plan(Config):
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    kernels: Kernels = Field(
+        "megatron",
+        description="what runs between matrix products: megatron's fused kernels, eager PyTorch's one per operator, or compiled",
+    )
+    accumulation_fusion: bool | None = Field(
+        None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
+    )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
@@ -123,6 +131,11 @@ class Plan(Config):
     def bytes_per_gradient(self) -> int:
         """Bytes of one gradient element."""
         return 4 if self.gradients == "fp32" else self.bytes_per_element
+
+    @property
+    def fused_accumulation(self) -> bool:
+        """Whether the product that makes a weight gradient adds it to those before."""
+        return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
     def bytes_per_optimizer_state(self) -> int:

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.layers import Items, Part
-from strategies.plan import Resolved
+from strategies.plan import Plan, Resolved
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
@@ -176,17 +176,12 @@ class Stage:
         return ref
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
-        """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
-
-        Per parameter: the gradient is read, each optimizer state (and the fp32 master) is read and written, the weight is
-        written.
-        """
-        plan = self.plan.plan
-        width = plan.bytes_per_element
-        traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
+        """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic."""
         count = self.sharded(shards)
-        kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
-        block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
+        passes = [
+            Kernel("optimizer", label, "optimizer", 0.0, each * count, "fp32") for label, each in update_passes(self.plan.plan)
+        ]
+        block = Block("optimizer", (Run(1, (*self._replicated(), *passes)),))
         return self.add(Op(COMPUTE, block, after))
 
     def _replicated(self) -> tuple[Collective, ...]:
@@ -200,6 +195,28 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def update_passes(plan: Plan) -> list[tuple[str, int]]:
+    """The multi-tensor kernels of an update in order, and the bytes per parameter that each moves.
+
+    Mixed precision, as Megatron-LM does it (megatron/optimizer/optimizer.py): gradients of 16 bits are copied to fp32; in fp16
+    they are divided by the loss scale and checked for infinities, in place; their norm is taken, to clip them (they are scaled
+    only when it is too large, which is left out); each optimizer state is read and written with the fp32 master, whose copy in
+    16 bits is then made; a buffer in which gradients are accumulated is set to zero.
+    """
+    width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.bytes_per_element == 2
+    main = 4 if mixed else gradient  # bytes of the gradients that the optimizer reads
+    update = main + 2 * plan.bytes_per_optimizer_state + (0 if mixed else 2 * width)
+    steps = [
+        ("gradient copy", gradient + main if mixed and gradient != main else 0),
+        ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
+        ("gradient norm", main),
+        (plan.optimizer, update),
+        ("parameter copy", 4 + width if mixed else 0),
+        ("gradient zeroing", gradient if gradient != width else 0),
+    ]
+    return [(label, moved) for label, moved in steps if moved]
 
 
 def _items(part: Part, direction: str) -> Items:

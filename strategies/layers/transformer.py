@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from strategies.layers.attention import attention
 from strategies.layers.mixture import mixture
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, residual, row_linear
+from strategies.layers.pieces import Piece, Share, activation, column_linear, norm, residual, row_linear
 from strategies.model import Experts
 
 
@@ -29,6 +29,6 @@ def _mlp(share: Share) -> list[Piece]:
     tokens, columns = share.tokens, model.ffn // share.tp
     return [
         column_linear(share, "mlp up", width, model.mlp_bias),  # gate and up are one product
-        pointwise(share, "activation", tokens * width // share.tp, tokens * columns, saved="mlp up output"),
+        activation(share, "activation", tokens * columns, saved="mlp up output"),
         row_linear(share, "mlp down", model.ffn, model.mlp_bias),
     ]
