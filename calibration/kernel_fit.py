@@ -252,7 +252,8 @@ def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dic
     """What is known of the power limit before the fit, where there is no table of products at the limit.
 
     Of the same board as the H200's: everything. Of another: that full memory bandwidth takes the same part of the limit
-    (assumed), and one published rate. Of fp8: what bf16 has, with FLOPs of half the energy (assumed), so that a byte costs twice as many.
+    (assumed), and one published rate. Of fp8: what bf16 has, with FLOPs of half the energy (assumed), so that a byte costs
+    as much as twice as many.
     """
     if dtype == "fp8":
         return {"sustained": data["gemm"]["bf16"]["sustained"], "byte_energy": 2 * data["gemm"]["bf16"]["byte_energy"]}
