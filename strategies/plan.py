@@ -78,6 +78,7 @@ class Plan(Config):
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
     )
+    clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
     bucket: Bytes = Field(
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0

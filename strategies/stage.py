@@ -211,7 +211,7 @@ def update_passes(plan: Plan) -> list[tuple[str, int]]:
     steps = [
         ("gradient copy", gradient + main if mixed and gradient != main else 0),
         ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
-        ("gradient norm", main),
+        ("gradient norm", main if plan.clip_gradients else 0),
         (plan.optimizer, update),
         ("parameter copy", 4 + width if mixed else 0),
         ("gradient zeroing", gradient if gradient != width else 0),
