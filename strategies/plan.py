@@ -14,9 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
+from strategies.elementwise import Kernels
 from strategies.limits import divides, experts
 from strategies.model import Model
-from strategies.passes import Kernels
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -66,7 +66,7 @@ class Plan(Config):
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
     kernels: Kernels = Field(
         "megatron",
-        description="what runs between matrix products: megatron's fused kernels, eager PyTorch's one per operator, or compiled",
+        description="what runs between matrix products: megatron's fused kernels, torch: eager PyTorch's one per operator, or compiled",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"

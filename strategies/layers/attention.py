@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Kernel
-from strategies import passes
+from strategies import elementwise as passes
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent import projections
 from strategies.layers.pieces import Piece, Share, column_linear, pointwise, rotary, row_linear

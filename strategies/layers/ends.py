@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies import passes
+from strategies import elementwise as passes
 from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, whole_linear
 
 FLOAT = 4  # bytes of fp32, in which the loss is computed whatever the precision

@@ -3,7 +3,7 @@
 A piece says once what it runs forward, what it runs backward, which tensors it keeps in between, and which parameters it holds;
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
-Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.passes`):
+Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.elementwise`):
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
   their own over all tokens;
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sim.program import Collective, Kernel
-from strategies import passes
+from strategies import elementwise as passes
 from strategies.model import Model
 from strategies.plan import Resolved
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strategies import passes
+from strategies import elementwise as passes
 from strategies.model import Model
 from strategies.plan import Plan
 from strategies.stage import update_passes
@@ -74,18 +74,18 @@ def test_eager_kernels_move_what_pytorch_moves() -> None:
     import torch
 
     vector = torch.ones(WIDTH, dtype=torch.bfloat16)
-    assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(passes.norm("eager", True, 2))
-    assert moved(silu_gate, halves(2)) == total(passes.gate("eager", 2))
-    assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(passes.rotary("eager", 2))
+    assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(passes.norm("torch", True, 2))
+    assert moved(silu_gate, halves(2)) == total(passes.gate("torch", 2))
+    assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(passes.rotary("torch", 2))
 
 
 @pytest.mark.parametrize("width", [2, 4])
 def test_fused_kernels_move_less(width: int) -> None:
     for fused, eager in (
-        (passes.norm("megatron", True, width), passes.norm("eager", True, width)),
-        (passes.gate("compiled", width), passes.gate("eager", width)),
-        (passes.softmax("megatron", True, width), passes.softmax("eager", True, width)),
-        (passes.residual("compiled", width, True), passes.residual("eager", width, True)),
+        (passes.norm("megatron", True, width), passes.norm("torch", True, width)),
+        (passes.gate("compiled", width), passes.gate("torch", width)),
+        (passes.softmax("megatron", True, width), passes.softmax("torch", True, width)),
+        (passes.residual("compiled", width, True), passes.residual("torch", width, True)),
     ):
         assert sum(total(fused)) < sum(total(eager))
         assert len(fused.forward) <= len(eager.forward)
@@ -108,7 +108,7 @@ def test_what_runs_changes_the_kernels_of_a_layer() -> None:
 
     model = Model(name="m", source="", hidden=64, layers=2, heads=8, ffn=256, vocabulary=512, context=32)
     count = {}
-    for kernels in ("compiled", "megatron", "eager"):
+    for kernels in ("compiled", "megatron", "torch"):
         work = parts(model, Plan.model_validate({"kernels": kernels}).resolve(model, 1)).layer(0)
         count[kernels] = len(work.forward + work.backward)
-    assert count["compiled"] < count["megatron"] < count["eager"]
+    assert count["compiled"] < count["megatron"] < count["torch"]

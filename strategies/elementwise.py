@@ -6,14 +6,14 @@ A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole r
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
 * compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
-* eager: one kernel per PyTorch operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
+* torch: eager PyTorch, one kernel per PyTorch operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kernels = Literal["megatron", "compiled", "eager"]
+Kernels = Literal["megatron", "compiled", "torch"]
 Passes = tuple[tuple[str, float], ...]
 FLOAT = 4  # bytes of fp32
 
@@ -35,7 +35,7 @@ def _reduce(*moved: float) -> Passes:
 
 def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
     """A norm over features, per element. The weight's gradient is made in the backward kernel, in eager PyTorch by its own."""
-    if kernels != "eager":
+    if kernels != "torch":
         return Ways(_stream(2 * width), _reduce(3 * width))
     if not rms:
         return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
@@ -50,14 +50,14 @@ def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
 
 def gate(kernels: Kernels, width: float) -> Ways:
     """A gated activation, per element of its result."""
-    if kernels == "eager":  # silu, then the product; its two gradients, then silu's
+    if kernels == "torch":  # silu, then the product; its two gradients, then silu's
         return Ways(_stream(2 * width, 3 * width), _stream(3 * width, 3 * width, 3 * width))
     return Ways(_stream(3 * width), _stream(5 * width))
 
 
 def rotary(kernels: Kernels, width: float) -> Ways:
     """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum."""
-    if kernels == "eager":
+    if kernels == "torch":
         turned = (width, 2 * width)  # half is negated, the halves are joined
         back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed
         forward = (2 * width, *turned, 2 * width, 3 * width)
@@ -68,14 +68,14 @@ def rotary(kernels: Kernels, width: float) -> Ways:
 def residual(kernels: Kernels, width: float, mask: bool) -> Ways:
     """Bias, dropout with a mask of a byte per element, and the sum with the residual stream."""
     back = _stream(2 * width + 1) if mask else ()  # otherwise the gradient passes unchanged
-    if kernels == "eager":
+    if kernels == "torch":
         return Ways(_stream(2 * width + 1 if mask else 0.0, 3 * width), back)
     return Ways(_stream(3 * width + mask), back)
 
 
 def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
     """Scale, mask and softmax of scores, per score."""
-    if kernels == "eager":  # scale, add the mask, softmax in fp32, cast back
+    if kernels == "torch":  # scale, add the mask, softmax in fp32, cast back
         cast = width + FLOAT if width != FLOAT else 0.0
         forward = (*_stream(2 * width, 2 * width), *_reduce(width + FLOAT), *_stream(cast))
         return Ways(forward, (*_stream(cast), *_reduce(2 * FLOAT + width), *_stream(2 * width)))
@@ -90,7 +90,7 @@ def loss(kernels: Kernels, width: float) -> Ways:
     backward zeros, the gradient of log-softmax, cast.
     """
     cast = width != FLOAT
-    if kernels == "eager":
+    if kernels == "torch":
         turned = width + FLOAT if cast else 0.0
         return Ways((*_stream(turned), *_reduce(2 * FLOAT)), (*_stream(FLOAT), *_reduce(3 * FLOAT), *_stream(turned)))
     first = width + FLOAT * cast
