@@ -6,7 +6,7 @@ A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole r
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
 * compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
-* torch: eager PyTorch, one kernel per PyTorch operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
+* torch: eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 """
 
 from __future__ import annotations

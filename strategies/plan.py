@@ -66,7 +66,7 @@ class Plan(Config):
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
     kernels: Kernels = Field(
         "megatron",
-        description="what runs between matrix products: megatron's fused kernels, torch: eager PyTorch's one per operator, or compiled",
+        description="between matrix products: megatron's fused kernels, torch's one per operator (eager), or compiled",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
