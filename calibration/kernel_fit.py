@@ -22,8 +22,9 @@ import yaml
 from numpy.typing import NDArray
 
 from calibration.profiles import FOLDER, load_profile
-from sim.prices import AttentionCurve, GemmCurve, Hardware, Tile, attention_seconds, gemm_seconds
+from sim.prices import AttentionCurve, GemmCurve, Hardware, Tile, attention_seconds, energy_seconds, unlimited_seconds
 from topologies.cluster import load_gpu
+from topologies.hardware import Gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,11 @@ Array = NDArray[np.float64]
 TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
 NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
-SAMPLE = 3000  # points per fit
+POWER = ("h200", "b200")  # profiles with a table of products at the power limit beside it
+SUSTAINED = {"a100": 257e12}  # FLOP/s of m = n = k = 8192 over and over, operands normally distributed: see `nearest`
+ONE_STATE = ("l40s",)  # profiles whose products cannot be told apart by state: all are taken as they are
+SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
+SAMPLE = 4000  # points per fit
 
 
 def heldout(*columns: Iterable[Any]) -> NDArray[np.bool_]:
@@ -70,6 +75,7 @@ GEMM_BOUNDS = {
     "split": (1e-7, 2e-5), "blend": (1.5, 9.0),
     "size1": (0.3, 1.0), "size2": (0.3, 1.0), "size3": (0.3, 1.0), "size4": (0.3, 1.0),
 }  # fmt: skip
+LIMIT_BOUNDS = {"sustained": (0.4, 1.0), "byte_energy": (1.0, 300.0)}
 QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
 ATTENTION_BOUNDS = {
     "efficiency": (0.3, 1.0), "head_half": (1.0, 200.0), "keys_half": (10.0, 1000.0), "wave": (0.0, 1.0), "fixed": (1e-6, 4e-5)
@@ -92,7 +98,15 @@ def attention_curve(found: Mapping[str, float], backward: float) -> AttentionCur
 
 def summary(errors: Mapping[str, Array]) -> dict[str, float]:
     """Median of each set of relative errors, and the 90th percentile of "large"."""
-    return {name: float(np.median(e)) for name, e in errors.items()} | {"p90": float(np.quantile(errors["large"], 0.9))}
+    return {name: float(np.median(np.abs(e))) for name, e in errors.items()} | {
+        "p90": float(np.quantile(np.abs(errors["large"]), 0.9))
+    }
+
+
+def spread(errors: Array) -> tuple[float, float, float]:
+    """10th, 50th and 90th percentile of measured over predicted seconds, minus 1."""
+    low, middle, high = np.quantile(errors, (0.1, 0.5, 0.9))
+    return float(low), float(middle), float(high)
 
 
 def loss(found: Array, seconds: Array, weight: Array) -> float:
@@ -100,38 +114,57 @@ def loss(found: Array, seconds: Array, weight: Array) -> float:
     return float(np.average(np.abs(np.log(found / seconds)), weights=weight))
 
 
+def nearest(free: Array, limited: Array, seconds: Array) -> Array:
+    """Of the times at the highest clock and at the power limit the one that was measured.
+
+    Rows of short bursts were run in either state, and some with operands of zeros or of whatever the memory held: a product takes
+    energy by what its operands hold (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
+    data": 295 TFLOP/s for zeros and 257 for normal numbers on an A100, m = n = k = 8192).
+    """
+    return np.where(np.abs(np.log(free / seconds)) < np.abs(np.log(limited / seconds)), free, limited)
+
+
 def quantisation(found: Mapping[str, float], m: Array, k: Array, bandwidth: float) -> Array:
     """The fp8 rows include the pass that quantises the activations: per row and per byte; it is no part of the price."""
     return np.asarray(m * found["per_row"] + 3 * m * k / (bandwidth * found["per_byte"]))
 
 
-def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str) -> tuple[GemmCurve, dict[str, float]]:
-    """Curve and relative errors (fit, held out, held out with m ≥ 512) for columns m, n, k, seconds."""
+def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str, limit: dict[str, float]) -> tuple[GemmCurve, dict[str, Array]]:
+    """Curve and signed relative errors (fit, and of shapes held out) for columns m, n, k, seconds, sustained.
+
+    Rows that are `sustained` were run over and over until the power limit held; the others are compared with the state that they
+    are nearer to. limit: numbers of the power limit that are known already, and not free.
+    """
     m, n, k, seconds = (table[c].to_numpy(float) for c in ("m", "n", "k", "seconds"))
+    sustained = table.sustained.to_numpy(bool)
     size = 1 if dtype == "fp8" else 2
     traffic = size * (m * k + k * n) + 2 * m * n
-
-    bounds = GEMM_BOUNDS | (QUANTISE_BOUNDS if dtype == "fp8" else {})
+    bounds = GEMM_BOUNDS | (QUANTISE_BOUNDS if dtype == "fp8" else {}) | ({} if limit else LIMIT_BOUNDS)
 
     def predict(x: Iterable[float], at: Any) -> Array:
-        found = dict(zip(bounds, x, strict=True))
-        shape = (np.ones(len(m[at])), m[at], n[at], k[at])
-        price = gemm_seconds(gemm_curve(found), gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, shape, traffic[at], np.minimum)
-        return np.asarray(price + quantisation(found, m[at], k[at], gpu.memory_bandwidth) if dtype == "fp8" else price)
+        found = dict(zip(bounds, x, strict=True)) | limit
+        curve, shape = gemm_curve(found), (np.ones(len(m))[at], m[at], n[at], k[at])
+        peak, bandwidth = gpu.peak[dtype], gpu.memory_bandwidth
+        more = curve.fixed + (quantisation(found, m[at], k[at], bandwidth) if dtype == "fp8" else 0)
+        free = more + unlimited_seconds(curve, peak, bandwidth, gpu.sms, shape, traffic[at], np.minimum)
+        limited = np.maximum(free, more + energy_seconds(curve, peak, shape, traffic[at]))
+        return np.where(sustained[at], limited, nearest(free, limited, seconds[at]))
 
     kept_out = heldout(m, n, k)
     free = np.flatnonzero(~kept_out)
     sample = np.random.default_rng(0).choice(free, min(SAMPLE, len(free)), replace=False)
     weight = np.where((m >= 512) & (n >= 256) & (k >= 256), 1.0, 0.25)[sample]
     found = minimise(lambda x: loss(predict(x, sample), seconds[sample], weight), bounds)
-    error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
+    error = seconds / predict(found.values(), slice(None)) - 1
     large = kept_out & (m >= 512)
     bulk = large & (n >= 512) & (k >= 512)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[bulk]}
-    return gemm_curve(found), summary(errors)
+    if sustained.any():
+        errors["sustained"] = error[large & sustained]
+    return gemm_curve(found | limit), errors | {"small": error[kept_out & (m < 512)]}
 
 
-def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, float]]:
+def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, Array]]:
     """Curve and relative errors for causal forward passes.
 
     Columns batch_size, isl (sequence), num_heads, num_key_value_heads, head_dim, seconds.
@@ -148,10 +181,10 @@ def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[
     free = np.flatnonzero(~kept_out)
     weight = np.where((length >= 1024) & (batch * heads >= 8), 1.0, 0.25)[free]
     found = minimise(lambda x: loss(predict(x, free), seconds[free], weight), ATTENTION_BOUNDS)
-    error = np.abs(predict(found.values(), slice(None)) / seconds - 1)
+    error = seconds / predict(found.values(), slice(None)) - 1
     large = kept_out & (length >= 1024) & (batch * heads >= 8)
-    errors = {"fit": error[free], "all": error[kept_out], "large": error[large]}
-    return attention_curve(found, backward), summary(errors)
+    errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "small": error[kept_out & ~large]}
+    return attention_curve(found, backward), errors
 
 
 def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:
@@ -184,37 +217,81 @@ def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     return data
 
 
-def note(data: dict[str, Any], part: str, errors: Mapping[str, float], ranges: Mapping[str, Array]) -> None:
-    """Write a fit's errors and the measured range into the provenance of `part`."""
+def note(data: dict[str, Any], part: str, errors: Mapping[str, Array], ranges: Mapping[str, Array]) -> None:
+    """Write a fit's errors, their spread and the measured range into the provenance of `part`."""
     extent = {name: [float(np.min(v)), float(np.max(v))] for name, v in ranges.items()}
-    rounded = {name: tidy(value) for name, value in errors.items()}
+    rounded = {name: tidy(value) for name, value in summary(errors).items()}
     figures = {"fit_error": rounded["fit"], "heldout_error": rounded["large"], "errors": rounded, "measured_range": extent}
     data["provenance"][part] |= figures
+    note_spread(data, part, errors)
+
+
+def note_spread(data: dict[str, Any], part: str, errors: Mapping[str, Array], prefix: str = "") -> None:
+    """Write percentiles of the errors of the shapes held out."""
+    told = {
+        prefix + name: [tidy(value) for value in spread(error)] for name, error in errors.items() if name in ("large", "small")
+    }
+    data["provenance"][part].setdefault("spread", {}).update(told)
+
+
+def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
+    """Columns m, n, k, seconds, sustained of every measured product of a dtype."""
+    import pandas as pd
+
+    parts = []
+    for file, sustained in (("gemm", False), ("gemm_power", True)):
+        if sustained and name not in POWER:
+            continue
+        rows = pd.read_csv(tables / "kernels" / f"{file}_{TABLES[name]}.csv.gz")
+        rows = rows[rows.gemm_dtype == NAMES[dtype]].groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
+        parts.append(rows.assign(sustained=sustained or name in ONE_STATE))
+    return pd.concat(parts, ignore_index=True)
+
+
+def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dict[str, float]:
+    """What is known of the power limit before the fit, where there is no table of products at the limit.
+
+    Of the same board as the H200's: everything. Of another: that full memory bandwidth takes the same part of the limit
+    (assumed), and one published rate. Of fp8: what bf16 has, with FLOPs of half the energy (assumed), so that a byte costs
+    as much as twice as many.
+    """
+    if dtype == "fp8":
+        return {"sustained": data["gemm"]["bf16"]["sustained"], "byte_energy": 2 * data["gemm"]["bf16"]["byte_energy"]}
+    other, source = load_gpu("h200-sxm"), _file("h200")["gemm"]["bf16"]
+    if name in SAME_BOARD:
+        return {key: source[key] for key in LIMIT_BOUNDS}
+    if name not in SUSTAINED:
+        return {}
+    ratio = (gpu.peak["bf16"] / gpu.memory_bandwidth) / (other.peak["bf16"] / other.memory_bandwidth)
+    energy, size = source["byte_energy"] * ratio, 8192.0
+    return {"byte_energy": energy, "sustained": SUSTAINED[name] / gpu.peak["bf16"] * (1 + energy * 6 * size**2 / (2 * size**3))}
 
 
 def refit(tables: Path, name: str) -> None:
-    """Fit GEMM, attention and NVLink prices of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
-    import pandas as pd
-
-    path = FOLDER / f"{name}.yaml"
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    profile = load_profile(name)
+    """Fit the prices of products and attention of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
+    data, profile = _file(name), load_profile(name)
     gpu = load_gpu(profile.gpu)
-    products = pd.read_csv(tables / "kernels" / f"gemm_{TABLES[name]}.csv.gz")
-    for dtype, spelt in NAMES.items():
+    for dtype in NAMES:
         if dtype not in profile.gemm:
             continue
-        rows = products[products.gemm_dtype == spelt].groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
-        curve, errors = fit_gemm(rows, gpu, dtype)
+        rows = products(tables, name, dtype)
+        curve, errors = fit_gemm(rows, gpu, dtype, known_limit(data, name, dtype, gpu))
         data["gemm"][dtype] = described(curve)
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
         else:
-            data["provenance"]["gemm"]["errors"] |= {f"{dtype} {key}": tidy(value) for key, value in errors.items()}
-        print(name, dtype, errors)
+            data["provenance"]["gemm"]["errors"] |= {f"{dtype} {key}": tidy(value) for key, value in summary(errors).items()}
+            note_spread(data, "gemm", errors, f"{dtype} ")
+        print(name, dtype, summary(errors), flush=True)
     _refit_attention(tables, name, data, gpu)
+    path = FOLDER / f"{name}.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
-    load_profile(name)
+
+
+def _file(name: str) -> dict[str, Any]:
+    """The shipped profile as it stands in its file now."""
+    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return data
 
 
 def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardware) -> None:
@@ -232,7 +309,7 @@ def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardwar
     length = rows.isl.to_numpy()
     ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
     note(data, "attention", errors, ranges | {"queries": length, "keys": length})
-    print(name, "attention", errors)
+    print(name, "attention", summary(errors), flush=True)
 
 
 if __name__ == "__main__":

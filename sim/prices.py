@@ -30,9 +30,11 @@ _PART = {
     "attention_forward": "attention",
     "attention_backward": "attention",
     "memory": "memory",
+    "reduction": "memory",
     "optimizer": "memory",
 }  # kind of kernel -> part of the profile that prices it
 _SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal")}
+_WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes of an operand's element
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
 
@@ -68,6 +70,8 @@ class Provenance(Config):
     fit_error: NotNegative | None = None  # median relative error on the points fitted to
     heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
     errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
+    spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
+    # percentile of measured over predicted seconds, minus 1: what an error bar needs
     measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
 
 
@@ -80,7 +84,9 @@ class Tile(Config):
 
 
 class GemmCurve(Config):
-    """Matrix products of one dtype: whole tiles on multiprocessors, blended with the time to move the operands."""
+    """Matrix products of one dtype: whole tiles on multiprocessors, blended with the time to move the operands; and never faster
+    than the board's power limit delivers the energy that they take.
+    """
 
     efficiency: Fraction  # of the specified peak that the best tile sustains
     tiles: tuple[Tile, ...] = Field(min_length=1)
@@ -90,6 +96,9 @@ class GemmCurve(Config):
     memory: Fraction = 0.8  # of the memory bandwidth when limited by it
     blend: float = Field(4.0, ge=1)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
     fixed: Seconds = 0.0  # start and end of a kernel
+    sustained: Fraction = 1.0  # of the specified peak that the power limit sustains, traffic apart
+    byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
+    exposed: Annotated[float, Field(ge=0, le=1)] = 0.6  # of the traffic to accumulate into a result that is there already
 
 
 class AttentionCurve(Config):
@@ -108,6 +117,7 @@ class MemoryCurve(Config):
     """Kernels bound by memory traffic."""
 
     efficiency: Fraction  # of the specified memory bandwidth
+    reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
 
 
@@ -172,10 +182,35 @@ def gemm_seconds(
     traffic: Any,
     least: Callable[..., Any] = min,
 ) -> Any:
-    """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile.
+    """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile, at the clock that the
+    power limit allows.
 
-    Numbers, or arrays of one length when `least` is `np.minimum`.
+    The energy of a product is that of its FLOPs and of its traffic, whatever the tiles; multiprocessors that wait for the last
+    wave take little. Numbers, or arrays of one length when `least` is `np.minimum`.
     """
+    free, energy = (
+        unlimited_seconds(curve, peak, bandwidth, sms, shape, traffic, least),
+        energy_seconds(curve, peak, shape, traffic),
+    )
+    return curve.fixed + (free + energy + abs(free - energy)) / 2  # the longer
+
+
+def energy_seconds(curve: GemmCurve, peak: float, shape: tuple[Any, Any, Any, Any], traffic: Any) -> Any:
+    """Seconds in which the power limit delivers the energy of the product `shape` = (batch, m, n, k) with `traffic` bytes."""
+    batch, m, n, k = shape
+    return (2 * batch * m * n * k + curve.byte_energy * traffic) / (peak * curve.sustained)
+
+
+def unlimited_seconds(
+    curve: GemmCurve,
+    peak: float,
+    bandwidth: float,
+    sms: int,
+    shape: tuple[Any, Any, Any, Any],
+    traffic: Any,
+    least: Callable[..., Any] = min,
+) -> Any:
+    """The same at the highest clock, without `fixed`."""
     batch, m, n, k = shape
     move = traffic / (bandwidth * curve.memory)
     partial = 8 * batch * m * n / (bandwidth * curve.memory)  # an fp32 partial result is written and read
@@ -190,7 +225,7 @@ def gemm_seconds(
         cut = waves * step * (k / parts + curve.depth) + curve.split + parts * partial
         seconds = least(whole, cut)
         best = seconds if best is None else least(best, seconds)
-    return curve.fixed + (best**curve.blend + move**curve.blend) ** (1 / curve.blend)
+    return (best**curve.blend + move**curve.blend) ** (1 / curve.blend)
 
 
 def attention_seconds(
@@ -226,7 +261,7 @@ class Prices:
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
         memory = self.profile.memory
-        efficiency = self.profile.optimizer if kernel.kind == "optimizer" else memory.efficiency
+        efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
     def _peak(self, dtype: str) -> float:
@@ -241,8 +276,12 @@ class Prices:
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
-        curve, peak = self._curve(kernel.dtype), self._peak(kernel.dtype)
-        return float(gemm_seconds(curve, peak, self.gpu.memory_bandwidth, self._sms, (batch, m, n, k), kernel.bytes))
+        curve, peak, bandwidth = self._curve(kernel.dtype), self._peak(kernel.dtype), self.gpu.memory_bandwidth
+        width = _WIDTH[kernel.dtype]
+        plain = batch * (width * (m * k + k * n) + max(width, 2) * m * n)  # a result of 16 bits or more, written once
+        more = max(0.0, kernel.bytes - plain)  # to read and write what the result is added to
+        price = gemm_seconds(curve, peak, bandwidth, self._sms, (batch, m, n, k), min(kernel.bytes, plain))
+        return float(price + curve.exposed * more / (bandwidth * curve.memory))
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.attention

@@ -14,6 +14,7 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
+from strategies.elementwise import Kernels
 from strategies.limits import belongs, divides, experts, neighbours, recomputed, synchronised
 from strategies.model import Model
 from strategies.options import DeepSpeed, Offload, PowerSGD
@@ -99,10 +100,14 @@ class Plan(Config):
         "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
-    kernels: Literal["megatron", "torch"] = Field(
+    kernels: Kernels = Field(
         "megatron",
-        description="what runs and is kept for backward: the fused kernels of Megatron-LM with Transformer Engine, or PyTorch's "
-        "own operators one by one (which keep more, and gather nothing twice under sequence parallelism)",
+        description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
+        "Engine, torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps more, and gathers nothing "
+        "twice under sequence parallelism)",
+    )
+    accumulation_fusion: bool | None = Field(
+        None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
     )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
@@ -111,6 +116,7 @@ class Plan(Config):
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
     )
+    clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
     bucket: Bytes = Field(
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
@@ -182,6 +188,11 @@ class Plan(Config):
     def bytes_per_gradient(self) -> int:
         """Bytes of one gradient element."""
         return 4 if self.gradients == "fp32" else self.bytes_per_element
+
+    @property
+    def fused_accumulation(self) -> bool:
+        """Whether the product that makes a weight gradient adds it to those before."""
+        return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
     def bytes_per_optimizer_state(self) -> int:

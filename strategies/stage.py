@@ -11,6 +11,7 @@ from strategies.layers import Items, Part
 from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.plan import Resolved
+from strategies.updates import on_the_cpus, passes_of
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
@@ -232,22 +233,16 @@ class Stage:
         return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
-        """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
-
-        Per parameter: the gradient is read, each optimizer state (and the fp32 master) is read and written, the weight is
-        written.
-        """
-        plan = self.plan.plan
-        width = plan.bytes_per_element
-        traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
+        """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic."""
         count = self.sharded(shards)
+        plan = self.plan.plan
         if self.host.updates:
             replicated = self._replicated()
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
-            return self.host.update(count, traffic * count, after)
-        kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
-        block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
+            return self.host.update(count, on_the_cpus(plan) * count, after)
+        kernels = [Kernel("optimizer", label, "optimizer", 0.0, moved * count, "fp32") for label, moved in passes_of(plan)]
+        block = Block("optimizer", (Run(1, (*self._replicated(), *kernels)),))
         ref = self.add(Op(COMPUTE, block, after))
         return self.host.store(count, ref) if self.host.has_parameters else ref
 

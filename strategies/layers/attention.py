@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Kernel
+from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent import projections
-from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear
+from strategies.layers.pieces import Piece, Share, column_linear, pointwise, rotary, row_linear
 
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
@@ -30,14 +31,19 @@ def _projections(share: Share) -> list[Piece]:
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
     local = (share.heads + 2 * share.kv_heads) * dim
-    pieces = [column_linear(share, "qkv", outputs, model.attention_bias, local)]
+    # autograd joins the gradients of queries, keys and values before the one product that takes them
+    joined = () if share.resolved.plan.kernels == "compiled" else (2 * share.element * (queries + 2 * keys),)
+    pieces = [
+        column_linear(share, "qkv", outputs, model.attention_bias, local),
+        Piece(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
+    ]
     if model.qk_norm:
         parameters = 2 * model.norm_parameters(dim)
         normed = pointwise(share, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
         pieces.append(replace(normed, parameters=parameters, replicated=parameters))
     if model.positions == "rotary":
         turned = queries + keys
-        pieces.append(eager.rotary(share, turned) if share.eager else pointwise(share, "rotary", turned, turned))
+        pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))
     return pieces
 
 
@@ -95,12 +101,13 @@ def _materialised(share: Share) -> list[Piece]:
         forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
         backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
         pieces.append(Piece((forward,), (backward,), core=True, inner={"repeated keys": queries, "repeated values": queries}))
-    rows = pointwise(share, "softmax", scores, scores)
-    softmax = replace(
-        rows,
+    ways = passes.softmax(plan.kernels, share.model.family == "decoder", element)
+    softmax = Piece(
+        forward=share.run("softmax", "forward", scores, ways.forward),
+        input_gradient=share.run("softmax", "backward", scores, ways.backward),
         core=True,
         inner={"probabilities": element * scores},
-        input_gradient=(share.memory("softmax", "backward", 3 * element * scores),),
+        temporary=2 * element * scores,
     )
     pieces += [_product(share, "scores", sequence, dim, {"queries": queries, **inputs}), softmax]
     if share.attention_dropout:
@@ -108,7 +115,9 @@ def _materialised(share: Share) -> list[Piece]:
         kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
         work = [(share.memory("attention dropout", phase, moved),) for phase in ("forward", "backward")]
         pieces.append(Piece(work[0], work[1], core=True, inner=kept, temporary=2 * element * scores))
-    return [*pieces, _product(share, "context", dim, sequence, inputs)]
+    # heads by tokens become tokens by heads, a copy each way
+    turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
+    return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
 
 
 def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str, int]) -> Piece:

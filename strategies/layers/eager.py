@@ -12,26 +12,19 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sim.program import Kernel
+from strategies import elementwise as passes
+from strategies.layers.overlap import Items
 from strategies.layers.pieces import FLOAT, Piece, Share
-
-PHASES = ("forward", "backward")
-
-
-def kernels(share: Share, label: str, phase: str, elements: int, passes: Sequence[float]) -> tuple[Kernel, ...]:
-    """Kernels over so many elements; each of `passes` says how many times all of them are read or written."""
-    return tuple(share.memory(label, phase, share.element * elements * times) for times in passes)
 
 
 def gated(share: Share, columns: int) -> Piece:
     """silu(gate) · up of `columns` features each: one operator and a product."""
     elements = share.tokens * columns
-    width = share.element * elements
+    width, ways = share.element * elements, passes.gate("torch", share.element)
     return Piece(
-        forward=kernels(share, "activation", "forward", elements, (2, 3)),
-        input_gradient=kernels(share, "activation", "backward", elements, (3, 3, 3)),
+        forward=share.run("activation", "forward", elements, ways.forward),
+        input_gradient=share.run("activation", "backward", elements, ways.backward),
         saved={"mlp up output": 2 * width, "activated gate": width},
         temporary=4 * width,  # gradients of the product, of its two factors and of the gate
     )
@@ -39,34 +32,36 @@ def gated(share: Share, columns: int) -> Piece:
 
 def rotary(share: Share, elements: int) -> Piece:
     """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
+    ways = passes.rotary("torch", share.element)
     return Piece(
-        forward=kernels(share, "rotary", "forward", elements, (2, 1, 2, 2, 3)),
-        input_gradient=kernels(share, "rotary", "backward", elements, (2, 2, 1, 1, 2, 2, 3, 3)),
+        forward=share.run("rotary", "forward", elements, ways.forward),
+        input_gradient=share.run("rotary", "backward", elements, ways.backward),
         temporary=3 * share.element * elements,
     )
 
 
 def loss(share: Share) -> Piece:
     """Cross-entropy in fp32. Logits of 16 bits are cast first, and their gradient last."""
-    logits, cast = share.tokens * share.rows, share.element != FLOAT
+    logits = share.tokens * share.rows
     small = {
         name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "sum", "target")
     }
 
-    def passes(label: str, phase: str, *times: float) -> tuple[Kernel, ...]:
-        return tuple(share.memory(label, phase, FLOAT * logits * one) for one in times)
+    def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
+        return share.run(label, phase, logits, tuple(("reduction", FLOAT * one) for one in moved))
 
+    ways = passes.loss("torch", share.element)
     parallel = share.tp > 1
+    forward: Items = share.run("loss", "forward", logits, ways.forward)
+    backward: Items = share.run("loss", "backward", logits, ways.backward)
     if parallel:
-        first, second = passes("loss maximum", "forward", 1), passes("loss exponential", "forward", 2, 2, 1)
-        work = (*first, *small["maximum"], *second, *small["sum"], *passes("log-softmax", "forward", 2), *small["target"])
-    else:
-        work = passes("log-softmax", "forward", 2)
-    backward = passes("loss", "backward", 1) + passes("log-softmax", "backward", *((2, 3, 2) if parallel else (3,)))
-    casts = {phase: (share.memory("logits in fp32", phase, (share.element + FLOAT) * logits),) * cast for phase in PHASES}
+        cast = share.run("logits in fp32", "forward", logits, (("memory", share.element + FLOAT),) * (share.element != FLOAT))
+        first, second = run("loss maximum", "forward", 1), run("loss exponential", "forward", 2, 2, 1)
+        forward = (*cast, *first, *small["maximum"], *second, *small["sum"], *run("log-softmax", "forward", 2), *small["target"])
+        backward = (*run("loss", "backward", 1), *run("log-softmax", "backward", 2, 3, 2), *cast)
     return Piece(
-        forward=casts["forward"] + work,
-        input_gradient=backward + casts["backward"],
+        forward=forward,
+        input_gradient=backward,
         saved={"log-probabilities": FLOAT * logits},
         temporary=(3 if parallel else 2) * FLOAT * logits,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
 
@@ -79,19 +80,17 @@ def head(share: Share) -> list[Piece]:
 def _loss(share: Share) -> Piece:
     """Cross-entropy of logits that are cut over the vocabulary (Megatron-LM): three small all-reduces of a number per token.
 
-    Forward: a pass that casts to fp32 and takes the maximum, one for exponentials and their sum, one that divides. The
-    probabilities stay for backward, which makes the gradient from them in one pass.
+    The three come between the passes over the logits; the probabilities stay for backward.
     """
     logits, cast = share.tokens * share.rows, share.element != FLOAT
     small = {
         name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
     }
-    first = share.memory("loss maximum", "forward", logits * (share.element + FLOAT * cast))
-    second = share.memory("loss exponential", "forward", logits * 2 * FLOAT)
-    third = share.memory("loss division", "forward", logits * 2 * FLOAT)
+    ways = passes.loss(share.resolved.plan.kernels, share.element)
+    first, *others = share.run("loss", "forward", logits, ways.forward)
     return Piece(
-        forward=(first, *small["maximum"], second, *small["target"], *small["sum"], third),
-        input_gradient=(share.memory("loss", "backward", logits * (FLOAT + share.element)),),
+        forward=(first, *small["maximum"], *others, *small["target"], *small["sum"]),
+        input_gradient=share.run("loss", "backward", logits, ways.backward),
         saved={"loss probabilities": FLOAT * logits},
         temporary=share.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place
     )

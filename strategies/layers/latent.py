@@ -7,7 +7,7 @@ of them are cut by columns. Every key head has a copy of the one rotary key.
 
 from __future__ import annotations
 
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, whole_linear
+from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, rotary, whole_linear
 from strategies.model import Latent
 
 INPUT = "qkv input"
@@ -31,7 +31,7 @@ def projections(share: Share, latent: Latent) -> list[Piece]:
         *query,
         *keys,
         column_linear(share, "key value up", up, False, inputs=kv_rank),
-        pointwise(share, "rotary", turned, turned),
+        rotary(share, turned),
         pointwise(share, "keys", copied, heads * model.head_dim),
     ]
 

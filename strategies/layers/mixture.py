@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from sim.program import Collective, Kernel
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear, whole_linear
+from strategies.layers.pieces import Piece, Share, activation, column_linear, pointwise, row_linear, whole_linear
 from strategies.model import Experts
 from strategies.plan import NODES
 
@@ -47,7 +47,7 @@ def mixture(share: Share, moe: Experts) -> list[Piece]:
         pointwise(share, "router softmax", scores, scores, saved="router scores"),
         _dispatch(share, rows),
         _experts(share, rows, "expert up", model.hidden, width, columns=True),
-        pointwise(share, "expert activation", elements * width // moe.ffn, elements, saved="expert up output"),
+        activation(share, "expert activation", elements, saved="expert up output"),
         _experts(share, rows, "expert down", moe.ffn, model.hidden, columns=False),
         _combine(share, rows),
     ]
@@ -121,13 +121,13 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
     bias, tp = share.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
-    weight = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy)
-    sums = (share.memory(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
+    product, *adding = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy)
+    sums = (share.reduction(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
     parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
     return Piece(
         forward=(_exact(share.gemm(label, "forward", rows.each, n, k, rows.busy), rows),),
         input_gradient=(_exact(share.gemm(label, "backward", rows.each, k, n, rows.busy), rows),),
-        weight_gradient=(_exact(weight, rows), *sums),
+        weight_gradient=(_exact(product, rows), *adding, *sums),
         saved={f"{label} input": share.element * rows.held * k},
         temporary=share.element * rows.held * k,
         parameters=parameters,
@@ -150,7 +150,7 @@ def _shared(share: Share, moe: Experts) -> list[Piece]:
     width, elements = ffn * (2 if model.gated else 1), share.tokens * ffn // share.tp
     return [
         column_linear(share, "shared up", width, model.mlp_bias, source=INPUT),
-        pointwise(share, "shared activation", elements * width // ffn, elements, saved="shared up output"),
+        activation(share, "shared activation", elements, saved="shared up output"),
         row_linear(share, "shared down", ffn, model.mlp_bias),
     ]
 

@@ -3,14 +3,15 @@
 A piece says once what it runs forward, what it runs backward, which tensors it keeps in between, and which parameters it holds;
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
-Work follows Megatron-LM with Transformer Engine's fusions, or with `kernels: torch` what `strategies.layers.eager` says:
+Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.elementwise`; what
+PyTorch's own operators keep is in `strategies.layers.eager`):
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
   their own over all tokens;
 * bias, dropout and residual addition are one kernel; scale, mask and softmax are one; the activation is one, with its gate;
 * a norm's backward kernel makes its weight's gradient too; the residual gradient is added by a kernel of its own (autograd);
 * a weight gradient is accumulated by the product that makes it: its result is written, and read before that when a step has
-  more than one microbatch.
+  more than one microbatch; where it is not (`plan.accumulation_fusion`), a kernel of its own adds it to those before.
 
 Tensor parallelism cuts matrices by columns, then rows (arXiv:1909.08053 section 3). Forward, an all-reduce follows a matrix cut
 by rows; backward, one follows the input gradient of a matrix cut by columns. With sequence parallelism (arXiv:2205.05198 section
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sim.program import Collective, Kernel
+from strategies import elementwise as passes
 from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
 from strategies.plan import Resolved
@@ -140,11 +142,25 @@ class Share:
         moved = float(self.element * batch * (m * k + k * n + m * n))
         return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, self.resolved.plan.precision, (batch, m, n, k))
 
-    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> Kernel:
-        """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type."""
-        moved = float(batch * (self.element * tokens * (outputs + inputs) + self.accumulated(outputs * inputs)))
+    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> tuple[Kernel, ...]:
+        """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
+        fused, elements = self.resolved.plan.fused_accumulation, batch * outputs * inputs
+        written = self.accumulated(elements) if fused else self.element * elements
+        moved = float(batch * self.element * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        return Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
+        product = Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
+        added = 0.0 if fused else self._added(elements)
+        return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
+
+    def _added(self, elements: int) -> float:
+        """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
+
+        Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
+        """
+        plan, count = self.resolved.plan, self.resolved.microbatches
+        moved = elements * (self.element + 2 * plan.bytes_per_gradient)
+        return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
@@ -153,6 +169,15 @@ class Share:
     def memory(self, label: str, phase: str, moved: float) -> Kernel:
         """A kernel bound by `moved` bytes."""
         return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.plan.precision)
+
+    def reduction(self, label: str, phase: str, moved: float) -> Kernel:
+        """The same of a kernel that needs whole rows or columns."""
+        return Kernel("reduction", label, phase, 0.0, float(moved), self.resolved.plan.precision)
+
+    def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
+        """A kernel per pass over so many elements."""
+        dtype = self.resolved.plan.precision
+        return tuple(Kernel(kind, label, phase, 0.0, float(elements * each), dtype) for kind, each in ways)
 
     def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
@@ -227,10 +252,10 @@ def column_linear(
     gathered = share.element * tokens * hidden
     gather = share.gather(f"{label} input", hidden)
     again = () if share.eager else gather
-    bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
+    bias_gradient = (share.reduction(f"{label} bias", "backward", share.element * tokens * local),)
     reduce = share.reduce(f"{label} input gradient", hidden)
     inputs_product = share.gemm(label, "backward", tokens, hidden, local)
-    weights = (share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
+    weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
     return Piece(
         forward=share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)),
         input_gradient=(inputs_product, *reduce),
@@ -248,11 +273,11 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     gather = share.gather(f"{label} gradient")
-    bias_gradient = (share.memory(f"{label} bias", "backward", share.element * share.stream),)
+    bias_gradient = (share.reduction(f"{label} bias", "backward", share.element * share.stream),)
     return Piece(
         forward=share.before_reduce(share.gemm(label, "forward", tokens, hidden, local), share.reduce(label)),
         input_gradient=share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden)),
-        weight_gradient=(share.weight_gemm(f"{label} weight", hidden, local, tokens), *(bias_gradient if bias else ())),
+        weight_gradient=(*share.weight_gemm(f"{label} weight", hidden, local, tokens), *(bias_gradient if bias else ())),
         saved={f"{label} input": share.element * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)),
         parameters=local * hidden + hidden * bias,
@@ -266,11 +291,11 @@ def whole_linear(
 ) -> Piece:
     """Matrix hidden → `outputs`, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
     hidden, elements = share.model.hidden, share.element * tokens
-    bias_gradient = (share.memory(f"{label} bias", "backward", elements * outputs),)
+    bias_gradient = (share.reduction(f"{label} bias", "backward", elements * outputs),)
     return Piece(
         forward=(share.gemm(label, "forward", tokens, outputs, hidden),),
         input_gradient=(share.gemm(label, "backward", tokens, hidden, outputs),),
-        weight_gradient=(share.weight_gemm(f"{label} weight", outputs, hidden, tokens), *(bias_gradient if bias else ())),
+        weight_gradient=(*share.weight_gemm(f"{label} weight", outputs, hidden, tokens), *(bias_gradient if bias else ())),
         saved={source or f"{label} input": elements * hidden},
         temporary=elements * hidden,
         parameters=outputs * (hidden + bias),
@@ -283,24 +308,25 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add."""
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
+    kernels, elements = share.resolved.plan.kernels, share.parted * features
+    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element)
+    apart = residual and kernels != "compiled"
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
-    forward_passes: tuple[int, ...] = (2,)
-    backward_passes: tuple[int, ...] = (3,)
     kept = {source or f"{label} input": size}
     if share.eager:
         whole = share.model.norm == "layernorm"
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
         if not whole:  # written out: see strategies.layers.eager
-            forward_passes, backward_passes, kept[f"{label} normed"] = (2, 1, 2, 2), (2, 3, 1, 2, 3, 1, 2, 2, 3), size
-    forward: Items = tuple(share.memory(label, "forward", times * size) for times in forward_passes)
-    backward: Items = tuple(share.memory(label, "backward", times * size) for times in backward_passes)
+            kept[f"{label} normed"] = size
+    forward: Items = share.run(label, "forward", elements, ways.forward)
+    backward: Items = share.run(label, "backward", elements, ways.backward)
     if share.resolved.plan.sync_norm:
         gather, reduce = share.statistics(label, features)
         forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)
         backward = (share.memory(f"{label} sums", "backward", 2 * size), reduce, *backward)
     return Piece(
         forward=forward,
-        input_gradient=(*backward, *(addition if residual else ())),
+        input_gradient=(*backward, *(addition if apart else ())),
         saved=kept,
         parameters=parameters,
         replicated=parameters,
@@ -309,10 +335,12 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
 
 def residual(share: Share, label: str) -> Piece:
     """Bias, dropout and residual addition. The mask has a byte per element."""
-    size, mask = share.element * share.stream, share.stream * share.dropout
-    backward = (share.memory(label, "backward", 2 * size + mask),) if mask else ()  # otherwise the gradient passes unchanged
-    forward = (share.memory(label, "forward", 3 * size + mask),)
-    return Piece(forward, backward, saved={f"{label} dropout mask": mask} if mask else {})
+    ways = passes.residual(share.resolved.plan.kernels, share.element, share.dropout)
+    forward, backward = (
+        share.run(label, "forward", share.stream, ways.forward),
+        share.run(label, "backward", share.stream, ways.backward),
+    )
+    return Piece(forward, backward, saved={f"{label} dropout mask": share.stream} if share.dropout else {})
 
 
 def pointwise(share: Share, label: str, read: int, written: int, saved: str = "") -> Piece:
@@ -324,3 +352,22 @@ def pointwise(share: Share, label: str, read: int, written: int, saved: str = ""
         saved={saved: share.element * read} if saved else {},
         temporary=moved,
     )
+
+
+def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
+    """The activation of an MLP of so many results; a gate beside it doubles what is read."""
+    plain = pointwise(share, label, elements * (2 if share.model.gated else 1), elements, saved)
+    if not share.model.gated:
+        return plain
+    ways = passes.gate(share.resolved.plan.kernels, share.element)
+    forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
+    return replace(plain, forward=forward, input_gradient=backward)
+
+
+def rotary(share: Share, elements: int) -> Piece:
+    """Rotary embedding of so many elements of queries and keys."""
+    ways = passes.rotary(share.resolved.plan.kernels, share.element)
+    forward, backward = (
+        share.run("rotary", phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True)
+    )
+    return replace(pointwise(share, "rotary", elements, elements), forward=forward, input_gradient=backward)

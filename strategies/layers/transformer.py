@@ -8,7 +8,7 @@ from __future__ import annotations
 from strategies.layers import eager
 from strategies.layers.attention import attention
 from strategies.layers.mixture import mixture
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, residual, row_linear
+from strategies.layers.pieces import Piece, Share, activation, column_linear, norm, residual, row_linear
 from strategies.model import Experts
 
 
@@ -32,6 +32,6 @@ def _mlp(share: Share) -> list[Piece]:
         column_linear(share, "mlp up", width, model.mlp_bias),  # gate and up are one product
         eager.gated(share, columns)
         if share.eager and model.gated
-        else pointwise(share, "activation", tokens * width // share.tp, tokens * columns, saved="mlp up output"),
+        else activation(share, "activation", tokens * columns, saved="mlp up output"),
         row_linear(share, "mlp down", model.ffn, model.mlp_bias),
     ]

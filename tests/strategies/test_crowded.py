@@ -1,4 +1,4 @@
-"""Gradients that do not stay are not piled up behind a slow network: compute waits for the reduction of the bucket before the last."""
+"""Gradients that do not stay are not piled up behind a slow network: compute waits for the reduction before the last."""
 
 from __future__ import annotations
 

@@ -257,8 +257,9 @@ def test_memory_traffic_by_hand() -> None:
     part = parts(model, resolved(model, **KORTHIKANTI)).layer(0)
     assert moved(part.forward) == {
         "attention norm": 2 * 4096,
-        "softmax": 2 * 16384,
+        "softmax": 16384 // 2 + 16384,  # causal: half is read
         "attention dropout": 2 * 16384 + 8192,
+        "context copy": 2 * 4096,
         "attention residual": 3 * 4096 + 2048,
         "mlp norm": 2 * 4096,
         "activation": 2 * 16384,
@@ -271,7 +272,9 @@ def test_memory_traffic_by_hand() -> None:
         "mlp norm residual": 3 * 4096,
         "attention residual": 2 * 4096 + 2048,
         "attention dropout": 2 * 16384 + 8192,
-        "softmax": 3 * 16384,
+        "context copy": 2 * 4096,
+        "softmax": 2 * 16384 // 2 + 16384,
+        "qkv gradients": 2 * 3 * 4096,
         "attention norm": 3 * 4096,
         "attention norm residual": 3 * 4096,
     }
@@ -292,6 +295,14 @@ def test_gradients_are_accumulated_in_their_type() -> None:
     assert traffic() == operands + 2 * weight
     assert traffic(accumulation=2) == operands + 2 * 2 * weight
     assert traffic(accumulation=2, gradients="fp32") == operands + 2 * 4 * weight
+    for kernels, fusion in (("torch", None), ("megatron", False)):
+        apart = parts(
+            model, resolved(model, accumulation=2, kernels=kernels, accumulation_fusion=fusion, gradients="fp32")
+        ).layer(0)
+        found = {item.label: item.bytes for item in apart.weight_gradient if item.label.startswith("qkv weight")}
+        assert found == {"qkv weight": operands + 2 * weight, "qkv weight sum": (2 + 4 + 4) * weight}
+    first = parts(model, resolved(model, kernels="torch")).layer(0)
+    assert not any(item.label.endswith("sum") for item in first.weight_gradient)  # nothing to add to
 
 
 def test_collectives_of_a_layer() -> None:

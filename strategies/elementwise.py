@@ -1,0 +1,97 @@
+"""The kernels between matrix products, by what runs them (`plan.kernels`): how many passes over memory a norm or a softmax is.
+
+A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole rows or columns, and reaches less of the bandwidth.
+`width` is the bytes of an activation element.
+
+* megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
+  whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
+* compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
+* torch: eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kernels = Literal["megatron", "compiled", "torch"]
+Passes = tuple[tuple[str, float], ...]
+FLOAT = 4  # bytes of fp32
+
+
+class Ways(NamedTuple):
+    """Passes of the forward and of the backward direction."""
+
+    forward: Passes
+    backward: Passes
+
+
+def _stream(*moved: float) -> Passes:
+    return tuple(("memory", bytes_) for bytes_ in moved if bytes_)
+
+
+def _reduce(*moved: float) -> Passes:
+    return tuple(("reduction", bytes_) for bytes_ in moved)
+
+
+def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
+    """A norm over features, per element. The weight's gradient is made in the backward kernel, in eager PyTorch by its own."""
+    if kernels != "torch":
+        return Ways(_stream(2 * width), _reduce(3 * width))
+    if not rms:
+        return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
+    cast = width + FLOAT if width != FLOAT else 0.0  # statistics are of fp32 numbers
+    square, mean, scale = 2 * FLOAT, FLOAT, 2 * FLOAT
+    forward = (*_stream(cast, square), *_reduce(mean), *_stream(scale, cast, 2 * width))
+    gradients = (2 * FLOAT, 2 * FLOAT, 2 * FLOAT, 3 * FLOAT, 3 * FLOAT)  # through the mean and the square, and their sum
+    weight = (*_stream(2 * width, 3 * width), *_reduce(width))
+    backward = (*weight, *_stream(cast, 3 * FLOAT, 2 * FLOAT), *_reduce(FLOAT), *_stream(*gradients, cast))
+    return Ways(forward, backward)
+
+
+def gate(kernels: Kernels, width: float) -> Ways:
+    """A gated activation, per element of its result."""
+    if kernels == "torch":  # silu, then the product; its two gradients, then silu's
+        return Ways(_stream(2 * width, 3 * width), _stream(3 * width, 3 * width, 3 * width))
+    return Ways(_stream(3 * width), _stream(5 * width))
+
+
+def rotary(kernels: Kernels, width: float) -> Ways:
+    """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum."""
+    if kernels == "torch":
+        turned = (width, 2 * width)  # half is negated, the halves are joined
+        back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed
+        forward = (2 * width, *turned, 2 * width, 3 * width)
+        return Ways(_stream(*forward), _stream(2 * width, *back, 2 * width, 3 * width))
+    return Ways(_stream(2 * width), _stream(2 * width))
+
+
+def residual(kernels: Kernels, width: float, mask: bool) -> Ways:
+    """Bias, dropout with a mask of a byte per element, and the sum with the residual stream."""
+    back = _stream(2 * width + 1) if mask else ()  # otherwise the gradient passes unchanged
+    if kernels == "torch":
+        return Ways(_stream(2 * width + 1 if mask else 0.0, 3 * width), back)
+    return Ways(_stream(3 * width + mask), back)
+
+
+def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
+    """Scale, mask and softmax of scores, per score."""
+    if kernels == "torch":  # scale, add the mask, softmax in fp32, cast back
+        cast = width + FLOAT if width != FLOAT else 0.0
+        forward = (*_stream(2 * width, 2 * width), *_reduce(width + FLOAT), *_stream(cast))
+        return Ways(forward, (*_stream(cast), *_reduce(2 * FLOAT + width), *_stream(2 * width)))
+    read = 0.5 if causal else 1.0
+    mask = 0.0 if causal else 1.0  # a byte per score is read where some are padding
+    return Ways(_reduce((read + 1) * width + mask), _reduce((2 * read + 1) * width))
+
+
+def loss(kernels: Kernels, width: float) -> Ways:
+    """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
+    exponentials and their sum, one that divides; the gradient is made from the probabilities. Eager: cast, log-softmax, gather;
+    backward zeros, the gradient of log-softmax, cast.
+    """
+    cast = width != FLOAT
+    if kernels == "torch":
+        turned = width + FLOAT if cast else 0.0
+        return Ways((*_stream(turned), *_reduce(2 * FLOAT)), (*_stream(FLOAT), *_reduce(3 * FLOAT), *_stream(turned)))
+    first = width + FLOAT * cast
+    return Ways(_reduce(first, 2 * FLOAT, 2 * FLOAT), _stream(FLOAT + width))

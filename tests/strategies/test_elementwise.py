@@ -1,0 +1,114 @@
+"""Kernels between matrix products against what PyTorch dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strategies import elementwise as passes
+from strategies.model import Model
+from strategies.plan import Plan
+from strategies.updates import passes_of
+
+ROWS, WIDTH = 64, 2048
+OWN = ("new_empty", "copy_", "add_.")  # gradients of the test's inputs being put into place
+
+
+def moved(function: Callable[..., Any], inputs: list[Any]) -> tuple[float, float]:
+    """Bytes per element that the operators of `function` and of its backward read and write, vectors left out."""
+    from torch import Tensor, ones_like
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        total = 0.0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = op(*args, **(kwargs or {}))
+            if not op.is_view and not any(own in str(op) for own in OWN):
+                flat = [*args, result, *(t for each in args if isinstance(each, list) for t in each)]
+                tensors = [t for t in flat if isinstance(t, Tensor)]
+                large = [t.numel() * t.element_size() for t in tensors if 4 * t.numel() >= inputs[0].numel()]
+                self.total += sum(large) / inputs[0].numel()
+            return result
+
+    with Count() as forward:
+        result = function(*inputs)
+    gradient = ones_like(result)
+    with Count() as backward:
+        result.backward(gradient)
+    return forward.total, backward.total
+
+
+def halves(count: int) -> list[Any]:
+    import torch
+
+    return [torch.randn(ROWS, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(count)]
+
+
+def rms_norm(x: Any, weight: Any) -> Any:
+    y = x.float()
+    y = y * (y.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    return weight * y.to(x.dtype)
+
+
+def silu_gate(gate: Any, up: Any) -> Any:
+    from torch.nn.functional import silu
+
+    return silu(gate) * up
+
+
+def turn(x: Any, angle: Any) -> Any:
+    from torch import cat
+
+    half = x.shape[-1] // 2
+    return x * angle + cat((-x[..., half:], x[..., :half]), -1) * angle
+
+
+def total(ways: passes.Ways) -> tuple[float, float]:
+    return sum(each for _, each in ways.forward), sum(each for _, each in ways.backward)
+
+
+def test_eager_kernels_move_what_pytorch_moves() -> None:
+    import torch
+
+    vector = torch.ones(WIDTH, dtype=torch.bfloat16)
+    assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(passes.norm("torch", True, 2))
+    assert moved(silu_gate, halves(2)) == total(passes.gate("torch", 2))
+    assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(passes.rotary("torch", 2))
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_fused_kernels_move_less(width: int) -> None:
+    for fused, eager in (
+        (passes.norm("megatron", True, width), passes.norm("torch", True, width)),
+        (passes.gate("compiled", width), passes.gate("torch", width)),
+        (passes.softmax("megatron", True, width), passes.softmax("torch", True, width)),
+        (passes.residual("compiled", width, True), passes.residual("torch", width, True)),
+    ):
+        assert sum(total(fused)) < sum(total(eager))
+        assert len(fused.forward) <= len(eager.forward)
+
+
+def test_an_update_by_hand() -> None:
+    """fp16 with fp32 gradients: unscaled in place, normed, read with three fp32 states, copied to 16 bits, set to zero."""
+    assert passes_of(Plan(precision="fp16", gradients="fp32")) == [
+        ("loss unscaling", 8), ("gradient norm", 4), ("adam", 4 + 2 * 12), ("parameter copy", 6), ("gradient zeroing", 4),
+    ]  # fmt: skip
+    assert passes_of(Plan(precision="bf16")) == [
+        ("gradient copy", 6), ("gradient norm", 4), ("adam", 4 + 2 * 12), ("parameter copy", 6),
+    ]  # fmt: skip
+    assert passes_of(Plan(precision="fp32", optimizer="sgd")) == [("gradient norm", 4), ("sgd", 4 + 8)]
+    assert passes_of(Plan(precision="fp32", optimizer="sgd", clip_gradients=False)) == [("sgd", 4 + 8)]
+
+
+def test_what_runs_changes_the_kernels_of_a_layer() -> None:
+    from strategies.layers import parts
+
+    model = Model(name="m", source="", hidden=64, layers=2, heads=8, ffn=256, vocabulary=512, context=32)
+    count = {}
+    for kernels in ("compiled", "megatron", "torch"):
+        work = parts(model, Plan.model_validate({"kernels": kernels}).resolve(model, 1)).layer(0)
+        count[kernels] = len(work.forward + work.backward)
+    assert count["compiled"] < count["megatron"] < count["torch"]
