@@ -68,6 +68,8 @@ class Provenance(Config):
     fit_error: NotNegative | None = None  # median relative error on the points fitted to
     heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
     errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
+    spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
+    # percentile of measured over predicted seconds, minus 1: what an error bar needs
     measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
 
 

@@ -1,0 +1,135 @@
+"""Error bars: how wrong each group of prices may be, and what that does to a step.
+
+Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from kernel and collective
+measurements, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, which is found by
+playing the job again (`calibration.sensitivity`), and independent groups add in squares:
+
+    σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
+
+Within a group, errors of single shapes are independent (those kept out of the fit show them) and average out over the shapes of a
+step, as Σ w² for shares w of the group's seconds; what all shapes share (clock, fused or not, another network) does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calibration.sensitivity import PRICES, Play, group_of, kernel_seconds
+from sim.prices import Provenance
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+
+LEVEL = 0.8  # of the intervals
+NORMAL = 1.2815515655446004  # half of a normal distribution's central 80 %, in standard deviations
+MEDIAN = 0.6744897501960817  # median of its absolute value
+
+# Standard deviations of the logarithm of what all kernels or collectives of a group share, with where each comes from.
+CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
+FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
+UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
+LAUNCH = 0.5  # host seconds per operator: 5 us assumed, of which the bare launch is 2.6 us (profiles, part launch): a factor 1.9
+SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficient is used for every GPU
+BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
+OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
+NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
+STEP = 1.1  # factor by which a price is moved to find its elasticity
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`level` of outcomes lie between `low` and `high` seconds if the spreads are right; parts: σ of the step by group."""
+
+    low: float
+    high: float
+    level: float
+    parts: dict[str, float]
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of the step."""
+        return math.hypot(*self.parts.values())
+
+
+def interval(job: Job, seconds: float | None = None) -> Interval:
+    """The interval around `seconds`, by default the job's own step. Raises UserError for impossible jobs."""
+    play = Play.of(job)
+    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in _groups(play).items()}
+    step = play.seconds if seconds is None else seconds
+    spread = math.exp(NORMAL * math.hypot(*parts.values()))
+    return Interval(step / spread, step * spread, LEVEL, parts)
+
+
+def spreads(play: Play) -> dict[str, float]:
+    """σ of each group of prices that the job pays."""
+    profile = play.prices.profile
+    kernels = _kernel_spreads(play)
+    links = _shape_error(profile.provenance.get("links"), "heldout")
+    inside = links if (found := profile.provenance.get("links")) and found.measured else UNMEASURED
+    every = {
+        "clock": CLOCK, **kernels, "launch": LAUNCH, "slowdown": SLOWDOWN,
+        "bandwidth inside nodes": inside, "latency inside nodes": 2 * inside,
+        "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK, "collective start": 2 * inside,
+    }  # fmt: skip
+    return {price.name: every[price.name] for price in play.relevant() if price.name in every}
+
+
+def _groups(play: Play) -> dict[str, tuple[float, float]]:
+    """Elasticity and σ of each group."""
+    by_name, base = {price.name: price for price in PRICES}, play.seconds
+    return {
+        name: (math.log(play.at(by_name[name], STEP) / base) / math.log(STEP), sigma) for name, sigma in spreads(play).items()
+    }
+
+
+def _kernel_spreads(play: Play) -> dict[str, float]:
+    """σ of kernels by group: what single shapes miss, averaged over the step's shapes, and what all of them share."""
+    prices, seconds = play.prices, kernel_seconds(play.program, play.prices)
+    own = {
+        "gemm": _shape_error(prices.profile.provenance.get("gemm"), "large"),
+        "attention": _shape_error(prices.profile.provenance.get("attention"), "large"),
+        "memory": CLOCK,
+        "optimizer": CLOCK,
+    }
+    shared = {"gemm": 0.0, "attention": BACKWARD, "memory": FUSED, "optimizer": FUSED / 2}
+    result = {}
+    for group, single in own.items():
+        shapes = {kernel: time for kernel, time in seconds.items() if group_of(kernel) == group}
+        total = sum(shapes.values())
+        if total:
+            concentrated = sum((time / total) ** 2 for time in shapes.values())
+            part = prices.profile.provenance.get(group if group in ("gemm", "attention") else "memory")
+            derived = 0.0 if part is not None and part.measured else UNMEASURED
+            outside = sum(time * _distance(kernel.shape, part, group) for kernel, time in shapes.items()) / total
+            result[group] = math.hypot(single * math.sqrt(concentrated), shared[group], derived, OUTSIDE * outside)
+    return result
+
+
+def _shape_error(part: Provenance | None, kind: str) -> float:
+    """σ of single shapes or sizes kept out of the fit: from percentiles where a profile has them, else from the median error."""
+    if part is None:
+        return UNMEASURED
+    for low, _, high in (part.spread[name] for name in (kind, "all") if name in part.spread):
+        return (math.log1p(high) - math.log1p(low)) / (2 * NORMAL)
+    median = part.errors.get(kind, part.heldout_error)
+    return UNMEASURED if median is None else median / MEDIAN
+
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("batch", "m", "n", "k"),
+    "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"),
+}
+
+
+def _distance(shape: tuple[float, ...], part: Provenance | None, group: str) -> float:
+    """By how many factors of e a shape lies outside what was measured, over all its sizes."""
+    if part is None or group not in NAMES:
+        return 0.0
+    result = 0.0
+    for name, value in zip(NAMES[group], shape, strict=False):
+        low, high = part.measured_range.get(name, (value, value))
+        result += max(0.0, math.log(low / value), math.log(value / high))
+    return result
