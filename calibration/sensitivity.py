@@ -1,7 +1,7 @@
 """Which price moves an answer: a job is played again with one price changed, everything else as it was.
 
-Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `nvlink bandwidth` at 1.1 the bytes on every
-NVLink 10 % longer. Algorithms of collectives stay as they were chosen, as a library does not know how wrong our prices are.
+Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `bandwidth inside nodes` at 1.1 the
+transfers on every NVLink. Algorithms of collectives stay as they were chosen, as a library does not know how wrong our prices are.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class _Scaled(Prices):
 class Play:
     """A job lowered once and played under many prices.
 
-    A step of many microbatches is longer by the same time for each more: then two short ones are played, of m₁ and m₂ microbatches,
-    and the step is step(m₂) + (m − m₂)·(step(m₂) − step(m₁))/(m₂ − m₁).
+    A step of many microbatches is longer by the same time for each more: then two short ones are played, of m₁ and m₂
+    microbatches, and the step is step(m₂) + (m − m₂)·(step(m₂) − step(m₁))/(m₂ − m₁).
     """
 
     def __init__(self, job: Job, prices: Prices) -> None:

@@ -1,7 +1,7 @@
 """Error bars: how wrong each group of prices may be, and what that does to a step.
 
-Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from kernel and collective
-measurements, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, which is found by
+Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
+kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, which is found by
 playing the job again (`calibration.sensitivity`), and independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calibration.sensitivity import PRICES, Play, group_of, kernel_seconds
 from sim.prices import Provenance
+from sim.summary import Interval
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -39,26 +39,14 @@ NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 t
 STEP = 1.1  # factor by which a price is moved to find its elasticity
 
 
-@dataclass(frozen=True)
-class Interval:
-    """`level` of outcomes lie between `low` and `high` seconds if the spreads are right; parts: σ of the step by group."""
-
-    low: float
-    high: float
-    level: float
-    parts: dict[str, float]
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the logarithm of the step."""
-        return math.hypot(*self.parts.values())
+def interval(job: Job, seconds: float) -> Interval:
+    """The interval around `seconds`, the job's step. Raises UserError for impossible jobs."""
+    return interval_of(Play.of(job), seconds)
 
 
-def interval(job: Job, seconds: float | None = None) -> Interval:
-    """The interval around `seconds`, by default the job's own step. Raises UserError for impossible jobs."""
-    play = Play.of(job)
+def interval_of(play: Play, step: float) -> Interval:
+    """The same of a job that was played already."""
     parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in _groups(play).items()}
-    step = play.seconds if seconds is None else seconds
     spread = math.exp(NORMAL * math.hypot(*parts.values()))
     return Interval(step / spread, step * spread, LEVEL, parts)
 
@@ -78,7 +66,7 @@ def spreads(play: Play) -> dict[str, float]:
 
 
 def _groups(play: Play) -> dict[str, tuple[float, float]]:
-    """Elasticity and σ of each group."""
+    """Elasticity and σ of each group; of those that every answer has in common, one at a time."""
     by_name, base = {price.name: price for price in PRICES}, play.seconds
     return {
         name: (math.log(play.at(by_name[name], STEP) / base) / math.log(STEP), sigma) for name, sigma in spreads(play).items()

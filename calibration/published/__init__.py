@@ -1,8 +1,8 @@
 """Measurements that others published: facts, each with its source, and the job that each row was.
 
-A source is a YAML file (what it is, how it counts FLOPs and memory, what was the same in all rows) with a CSV file of the same name
-(a row per measurement, in SI units; columns `model.*` and `plan.*` are fields of `Model` and `Plan`). A new source is two more
-files. Facts about a framework come from the source, and are written beside the numbers; nothing here is fitted.
+A source is a YAML file (what it is, how it counts FLOPs and memory, what was the same in all rows) with a CSV file of the same
+name (a row per measurement, in SI units; columns `model.*` and `plan.*` are fields of `Model` and `Plan`). A new source is two
+more files. Facts about a framework come from the source, and are written beside the numbers; nothing here is fitted.
 
 `use: report` says that no price may be fitted to the source; `fit` that some was, which leaves it out of accuracy figures.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,8 @@ from pydantic import Field
 
 from calibration.published.rules import Step, flops_rules
 from strategies.job import Job, read_job
-from strategies.model import Model
 from topologies.cluster import Cluster
-from topologies.reading import Config, UserError, build, load_text, load_yaml
+from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest
 
 FOLDER = Path(__file__).parent
 DEFAULT = "default"
@@ -97,7 +97,7 @@ def _machine(source: Source, machine: str, gpus: int) -> dict[str, Any]:
         raise UserError(f"machine '{machine}' is not described")
     fields = source.machines[machine]
     fields = {"based_on": fields} if isinstance(fields, str) else dict(fields)
-    each = _node_size(json_of(fields))
+    each = _node_size(_as_key(fields))
     if gpus < each:
         fields["node"] = {**fields.get("node", {}), "gpus": gpus}
         return {"cluster": fields, "nodes": 1}
@@ -106,10 +106,7 @@ def _machine(source: Source, machine: str, gpus: int) -> dict[str, Any]:
     return {"cluster": fields, "nodes": gpus // each}
 
 
-def json_of(fields: Any) -> str:
-    """As text that can be a key."""
-    import json
-
+def _as_key(fields: Any) -> str:
     return json.dumps(fields, sort_keys=True)
 
 
@@ -129,8 +126,6 @@ def published(names: tuple[str, ...] = ()) -> Iterator[Row]:
     known = sources()
     for name in names:
         if name not in known:
-            from topologies.reading import nearest
-
             raise UserError(f"unknown source '{name}'{nearest(name, known)}")
     for name in names or known:
         for cells in csv.DictReader(load_text(FOLDER / f"{name}.csv").splitlines()):
