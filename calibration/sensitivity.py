@@ -80,7 +80,7 @@ def _start(profile: Profile, factor: float) -> Profile:
 
 
 PRICES = (
-    Price("clock", frozenset({"gemm", "attention"})),
+    Price("kernels", frozenset({"gemm", "attention", "memory", "optimizer"})),
     Price("gemm", frozenset({"gemm"})),
     Price("attention", frozenset({"attention"})),
     Price("memory", frozenset({"memory"})),
@@ -176,7 +176,7 @@ class Play:
 def _brief(job: Job) -> list[tuple[float, Job]]:
     """The job itself, or two with few microbatches whose weighted sum is its step."""
     resolved = job.resolve()
-    short, longer = 2 * resolved.plan.pp, 3 * resolved.plan.pp
+    short, longer = resolved.plan.pp, 2 * resolved.plan.pp
     if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedules[resolved.plan.schedule].microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)

@@ -1,8 +1,8 @@
 """Error bars: how wrong each group of prices may be, and what that does to a step.
 
 Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
-kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, which is found by
-playing the job again (`calibration.sensitivity`), and independent groups add in squares:
+kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, found by
+playing the job again (`calibration.sensitivity`); independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calibration.sensitivity import PRICES, Play, group_of, kernel_seconds
 from sim.prices import Provenance
-from sim.summary import Interval
+from sim.summary import Interval, Summary
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -36,7 +37,13 @@ SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficie
 BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
 NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
+KERNELS = ("gemm", "attention", "memory", "optimizer")
 STEP = 1.1  # factor by which a price is moved to find its elasticity
+
+
+def with_interval(job: Job, summary: Summary) -> Summary:
+    """The summary of `job` with the interval around its step. Raises UserError for impossible jobs."""
+    return replace(summary, interval=interval(job, summary.step_seconds))
 
 
 def interval(job: Job, seconds: float) -> Interval:
@@ -52,25 +59,33 @@ def interval_of(play: Play, step: float) -> Interval:
 
 
 def spreads(play: Play) -> dict[str, float]:
-    """σ of each group of prices that the job pays."""
-    profile = play.prices.profile
-    kernels = _kernel_spreads(play)
-    links = _shape_error(profile.provenance.get("links"), "heldout")
-    inside = links if (found := profile.provenance.get("links")) and found.measured else UNMEASURED
+    """σ of each group of prices that the job pays; `clock` is what matrix products and attention share."""
+    links = play.prices.profile.provenance.get("links")
+    inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
     every = {
-        "clock": CLOCK, **kernels, "launch": LAUNCH, "slowdown": SLOWDOWN,
-        "bandwidth inside nodes": inside, "latency inside nodes": 2 * inside,
+        "launch": LAUNCH, "slowdown": SLOWDOWN, "bandwidth inside nodes": inside, "latency inside nodes": 2 * inside,
         "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK, "collective start": 2 * inside,
     }  # fmt: skip
-    return {price.name: every[price.name] for price in play.relevant() if price.name in every}
+    paid = {price.name: every[price.name] for price in play.relevant() if price.name in every}
+    return {"clock": CLOCK, **_kernel_spreads(play), **paid}
 
 
 def _groups(play: Play) -> dict[str, tuple[float, float]]:
-    """Elasticity and σ of each group; of those that every answer has in common, one at a time."""
-    by_name, base = {price.name: price for price in PRICES}, play.seconds
-    return {
-        name: (math.log(play.at(by_name[name], STEP) / base) / math.log(STEP), sigma) for name, sigma in spreads(play).items()
-    }
+    """Elasticity and σ of each group. That of all kernels together is shared out by their seconds."""
+    seconds = kernel_seconds(play.program, play.prices)
+    total, base = sum(seconds.values()), play.seconds
+    by_name = {price.name: price for price in PRICES}
+
+    def elasticity(name: str) -> float:
+        return math.log(play.at(by_name[name], STEP) / base) / math.log(STEP)
+
+    kernels = elasticity("kernels")
+    shares = {name: sum(time for kernel, time in seconds.items() if group_of(kernel) == name) / total for name in KERNELS}
+    result = {}
+    for name, sigma in spreads(play).items():
+        share = shares["gemm"] + shares["attention"] if name == "clock" else shares.get(name)
+        result[name] = (elasticity(name) if share is None else share * kernels, sigma)
+    return result
 
 
 def _kernel_spreads(play: Play) -> dict[str, float]:

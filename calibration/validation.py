@@ -6,13 +6,13 @@ Nothing here chooses anything: the job is what the source says, the prices are t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any
 
-from calibration.published import Row, published
+from calibration.published import Row
 from calibration.sensitivity import Play
 from calibration.uncertainty import interval_of
 from sim.summary import Summary, summarise
@@ -106,13 +106,16 @@ class Errors:
 
 def compare(row: Row) -> Compared:
     """One row and its prediction, or the reason why there is none."""
-    known = Compared(row.name, row.group, row.source.framework, row.where, row.model, gpus=row.gpus, note=row.note,
-                     ran_out_of_memory=row.out_of_memory, **{key: row.measured[key] for key in ("flops", "mfu", "memory")})  # fmt: skip
+    measured = row.measured
+    known = Compared(
+        row.name, row.group, row.source.framework, row.where, row.model, gpus=row.gpus, step=measured["step"], note=row.note,
+        flops=measured["flops"], mfu=measured["mfu"], memory=measured["memory"], ran_out_of_memory=row.out_of_memory,
+    )  # fmt: skip
     try:
         job = row.job()
         play = Play.of(job)
     except UserError as error:
-        return Compared(**asdict(known) | {"reason": str(error), "step": row.measured["step"]})
+        return replace(known, reason=str(error))
     summary, seconds = summarise(play.timelines[-1]), play.seconds
     bar, gpu = interval_of(play, seconds), job.cluster.node.gpu
     found: dict[str, Any] = {
@@ -124,7 +127,7 @@ def compare(row: Row) -> Compared:
         found |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
     if row.source.memory:
         found["predicted_memory"] = _memory(summary, row.source.memory)
-    return Compared(**asdict(known) | found)
+    return replace(known, **found)
 
 
 def _memory(summary: Summary, convention: str) -> float:
@@ -141,17 +144,8 @@ def strategy(job: Job) -> str:
     return " ".join([*axes, *([plan.plan.data_parallel] if plan.copies > 1 else [])]) or "one GPU"
 
 
-def validate(names: tuple[str, ...] = (), advance: Callable[[], None] = lambda: None) -> list[Compared]:
-    """All rows of the sources `names`, or of all, on all cores. `advance` is called after each. Raises UserError."""
-    rows = list(published(names))
-    found = []
-    for one in _played(rows):
-        found.append(one)
-        advance()
-    return found
-
-
-def _played(rows: list[Row]) -> Iterator[Compared]:
+def compared(rows: Sequence[Row]) -> Iterator[Compared]:
+    """Each row with its prediction, in order, on all cores."""
     workers = min(os.cpu_count() or 1, len(rows) // 32 + 1)
     if workers == 1:
         yield from map(compare, rows)

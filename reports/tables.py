@@ -87,8 +87,17 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
         ("exposed communication", percent(summary.exposed)),
         ("bubble", percent(summary.bubble)),
         ("tokens per step", count(tokens_per_step(summary))),
+        *_interval(summary),
         *training(summary, job),
     ]
+
+
+def _interval(summary: Summary) -> list[tuple[str, str]]:
+    """The error bar of the step, where there is one."""
+    bar = summary.interval
+    return (
+        [] if bar is None else [(f"{100 * bar.level:.0f} % interval of the step", f"{seconds(bar.low)} to {seconds(bar.high)}")]
+    )
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:

@@ -150,7 +150,11 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
     groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
-    every = {"context": overhead.context, "communicators": groups * overhead.communicator, "reserve": overhead.reserve * book.peak}
+    every = {
+        "context": overhead.context,
+        "communicators": groups * overhead.communicator,
+        "reserve": overhead.reserve * book.peak,
+    }
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]

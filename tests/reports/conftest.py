@@ -29,8 +29,16 @@ def summary() -> Summary:
     breakdown = dict.fromkeys(COMPONENTS, 0.1) | {"cp exposed": 0.0, "ep exposed": 0.0}
     breakdown["bubble"] = 1.23 - sum(seconds for name, seconds in breakdown.items() if name != "bubble")
     stages = (
-        StageMemory(0, 0, NO_BYTES | {"parameter": 4e9, "activation": 41e9, "optimizer": 12e9}, 4.2e9, 61.2e9, 0.5, "forward",
-                    {"context": 1e9, "communicators": 0.2e9, "reserve": 3e9}),
+        StageMemory(
+            0,
+            0,
+            NO_BYTES | {"parameter": 4e9, "activation": 41e9, "optimizer": 12e9},
+            4.2e9,
+            61.2e9,
+            0.5,
+            "forward",
+            {"context": 1e9, "communicators": 0.2e9, "reserve": 3e9},
+        ),
         StageMemory(1, 16, NO_BYTES | {"parameter": 4e9, "activation": 20e9, "optimizer": 12e9}, 4e9, 40e9, 0.6, "forward"),
     )
     return Summary(
