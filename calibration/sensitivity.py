@@ -1,7 +1,7 @@
 """Which price moves an answer: a job is played again with one price changed, everything else as it was.
 
 Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `bandwidth inside nodes` at 1.1 the
-transfers on every NVLink. Algorithms of collectives stay as they were chosen, as a library does not know how wrong our prices are.
+transfers on every NVLink. Algorithms of collectives stay as they were chosen: a library does not know how wrong our prices are.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def _start(profile: Profile, factor: float) -> Profile:
 
 PRICES = (
     Price("kernels", frozenset({"gemm", "attention", "memory", "optimizer"})),
+    Price("clock", frozenset({"gemm", "attention"})),
     Price("gemm", frozenset({"gemm"})),
     Price("attention", frozenset({"attention"})),
     Price("memory", frozenset({"memory"})),

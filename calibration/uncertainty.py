@@ -1,10 +1,12 @@
 """Error bars: how wrong each group of prices may be, and what that does to a step.
 
 Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
-kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, found by
-playing the job again (`calibration.sensitivity`); independent groups add in squares:
+kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, found
+by playing the job again (`calibration.sensitivity`); independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
+
+All GPUs of a synchronous step wait for the slowest of them, which is not simulated: this widens the interval upwards only.
 
 Within a group, errors of single shapes are independent (those kept out of the fit show them) and average out over the shapes of a
 step, as Σ w² for shares w of the group's seconds; what all shapes share (clock, fused or not, another network) does not.
@@ -30,6 +32,7 @@ MEDIAN = 0.6744897501960817  # median of its absolute value
 
 # Standard deviations of the logarithm of what all kernels or collectives of a group share, with where each comes from.
 CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
+CARD = 0.02  # one card among its like: those 8 % as four standard deviations
 FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
 UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
 LAUNCH = 0.5  # host seconds per operator: 5 us assumed, of which the bare launch is 2.6 us (profiles, part launch): a factor 1.9
@@ -53,9 +56,13 @@ def interval(job: Job, seconds: float) -> Interval:
 
 def interval_of(play: Play, step: float) -> Interval:
     """The same of a job that was played already."""
-    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in _groups(play).items()}
-    spread = math.exp(NORMAL * math.hypot(*parts.values()))
-    return Interval(step / spread, step * spread, LEVEL, parts)
+    groups = _groups(play)
+    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()}
+    both = math.hypot(*parts.values())
+    # the slowest of N normal deviates is about sqrt(2 ln N) standard deviations off
+    slowest = CARD * math.sqrt(2 * math.log(play.program.grid.world)) * groups["clock"][0]
+    low, high = step * math.exp(-NORMAL * both), step * math.exp(NORMAL * math.hypot(both, slowest))
+    return Interval(low, high, LEVEL, {**parts, "slowest card": slowest})
 
 
 def spreads(play: Play) -> dict[str, float]:

@@ -146,8 +146,9 @@ def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     for number, (source, group) in enumerate(sorted(grouped(found, "source").items())):
         for gpu in sorted({row.gpu for row in group}):
             these = [row for row in group if row.gpu == gpu]
-            axes.scatter([row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these], s=18, color=_COLOURS[gpus.index(gpu) % len(_COLOURS)], alpha=0.7, lw=0,
-                         marker=_MARKS[number % len(_MARKS)], label=f"{source}, {gpu}")  # fmt: skip
+            steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
+            colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
+            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
     ends = [min(row.step or 1 for row in found) / 1.5, max(row.step or 1 for row in found) * 1.5] if found else [0.1, 1]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
     axes.plot(ends, ends, color=DARK, lw=1)
@@ -164,9 +165,9 @@ def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
 
     scores = []
     for row in rows:
-        if row.error is not None and row.high and row.predicted_step and row.step:
-            sigma = math.log(row.high / row.predicted_step) / NORMAL
-            scores.append(abs(math.log(row.step / row.predicted_step)) / sigma)
+        if row.error is not None and row.high and row.low and row.predicted_step and row.step:
+            side = row.high if row.step > row.predicted_step else row.low
+            scores.append(abs(math.log(row.step / row.predicted_step) / math.log(side / row.predicted_step)) * NORMAL)
     levels = [level / 100 for level in range(5, 100, 5)]
     return [(level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores)))
             for level in levels]  # fmt: skip

@@ -21,8 +21,10 @@ import yaml
 from pydantic import Field
 
 from calibration.published.rules import Step, flops_rules
-from strategies.job import Job, read_job
-from topologies.cluster import Cluster
+from strategies.job import Job
+from strategies.model import Model, load_model
+from strategies.plan import Plan
+from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest
 
 FOLDER = Path(__file__).parent
@@ -83,37 +85,36 @@ class Row:
         """The job that was measured. Raises UserError with the reason when it cannot be expressed."""
         if self.obstacle:
             raise UserError(self.obstacle)
-        chosen = self.source.models.get(self.model, self.source.models.get(DEFAULT))
+        if self.machine not in self.source.machines:
+            raise UserError(f"machine '{self.machine}' is not described")
+        chosen = self.source.models.get(self.model, self.source.models.get(DEFAULT)) or {}
         if isinstance(chosen, str):
-            chosen = read_job(model=chosen, cluster=self.source.machines[self.machine]).model.model_dump(exclude_none=True)
-        model = {"name": self.model, "context": self.fields["plan"].get("sequence", 1), **(chosen or {}), **self.fields["model"]}
-        plan = {**self.source.plan, **self.fields["plan"]}
-        return read_job(name=self.name, model=model, plan=plan, **_machine(self.source, self.machine, self.gpus))
-
-
-def _machine(source: Source, machine: str, gpus: int) -> dict[str, Any]:
-    """The job's cluster and nodes for so many GPUs; a part of a node is a smaller node."""
-    if machine not in source.machines:
-        raise UserError(f"machine '{machine}' is not described")
-    fields = source.machines[machine]
-    fields = {"based_on": fields} if isinstance(fields, str) else dict(fields)
-    each = _node_size(_as_key(fields))
-    if gpus < each:
-        fields["node"] = {**fields.get("node", {}), "gpus": gpus}
-        return {"cluster": fields, "nodes": 1}
-    if gpus % each:
-        raise UserError(f"{gpus} GPUs are no whole number of nodes of {each}")
-    return {"cluster": fields, "nodes": gpus // each}
-
-
-def _as_key(fields: Any) -> str:
-    return json.dumps(fields, sort_keys=True)
+            chosen = load_model(chosen)[0].model_dump(exclude_none=True)
+        plan = build(Plan, {**self.source.plan, **self.fields["plan"]}, "plan")
+        sizes = {"name": self.model, "context": self.fields["plan"].get("sequence", 1), **chosen, **self.fields["model"]}
+        machine = json.dumps(self.source.machines[self.machine])
+        return Job(self.name, build(Model, sizes, "model"), plan, _cluster(machine, self.gpus))
 
 
 @functools.cache
-def _node_size(text: str) -> int:
-    cluster: Cluster = read_job(model="gpt2-1.5b", cluster=yaml.safe_load(text), nodes=1).cluster
-    return cluster.node.gpus
+def _cluster(machine: str, gpus: int) -> Cluster:
+    """So many GPUs of a machine, which is given as JSON; a part of a node is a smaller node."""
+    fields = json.loads(machine)
+    fields = {"based_on": fields} if isinstance(fields, str) else fields
+    based_on = fields.pop("based_on", None)
+
+    def read(nodes: int) -> Cluster:
+        if based_on is None:
+            return inline_cluster({**fields, "nodes": nodes}, "machine")
+        return load_cluster(based_on, nodes, fields)
+
+    each = read(1).node.gpus
+    if gpus < each:
+        fields["node"] = {**fields.get("node", {}), "gpus": gpus}
+        return read(1)
+    if gpus % each:
+        raise UserError(f"{gpus} GPUs are no whole number of nodes of {each}")
+    return read(gpus // each)
 
 
 def sources() -> dict[str, Source]:

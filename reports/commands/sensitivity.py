@@ -34,8 +34,9 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
         raise UserError(f"--plot {plot}: must end in .png or .svg")
     asked = read_job(job, **given)
     play = Play.of(asked)
-    factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {p.name: 1 + by for p in PRICES}
-    effects = play.effects({name: factor for name, factor in factors.items() if name != "kernels"})
+    factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
+    groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of
+    effects = play.effects({name: factor for name, factor in factors.items() if name not in groups})
     if as_json:
         click.echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
     else:
