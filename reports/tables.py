@@ -78,7 +78,7 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
     """(label, value) of the figures that come first, in the order in which people ask for them."""
     worst = summary.worst
     return [
-        ("step", seconds(summary.step_seconds)),
+        _step(summary),
         ("tokens/s", count(summary.tokens_per_second)),
         ("tokens/s/GPU", count(summary.tokens_per_second_per_gpu)),
         ("MFU", percent(summary.mfu)),
@@ -87,17 +87,16 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
         ("exposed communication", percent(summary.exposed)),
         ("bubble", percent(summary.bubble)),
         ("tokens per step", count(tokens_per_step(summary))),
-        *_interval(summary),
         *training(summary, job),
     ]
 
 
-def _interval(summary: Summary) -> list[tuple[str, str]]:
-    """The error bar of the step, where there is one."""
-    bar = summary.interval
-    return (
-        [] if bar is None else [(f"{100 * bar.level:.0f} % interval of the step", f"{seconds(bar.low)} to {seconds(bar.high)}")]
-    )
+def _step(summary: Summary) -> tuple[str, str]:
+    """The step, with its error bar where there is one."""
+    step, bar = seconds(summary.step_seconds), summary.interval
+    if bar is None:
+        return "step", step
+    return f"step ({100 * bar.level:.0f} % interval)", f"{step} ({seconds(bar.low)}–{seconds(bar.high)})"
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:
