@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategies.model import Model
+from topologies.hardware import Cpu
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,99 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
+        raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def belongs(plan: Plan, model: Model, where: str) -> None:
+    """Groups of fields go with the strategies that they describe."""
+    if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
+        raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
+    _deepspeed(plan, where)
+    offload = plan.offload
+    if offload is None:
+        return
+    named = f"offload.parameters={offload.parameters}" if offload.parameters else f"offload.optimizer={offload.optimizer}"
+    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+        raise UserError(f"{where}: {named} needs data_parallel=zero1, zero2 or zero3, not {plan.data_parallel}")
+    if offload.parameters and plan.data_parallel != "zero3":
+        why = "keeps whole parameters on each GPU; take zero3"
+        raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if plan.ep > 1:
+        raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
+    if plan.pp > 1 and model.tied:
+        raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
+
+
+def _deepspeed(plan: Plan, where: str) -> None:
+    """Rules of DeepSpeed and ZeRO++."""
+    options = plan.deepspeed
+    if options is None:
+        return
+    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+        raise UserError(f"{where}: deepspeed contradicts data_parallel={plan.data_parallel}; it describes zero1, zero2, zero3")
+    if "bucket" in plan.model_fields_set:
+        raise UserError(f"{where}: bucket contradicts deepspeed, whose buckets are reduce_bucket_size and allgather_bucket_size")
+    three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_"))}
+    if three and plan.data_parallel != "zero3":
+        raise UserError(f"{where}: deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3")
+    if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
+        raise UserError(f"{where}: deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part")
+    if plan.data_parallel != "zero3":
+        return
+    for wrong, why in (
+        (plan.pp > 1, f"pp={plan.pp}: DeepSpeed's ZeRO-3 has no pipelines"),
+        (plan.schedule != "1f1b", f"schedule={plan.schedule}: its trace is a forward and a backward pass in turns (1f1b)"),
+        (not plan.reshard, "reshard=false: stage3_max_reuse_distance says what is released"),
+        (plan.shard is not None, f"shard={plan.shard}: DeepSpeed shards over all ranks"),
+        (plan.ep > 1, f"ep={plan.ep} is not simulated yet"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: deepspeed with data_parallel=zero3 contradicts {why}")
+
+
+def neighbours(plan: Plan, dp: int, per_node: int, where: str) -> int:
+    """dp ranks between which ZeRO++ keeps a second copy and exchanges gradients first; 1 without ZeRO++."""
+    options = plan.deepspeed
+    if options is None or not (options.hierarchical or options.zero_quantized_weights):
+        return 1
+    size = options.zero_hpz_partition_size
+    named = f"deepspeed.zero_hpz_partition_size={size}" if size > 1 else "ZeRO++"
+    for wrong, why in (
+        (plan.offload is not None, "offload is not simulated yet"),
+        (plan.cp > 1, f"cp={plan.cp} is not simulated yet"),
+        (
+            not plan.order.startswith("tp-cp-ep-dp"),
+            f"order={plan.order} is not simulated: neighbouring dp ranks must share nodes",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"{where}: {named} with {why}")
+    node = min(dp, max(1, per_node // plan.tp))
+    if not options.hierarchical:
+        return 1
+    if options.zero_quantized_gradients and (per_node % plan.tp or dp % node or size not in (1, node)):
+        has = f"dp={dp}, tp={plan.tp} and {per_node} GPUs in a node"
+        raise UserError(f"{where}: deepspeed.zero_quantized_gradients with {has} needs zero_hpz_partition_size=1 or {node}")
+    inner = node if size == 1 else size
+    if dp % inner:
+        raise UserError(f"{where}: {named} does not divide dp={dp}")
+    return inner
+
+
+def hosted(plan: Plan, cpu: Cpu | None, where: str) -> None:
+    """What is offloaded needs a place that the cluster describes."""
+    if plan.offload is None:
+        return
+    if cpu is None:
+        raise UserError(f"{where}: offload needs node.cpu, which the cluster does not describe: its memory and bandwidth")
+    for name in ("optimizer", "parameters"):
+        if getattr(plan.offload, name) == "nvme" and not cpu.disk:
+            raise UserError(f"{where}: offload.{name}=nvme needs node.cpu.disk, disk_read and disk_write of the cluster")
 
 
 def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:

@@ -39,7 +39,7 @@ class _Lowering:
         for rank in range(ranks):
             for chunk in range(plan.chunks):
                 number = self.schedule.stage(rank, ranks, chunk)
-                self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan)
+                self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
         self.last = len(self.stages) - 1
         # a head that shares the embedding's matrix has a copy of it when it lives on another rank
         if model.tied and self.stages[0].rank != self.stages[self.last].rank:
@@ -146,10 +146,14 @@ class _Lowering:
         states["optimizer"] += self.hook.outer
         if self.schedule.versions:
             states["parameter"] *= self.schedule.versions(stages[0].rank, plan.plan.pp)
-        stages[0].cohort.resident = tuple(
+        for kind in stages[0].host.takes(self.hook.shards):
+            states[kind] = 0
+        resident = tuple(
             (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
             for kind, width in states.items()
         )
+        stages[0].cohort.resident = resident + sum((self.hook.resident(stage) for stage in stages), ())
+        stages[0].cohort.hosted = sum((stage.host.held(plan.shards) for stage in stages), ())
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
         """First and last rank sum the gradients of the embedding that they share."""

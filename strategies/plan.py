@@ -14,8 +14,9 @@ from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import divides, experts
+from strategies.limits import belongs, divides, experts, neighbours
 from strategies.model import Model
+from strategies.options import DeepSpeed, Offload, PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
@@ -51,6 +52,13 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    deepspeed: DeepSpeed | None = Field(
+        None, description="zero1, zero2, zero3 as DeepSpeed does it: its buckets, prefetch and ZeRO++; {} takes its defaults"
+    )
+    offload: Offload | None = Field(
+        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+    )
     local_steps: PositiveInt | None = Field(
         None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
@@ -63,6 +71,11 @@ class Plan(Config):
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    kernels: Literal["megatron", "torch"] = Field(
+        "megatron",
+        description="what runs and is kept for backward: the fused kernels of Megatron-LM with Transformer Engine, or PyTorch's "
+        "own operators one by one (which keep more, and gather nothing twice under sequence parallelism)",
+    )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
@@ -75,6 +88,12 @@ class Plan(Config):
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+        None,
+        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
+    )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
     layers_per_stage: tuple[PositiveInt, ...] | None = Field(
         None, description="layers of each stage; by default as equal as they can be"
@@ -134,6 +153,16 @@ class Plan(Config):
         return states + (4 if self.bytes_per_element == 2 else 0)
 
     @property
+    def reduce_bucket(self) -> float:
+        """Bytes of gradients that are reduced in one collective."""
+        return self.deepspeed.reduce_bucket_size * self.bytes_per_gradient if self.deepspeed else self.bucket
+
+    @property
+    def gather_bucket(self) -> float:
+        """Bytes of parameters that zero1 and zero2 gather in one collective."""
+        return self.deepspeed.allgather_bucket_size * self.bytes_per_element if self.deepspeed else self.bucket
+
+    @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
         return {
@@ -142,9 +171,12 @@ class Plan(Config):
             "optimizer": self.bytes_per_optimizer_state,
         }
 
-    def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
-        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
-        return Resolved.of(self, model, gpus, where)
+    def resolve(self, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
+        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers.
+
+        per_node: GPUs of a node, by default all.
+        """
+        return Resolved.of(self, model, gpus, where, per_node or gpus)
 
 
 class Resolved(Config):
@@ -158,9 +190,10 @@ class Resolved(Config):
     chunks: int
     local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     layers: tuple[int, ...]  # per virtual stage
+    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
 
     @classmethod
-    def of(cls, plan: Plan, model: Model, gpus: int, where: str) -> Resolved:
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
         """See `Plan.resolve`."""
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence or model.context
@@ -169,21 +202,26 @@ class Resolved(Config):
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        belongs(plan, model, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = _placement(plan, plan.pp * chunks, model, where)
-        return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
-                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, local_steps=local, layers=layers)  # fmt: skip
+        inner = neighbours(plan, dp, per_node, where)
+        return cls(
+            plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
+            chunks=chunks, local_steps=local, layers=layers, inner=inner,
+        )  # fmt: skip
 
     @property
     def grid(self) -> Grid:
         """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, and the
         ep ranks one of their own.
         """
-        order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        plan, dp = self.plan, self.dp // self.replicas // self.plan.ep
+        outer = self.replicas if self.inner == 1 else self.dp // self.inner
+        order = self.plan.order.replace("dp", "dp-replica") if outer > 1 else self.plan.order
+        plan, dp = self.plan, self.dp // outer // self.plan.ep
         degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": dp, "pp": plan.pp}
-        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
+        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": outer} if outer > 1 else {}))
 
     @property
     def copies(self) -> int:
@@ -208,6 +246,8 @@ class Resolved(Config):
     @property
     def sharing(self) -> tuple[str, ...]:
         """The axes along which those ranks differ."""
+        if 1 < self.inner < self.dp:
+            return ("dp", "replica")
         return (*self.expert_sharing[:-1], "ep", "dp") if self.plan.ep > 1 else self.expert_sharing
 
     @property

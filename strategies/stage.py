@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.model import Model
 from strategies.plan import Resolved
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
@@ -20,13 +22,20 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved) -> None:
+    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved,
+                 model: Model) -> None:  # fmt: skip
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
-        self.parts, self.plan = tuple(parts), plan
+        self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
+        self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
         self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether its rank shares its parameters with no other rank and nothing of them with the host."""
+        return self.plan.copies == 1 and self.plan.plan.offload is None
 
     @property
     def parameters(self) -> int:
@@ -79,10 +88,10 @@ class Stage:
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
     def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                        allocate: Memory = ()) -> Ref:  # fmt: skip
+                        allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
         """Second half of a backward pass."""
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back, microbatch))
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
@@ -93,7 +102,7 @@ class Stage:
             runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
             saved: Memory = (("activation", sum(part.saved for part in parts)),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
-            work: Memory = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
+            work: Memory = (("temporary", _workspace(parts, direction)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -120,14 +129,24 @@ class Stage:
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
                width: int | None = None) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts. width: bytes of an element on its way.
+        the ranks that have the same experts. width: bytes of an element on its way. What is offloaded then leaves the GPU.
         """
+        if self.plan.copies == 1:
+            ref = (
+                self.host.gradients(size * count / self.plan.plan.bytes_per_gradient, after, free)
+                if self.host.updates
+                else after[0]
+            )
+            self.reduced.append(ref)
+            return ref
         ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
-            count = in_buckets(experts, self.plan.plan.bucket)
+            count = in_buckets(experts, self.plan.plan.reduce_bucket)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
+        if self.host.updates:
+            ref = self.host.gradients(size * count / self.plan.plan.bytes_per_gradient / self.plan.shards, (ref,))
         self.reduced.append(ref)
         return ref
 
@@ -161,19 +180,28 @@ class Stage:
         """
         run = self.weight_gradient if weights_only else self.backward
         plan = self.plan.plan
-        buckets = self.buckets(plan.bucket)
+        buckets = self.buckets(plan.reduce_bucket)
         experts = [self.spread(first, last) * plan.bytes_per_gradient for first, last, _, _ in buckets]
         held: list[Memory] = [
             (("gradient", size * count + more),) if passing else ()
             for (_, _, size, count), more in zip(buckets, experts, strict=True)
         ]
+        passed: list[Memory] = [()] * len(buckets)  # given back by the pass itself: copied into DeepSpeed's buffer
+        if plan.deepspeed and passing:
+            passed, held = [self._largest_gradient(first, last) for first, last, _, _ in buckets], passed
         if not plan.overlap:
-            ref = run(microbatch, after, allocate=sum(held, ()))
-        for (first, last, size, count), memory, more in zip(buckets, held, experts, strict=True):
+            most = max(passed)
+            ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
+        for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
             if plan.overlap:
-                ref, after = run(microbatch, after, first, last, allocate=memory), ()
+                ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
             self.reduce(operation, size, count, (ref,), memory, more)
         return ref
+
+    def _largest_gradient(self, first: int, last: int) -> Memory:
+        """The gradient of the largest of parts first … last − 1."""
+        largest = max(part.parameters for part in self.parts[first:last])
+        return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
         """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
@@ -185,9 +213,15 @@ class Stage:
         width = plan.bytes_per_element
         traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
         count = self.sharded(shards)
+        if self.host.updates:
+            replicated = self._replicated()
+            if replicated:
+                after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
+            return self.host.update(count, traffic * count, after)
         kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
         block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
-        return self.add(Op(COMPUTE, block, after))
+        ref = self.add(Op(COMPUTE, block, after))
+        return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
@@ -200,6 +234,22 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def _workspace(parts: Sequence[Part], direction: str) -> float:
+    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
+
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet).
+    """
+    most, later = 0.0, 0.0
+    earlier = sum(part.held for part in parts) if direction == INPUT else 0.0
+    for part in reversed(parts):
+        earlier -= part.held if direction == INPUT else 0.0
+        restored = 0.0 if direction == FORWARD else part.restored
+        most = max(most, part.temporary + restored - later - earlier)
+        later += part.saved
+    return most
 
 
 def _items(part: Part, direction: str) -> Items:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
-from sim.program import Collective, Kernel
+from sim.program import Collective, Item, Kernel
 from strategies.layers.ends import embedding, head
-from strategies.layers.pieces import Item, Items, Piece, Share
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
 from strategies.plan import Resolved
@@ -46,7 +47,7 @@ class Part:
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
-    backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
+    backward: Items  # recompute, then both gradients: the whole, piece by piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,26 @@ def _check(model: Model, plan: Resolved) -> None:
             f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
+    if plan.plan.kernels == "torch":
+        _check_eager(model, plan)
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
     if model.window is not None and model.window < plan.sequence and plan.plan.attention == "flash":
         rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
         raise UserError(f"{where}: window={model.window}: {rule}")
+
+
+def _check_eager(model: Model, plan: Resolved) -> None:
+    """What PyTorch's own operators are not written down for."""
+    share = Share(model, plan)
+    unknown = {
+        "dropout": share.dropout or share.attention_dropout, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
+        "recompute=selective": plan.plan.recompute == "selective",
+    }  # fmt: skip
+    for what, there in unknown.items():
+        if there:
+            raise UserError(f"model {model.name}: kernels=torch is not simulated with {what}: use kernels=megatron")
 
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
@@ -133,13 +149,14 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
+    whole = tuple(chain.from_iterable(piece.whole or piece.input_gradient + piece.weight_gradient for piece in reversed(pieces)))
     return Part(
         name=name,
         forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
         input_gradient=inputs,
         weight_gradient=weights,
         recompute=repeated,
-        backward=repeated + inputs + weights,
+        backward=repeated + whole,
         held=_held(weights, share),
         saved=sum(kept.values()),
         restored=sum(restored.values()),
@@ -161,7 +178,7 @@ def _held(weights: Items, share: Share) -> float:
     for item in weights:
         if isinstance(item, Collective):
             gathered = True
-        elif item.kind == "gemm":
+        elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
             total += batch * k * (m + (n / share.tp if gathered else n))
             gathered = False

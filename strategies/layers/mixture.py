@@ -21,7 +21,8 @@ import math
 from dataclasses import replace
 
 from sim.program import Kernel
-from strategies.layers.pieces import Items, Piece, Share, column_linear, pointwise, row_linear, whole_linear
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear, whole_linear
 from strategies.model import Experts
 
 INPUT = "mlp input"
