@@ -149,7 +149,8 @@ def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
             steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
             colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
             axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
-    ends = [min(row.step or 1 for row in found) / 1.5, max(row.step or 1 for row in found) * 1.5] if found else [0.1, 1]
+    every = [value for row in found for value in (row.step, row.predicted_step) if value]
+    ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
     axes.plot(ends, ends, color=DARK, lw=1)
     axes.set(
