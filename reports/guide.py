@@ -103,16 +103,23 @@ _MIXTURE = {**_MODEL, "name": "mixture", "experts": {"experts": 8, "chosen": 2, 
 WITHIN: dict[str, dict[str, Any]] = {  # what changes the work of a layer
     "tp": dict(tp=2), "tp + sp": dict(tp=2, sequence_parallel=True), "tp in pieces": dict(tp=2, sequence_parallel=True,
     overlap_tp="pieces"), "ring attention": dict(cp=2), "Ulysses": dict(cp=2, cp_method="ulysses"), "ep": dict(ep=2),
-    "selective": dict(recompute="selective"), "full recompute": dict(recompute="full"),
+    "sync norms": dict(sync_norm=True), "selective": dict(recompute="selective"), "full recompute": dict(recompute="full"),
 }  # fmt: skip
 LOCAL = dict(local_steps=4)
 
 
 def hook_plans() -> dict[str, dict[str, Any]]:
     """A plan of every data parallel hook."""
-    return {
+    plans = {
         name: {"data_parallel": name, "gradients": "fp32", **(LOCAL if hooks[name].local else {})} for name in hooks
     }  # in fp32, which compression needs
+    plans["zero3"]["gradients"] = "same"
+    offload = dict(data_parallel="zero2", offload={"optimizer": "cpu"})
+    return plans | {
+        "hsdp": plans["zero3"] | {"shard": 2, "dp": 4},
+        "zero++": plans["zero3"] | {"deepspeed": {"zero_quantized_weights": True, "zero_quantized_gradients": True}},
+        "zero-offload": offload,
+    }
 
 
 def schedule_plans() -> dict[str, dict[str, Any]]:
@@ -125,7 +132,7 @@ def combined(*plans: Mapping[str, Any]) -> str:
     plan: dict[str, Any] = {}
     for part in plans:
         plan |= part
-    gpus = 2 * plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1)
+    gpus = plan.get("dp", 2) * plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1)
     nodes = max(1, gpus // 8)
     cluster = {"based_on": "dgx-h100", "node": {"gpus": min(8, gpus)}}
     try:

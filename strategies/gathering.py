@@ -21,6 +21,7 @@ class Gathering:
     def __init__(self, stage: Stage) -> None:
         self.stage, self.options = stage, stage.plan.plan.deepspeed or DeepSpeed.model_validate({})
         self._works: dict[tuple[float, tuple[str, ...], bool], Collective] = {}  # each distinct piece of work is priced once
+        self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
 
     @property
@@ -40,9 +41,14 @@ class Gathering:
 
     def persistent(self, part: int) -> int:
         """Elements of the part that DeepSpeed never releases. Vectors count as if each had the width of the model."""
-        stage, threshold = self.stage, self.options.stage3_param_persistence_threshold
-        if stage.plan.plan.deepspeed is None or self.kept:
+        if self.stage.plan.plan.deepspeed is None or self.kept:
             return 0
+        if part not in self._persistent:
+            self._persistent[part] = self._small(part)
+        return self._persistent[part]
+
+    def _small(self, part: int) -> int:
+        stage, threshold = self.stage, self.options.stage3_param_persistence_threshold
         found = matrices(stage.parts[part], stage.model, stage.tied if part == len(stage.parts) - 1 else 0)
         sizes = [(n * m, count) for (n, m), count in found.items()]
         vectors = sum(self.elements(part)) - sum(size * count for size, count in sizes)

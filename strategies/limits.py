@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strategies.model import Model
+from strategies.model import Experts, Model
 from topologies.hardware import Cpu
 from topologies.reading import UserError
 
@@ -22,6 +22,9 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
+        rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
+        raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
     if plan.cp > 1:
@@ -138,12 +141,42 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
 
 
+def recomputed(plan: Plan, layers: tuple[int, ...], where: str) -> None:
+    """Rules of recomputing some layers."""
+    method, number = plan.recompute_method, plan.recompute_layers
+    if (method is None) != (number is None):
+        has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
+        raise UserError(f"{where}: {has}={method or number} needs {lacks}")
+    if number is None:
+        return
+    if plan.recompute != "full":
+        raise UserError(f"{where}: recompute_method={method} needs recompute=full, and recompute={plan.recompute}")
+    if number > max(layers):
+        raise UserError(f"{where}: recompute_layers={number} exceeds the {max(layers)} layers of the largest stage")
+    if method == "uniform" and number > 1 and plan.data_parallel == "zero3":
+        said = f"recompute_method=uniform with recompute_layers={number} contradicts data_parallel=zero3"
+        raise UserError(f"{where}: {said}, which gathers one layer at a time")
+
+
+def synchronised(plan: Plan, dp: int, where: str) -> None:
+    """Rules of norms over all ranks."""
+    if plan.sync_norm and dp * plan.cp == 1:
+        raise UserError(f"{where}: sync_norm=true needs dp or cp above 1")
+    if plan.sync_norm and plan.sequence_parallel:
+        raise UserError(
+            f"{where}: sync_norm=true with sequence_parallel=true is not simulated: tp ranks would share statistics too"
+        )
+
+
 def experts(model: Model, plan: Plan, dp: int, where: str) -> None:
     """Rules of mixtures of experts and expert parallelism."""
     moe, ep = model.experts, plan.ep
-    if moe is None and ep > 1:
-        raise UserError(f"{where}: ep={ep} needs a mixture of experts, and {model.name} has none")
-    if moe is None or ep == 1:
+    asked = {"capacity_factor": plan.capacity_factor, "expert_tp": plan.expert_tp, "ep": ep if ep > 1 else None}
+    for name, value in asked.items():
+        if moe is None and value is not None:
+            raise UserError(f"{where}: {name}={value:g} needs a mixture of experts, and {model.name} has none")
+    whole = plan.expert_tp == 1 and plan.tp > 1
+    if moe is None or (ep == 1 and not whole):
         if plan.imbalance != 1:
             raise UserError(
                 f"{where}: imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
@@ -152,9 +185,39 @@ def experts(model: Model, plan: Plan, dp: int, where: str) -> None:
         count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
         raise UserError(f"{where}: ep={ep} does not divide {what}: {count} % {ep} = {count % ep}")
     elif plan.tp > 1 and not plan.sequence_parallel:
-        raise UserError(f"{where}: ep={ep} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
-    elif plan.shard:
+        asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
+        raise UserError(f"{where}: {asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
+    elif plan.shard and ep > 1:
         raise UserError(f"{where}: shard={plan.shard} with ep={ep} is not simulated yet")
-    for count in (moe.ffn, moe.shared * moe.shared_ffn) if moe else ():
+    if moe:
+        _expert_columns(moe, plan, where)
+    if plan.pad_to_capacity and plan.capacity_factor is None:
+        raise UserError(f"{where}: pad_to_capacity=true needs capacity_factor")
+    _nodes(moe, plan, where)
+
+
+def _expert_columns(moe: Experts, plan: Plan, where: str) -> None:
+    """How experts are cut, or spread, over the tp ranks."""
+    if plan.expert_tp not in (None, 1, plan.tp):
+        raise UserError(f"{where}: expert_tp={plan.expert_tp} is not simulated: only tp={plan.tp} and 1 are")
+    whole = plan.expert_tp == 1
+    if whole and moe.experts % (plan.ep * plan.tp):
+        raise UserError(f"{where}: ep·tp = {plan.ep}·{plan.tp} does not divide {moe.experts} experts, which expert_tp=1 spreads")
+    for count in (*(() if whole else (moe.ffn,)), moe.shared * moe.shared_ffn):
         if count % plan.tp:
             raise UserError(f"{where}: tp={plan.tp} does not divide {count} columns of an expert")
+
+
+def _nodes(moe: Experts | None, plan: Plan, where: str) -> None:
+    """Exchanges in two steps, across nodes and inside them."""
+    if (plan.ep_nodes == 1) != (plan.routed_nodes is None):
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} and routed_nodes={plan.routed_nodes} go together, both or neither")
+    if plan.ep_nodes == 1:
+        return
+    if plan.ep % plan.ep_nodes:
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} does not divide ep={plan.ep}")
+    if plan.expert_tp == 1 and plan.tp > 1:
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} with expert_tp=1 is not simulated yet")
+    most = min(moe.chosen if moe else 1, plan.ep_nodes)
+    if plan.routed_nodes is not None and plan.routed_nodes > most:
+        raise UserError(f"{where}: routed_nodes={plan.routed_nodes} exceeds {most}, the least of a token's experts and ep_nodes")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.plan import Resolved
 
@@ -27,10 +28,11 @@ class Stage:
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
         self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
+        self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, int, int, bool], tuple[Block, Memory, Memory]] = {}
 
     @property
     def alone(self) -> bool:
@@ -41,6 +43,17 @@ class Stage:
     def parameters(self) -> int:
         """Elements on one rank of the stage, before any data parallel sharding."""
         return sum(part.parameters for part in self.parts) + self.tied
+
+    def buffers(self, size: float, before: bool, after: bool) -> Memory:
+        """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
+
+        Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
+        received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
+        """
+        plan, head = self.plan, self.parts[-1]
+        self.received = size if before else 0.0
+        self.output = size if after else head.logits
+        return (("buffer", plan.microbatches * size * (before + after)),)
 
     def sharded(self, shards: int) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
@@ -73,8 +86,11 @@ class Stage:
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                  allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
-        """Backward pass of parts last − 1 … first, which gives their activations back."""
-        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last)
+        """Backward pass of parts last − 1 … first, which gives their activations back.
+
+        allocate: the parameters' gradients, where they are not resident; they are made one by one.
+        """
+        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
@@ -93,16 +109,18 @@ class Stage:
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
-    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
+    def _block(self, direction: str, first: int, last: int, passing: bool = False) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
-        key = (direction, first, last)
+        key = (direction, first, last, passing)
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
             runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
-            saved: Memory = (("activation", sum(part.saved for part in parts)),)
+            kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
+            saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
-            work: Memory = (("temporary", _workspace(parts, direction)),)
+            width = self.plan.plan.bytes_per_gradient if passing else 0
+            work: Memory = (("temporary", _workspace(parts, direction, width)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -170,6 +188,15 @@ class Stage:
             self._reductions[key] = one
         return self.add(Op("replica", self._reductions[key], (after,)))
 
+    @property
+    def crowded(self) -> tuple[Ref, ...]:
+        """What a pass waits for before it makes more gradients that do not stay: all but the last of the reductions before it.
+
+        So at most two are under way: DeepSpeed fills two buffers in turns (overlap_comm), FSDP2's compute waits for the
+        reduce-scatter of the unit before the last.
+        """
+        return tuple(self.reduced[-2:-1])
+
     def backward_in_buckets(
         self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False, weights_only: bool = False
     ) -> Ref:
@@ -194,6 +221,7 @@ class Stage:
             ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
         for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
             if plan.overlap:
+                after += self.crowded if passing else ()
                 ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
             self.reduce(operation, size, count, (ref,), memory, more)
         return ref
@@ -236,18 +264,38 @@ class Stage:
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
 
 
-def _workspace(parts: Sequence[Part], direction: str) -> float:
+def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
+    """
+    direction = BACKWARD if whole else INPUT
+    layers = [part for part in ahead.parts if part.name == "layer"], [part for part in back.parts[::-1] if part.name == "layer"]
+    first = [(FORWARD, part) for part in ahead.parts if part.name == "embedding"]
+    first += [(direction, part) for part in back.parts if part.name == "head"]
+    last = [(FORWARD, part) for part in ahead.parts if part.name == "head"]
+    last += [(direction, part) for part in back.parts if part.name == "embedding"]
+    runs = [Run(1, _items(part, way)) for way, part in first]
+    for pair, same in groupby(zip_longest(*layers)):
+        there, here = pair
+        items = _items(here, direction) if here else ()
+        runs.append(Run(len(list(same)), interleaved(items, _items(there, FORWARD)) if there else items))
+    return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
+
+
+def _workspace(parts: Sequence[Part], direction: str, width: int) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
-    (and of a split pass what the weight gradients need of the earlier parts is not there yet).
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
+    gradients that are taken at its start too, but made part by part.
     """
     most, later = 0.0, 0.0
-    earlier = sum(part.held for part in parts) if direction == INPUT else 0.0
+    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
+    earlier = sum(unmade)
     for part in reversed(parts):
-        earlier -= part.held if direction == INPUT else 0.0
-        restored = 0.0 if direction == FORWARD else part.restored
-        most = max(most, part.temporary + restored - later - earlier)
+        earlier -= unmade.pop()
+        work = part.temporary if direction == FORWARD else (part.passing if width else part.undoing) + part.restored
+        most = max(most, work - later - earlier)
         later += part.saved
     return most
 

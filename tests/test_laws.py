@@ -25,7 +25,8 @@ DEEPSPEED = (
 CPU = {"memory": "1 TB", "memory_bandwidth": "9 GB/s", "disk": "1 TB", "disk_read": "3 GB/s", "disk_write": "2 GB/s"}
 usual = st.fixed_dictionaries({
     "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
-    "cp": st.sampled_from([1, 1, 2, 4]), "cp_method": st.sampled_from(["ring", "ulysses"]), "ep": st.sampled_from([1, 1, 2]),
+    "cp": st.sampled_from([1, 1, 2, 4]), "cp_method": st.sampled_from(["ring", "ulysses"]),
+    "overlap_tp": st.sampled_from([None, "none", "weight_gradient"]), "ep": st.sampled_from([1, 1, 2]),
     "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
     "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 5),
     "recompute": st.sampled_from(["none", "selective", "full"]),

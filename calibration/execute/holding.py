@@ -30,9 +30,11 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held = self.peak = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # of each storage its size when last seen
         self._resize: Any = None
+        self._mode: Any = None
 
     def __enter__(self) -> Holding:
         """FSDP2 gives parameters back by resizing their storage, which is no operator."""
+        self._mode = torch._guards.detect_fake_mode()
         self._resize = resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> None:
@@ -50,8 +52,9 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that no operator will return, such as parameters made before."""
-        for tensor in tensors:
-            self._see(_local(tensor).untyped_storage())
+        for tensor in map(_local, tensors):
+            if getattr(tensor, "fake_mode", None) is self._mode:  # DTensor asks for shapes with fake tensors of its own
+                self._see(tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run `func`, then look at what it returns."""
@@ -79,5 +82,8 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    """What a DTensor or the promise of a collective's result holds; these wrappers have no memory of their own."""
+    for inside in ("_local_tensor", "elem"):
+        tensor = getattr(tensor, inside, tensor)
+    local: torch.Tensor = tensor
     return local

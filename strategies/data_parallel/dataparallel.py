@@ -66,7 +66,7 @@ class _Gpu:
 
     def __init__(self, rank: int, model: Model, plan: Resolved, parts: Parts) -> None:
         self.root, self.plan, self.cohort = rank == 0, plan, Cohort({"dp": rank})
-        layers = [parts.layer(i) for i in range(sum(plan.layers))]
+        layers = parts.stage(0, sum(plan.layers))
         tokens = plan.plan.microbatch * plan.sequence
         outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
         self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan, model)

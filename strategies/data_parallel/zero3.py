@@ -55,7 +55,9 @@ class Zero3(Hook):
             ref = self._pass(stage, microbatch, after, parts, self._backward)
         else:
             for part in parts:
-                ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=self._gradient(stage, part))
+                ref = stage.weight_gradient(
+                    microbatch, (*after, *stage.crowded), part, part + 1, allocate=self._gradient(stage, part)
+                )
                 self._reduce(stage, part, ref)
                 after = () if stage.plan.plan.overlap else tuple(stage.reduced[-1:])
         self._flush(stage)
@@ -143,7 +145,7 @@ class Zero3(Hook):
         gradient, free = self._gradient(stage, part), self._released(stage, part, True)
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
-        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=free)
+        ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
         self._reduce(stage, part, ref)
         return ref
 
@@ -163,8 +165,6 @@ class Zero3(Hook):
         if held + sum(self._of(stage).elements(part)) > room:
             self._flush(stage)
         self._waiting.append((part, after))
-        if not stage.plan.plan.overlap:
-            self._flush(stage)
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""

@@ -95,7 +95,6 @@ def _read(path: Path) -> Found:
         "overlap": flags.flag("overlap-grad-reduce", False),
         "overlap_p2p": not flags.flag("no-overlap-p2p-communication", False),
         "sequence_parallel": flags.flag("sequence-parallel", False),
-        "overlap_tp": "pieces" if flags.flag("tp-comm-overlap", False) else None,
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
     flags.flag("overlap-param-gather", False)  # what the parameters are gathered beside is overlapped with the gradients
@@ -107,7 +106,7 @@ def _read(path: Path) -> Found:
         plan["cp_method"] = flags.choice("cp-comm-type", _CP, "p2p")
     if elements := flags.optional("ddp-bucket-size"):
         plan["bucket"] = f"{elements * (4 if 'gradients' in plan else 2)} B"
-    plan |= _read_recompute(flags) | _read_pipeline(flags, model, plan.get("pp", 1))
+    plan |= _read_recompute(flags) | _read_experts(flags, plan.get("tp", 1)) | _read_pipeline(flags, model, plan.get("pp", 1))
     nodes, each = flags.optional("nnodes"), flags.optional("nproc-per-node")
     gpus = nodes * each if nodes and each else None
     return Found(str(path), plan, model, nodes, gpus, flags.ignored)
@@ -115,7 +114,25 @@ def _read(path: Path) -> Found:
 
 def _read_recompute(flags: Keys) -> dict[str, Any]:
     granularity = flags.choice("recompute-granularity", {None: "none", "selective": "selective", "full": "full"})
-    return {"recompute": "selective" if flags.flag("recompute-activations", False) else granularity}
+    found: dict[str, Any] = {"recompute": "selective" if flags.flag("recompute-activations", False) else granularity}
+    method = flags.choice("recompute-method", {None: None, "uniform": "uniform", "block": "block"})
+    number = flags.optional("recompute-num-layers") or 1
+    if found["recompute"] == "full" and (method, number) not in ((None, 1), ("uniform", 1)):  # which is every layer by itself
+        found |= {"recompute_method": method, "recompute_layers": number}
+    return found
+
+
+def _read_experts(flags: Keys, tp: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if flags.flag("tp-comm-overlap", False) and tp > 1:
+        found["overlap_tp"] = "pieces"
+    if (degree := flags.optional("expert-tensor-parallel-size")) is not None:
+        found["expert_tp"] = degree
+    if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:
+        found["capacity_factor"] = _number(flags, "moe-expert-capacity-factor", factor)
+    if flags.flag("moe-pad-expert-input-to-capacity", False):
+        found["pad_to_capacity"] = True
+    return found
 
 
 def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, Any]:
@@ -169,9 +186,12 @@ def _read_model(flags: Keys) -> dict[str, Any]:
 
 
 def _rate(flags: Keys, name: str) -> bool:
-    value = flags.value(name, 0.1)
+    return _number(flags, name, flags.value(name, 0.1)) > 0
+
+
+def _number(flags: Keys, name: str, value: Any) -> float:
     try:
-        return float(value) > 0
+        return float(value)
     except (TypeError, ValueError):
         raise UserError(f"{flags.where}: --{name}={value!r} must be a number") from None
 
@@ -190,8 +210,9 @@ def _write(job: Job) -> Written:
     flags += [("--use-tp-pp-dp-mapping", None)] * (told("order", only=tuple(_ORDERS.values())) == _ORDERS[True])
     if job.plan.cp > 1:
         flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[told("cp_method")]))
-    flags += [("--tp-comm-overlap", None)] * (told("overlap_tp", only=(None, "weight_gradient", "pieces")) == "pieces")
-    flags += _sharding_flags(told) + _recompute_flags(told) + _pipeline_flags(told, plan.chunks, plan.layers)
+    flags += (
+        _sharding_flags(told) + _expert_flags(told) + _recompute_flags(told) + _pipeline_flags(told, plan.chunks, plan.layers)
+    )
     if told("gradients") == "fp32" and job.plan.precision != "bf16":
         flags.append(("--accumulate-allreduce-grads-in-fp32", None))
     if job.plan.data_parallel in ("ddp", "zero1", "zero2"):
@@ -223,7 +244,17 @@ def _sharding_flags(told: Told) -> _Flags:
 def _recompute_flags(told: Told) -> _Flags:
     recompute = told("recompute")
     flags: _Flags = [("--recompute-granularity", recompute)] if recompute != "none" else []
-    return flags + ([("--recompute-method", "uniform"), ("--recompute-num-layers", 1)] if recompute == "full" else [])
+    method, number = told("recompute_method", only=(None, "uniform", "block")), told("recompute_layers")
+    if recompute == "full" and method != "every":
+        flags += [("--recompute-method", method or "uniform"), ("--recompute-num-layers", number or 1)]
+    return flags + [("--tp-comm-overlap", None)] * (told("overlap_tp", only=(None, "weight_gradient", "pieces")) == "pieces")
+
+
+def _expert_flags(told: Told) -> _Flags:
+    degree, factor = told("expert_tp"), told("capacity_factor")
+    flags: _Flags = [("--expert-tensor-parallel-size", degree)] if degree is not None else []
+    flags += [("--moe-expert-capacity-factor", factor)] if factor is not None else []
+    return flags + [("--moe-pad-expert-input-to-capacity", None)] * told("pad_to_capacity")
 
 
 def _pipeline_flags(told: Told, chunks: int, layers: tuple[int, ...]) -> _Flags:

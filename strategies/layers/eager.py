@@ -5,7 +5,8 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
   products) and keeps what was normed before its weight too. On a GPU it is one kernel;
 * a gated activation is an operator and a product: both of its factors and the product are kept;
 * rotary positions are two products, a negation, a concatenation and a sum;
-* the loss is log-softmax and a choice, of which the first is kept in fp32; backward both make a gradient of all logits;
+* the loss is log-softmax and a choice, of which the first is kept in fp32; backward both make a gradient of all logits. Cut over
+  the vocabulary (loss_parallel) it is written out, and three tensors of all logits exist at once besides what is kept;
 * a matrix keeps its whole input, also what sequence parallelism gathered: nothing is gathered twice.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 
 from sim.program import Kernel
 from strategies.layers.pieces import FLOAT, Piece, Share
+
+PHASES = ("forward", "backward")
 
 
 def kernels(share: Share, label: str, phase: str, elements: int, passes: Sequence[float]) -> tuple[Kernel, ...]:
@@ -46,16 +49,24 @@ def rotary(share: Share, elements: int) -> Piece:
 def loss(share: Share) -> Piece:
     """Cross-entropy in fp32. Logits of 16 bits are cast first, and their gradient last."""
     logits, cast = share.tokens * share.rows, share.element != FLOAT
-    small = [share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "sum", "target")]
-    casts = (share.element + FLOAT) * logits
-    forward = [share.memory("log-softmax", "forward", 2 * FLOAT * logits)]
-    backward = [share.memory("loss", "backward", FLOAT * logits), share.memory("log-softmax", "backward", 3 * FLOAT * logits)]
+    small = {
+        name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "sum", "target")
+    }
+
+    def passes(label: str, phase: str, *times: float) -> tuple[Kernel, ...]:
+        return tuple(share.memory(label, phase, FLOAT * logits * one) for one in times)
+
+    parallel = share.tp > 1
+    if parallel:
+        first, second = passes("loss maximum", "forward", 1), passes("loss exponential", "forward", 2, 2, 1)
+        work = (*first, *small["maximum"], *second, *small["sum"], *passes("log-softmax", "forward", 2), *small["target"])
+    else:
+        work = passes("log-softmax", "forward", 2)
+    backward = passes("loss", "backward", 1) + passes("log-softmax", "backward", *((2, 3, 2) if parallel else (3,)))
+    casts = {phase: (share.memory("logits in fp32", phase, (share.element + FLOAT) * logits),) * cast for phase in PHASES}
     return Piece(
-        forward=(
-            *((share.memory("logits in fp32", "forward", casts),) if cast else ()),
-            *small[0], *forward, *small[1], *small[2],
-        ),
-        input_gradient=(*backward, *((share.memory("logits in fp32", "backward", casts),) if cast else ())),
+        forward=casts["forward"] + work,
+        input_gradient=backward + casts["backward"],
         saved={"log-probabilities": FLOAT * logits},
-        temporary=2 * FLOAT * logits,
-    )  # fmt: skip
+        temporary=(3 if parallel else 2) * FLOAT * logits,
+    )

@@ -26,32 +26,28 @@ def scattered(kernels: tuple[Kernel, ...], ring: Collective) -> Items:
 
 
 def interleaved(first: Items, second: Items) -> Items:
-    """Two passes that take turns: when one comes to a collective, the kernels of the other run beside it."""
+    """Two passes that take turns: when one comes to collectives, the kernels of the other run beside them."""
     passes, result = (_stretches(first), _stretches(second)), list[Item]()
-    under_way: list[Collective | None] = [None, None]
+    under_way: list[list[Collective]] = [[], []]
     for turn in range(max(map(len, passes))):
         for number, stretches in enumerate(passes):
-            before = under_way[number]
-            if before is not None:
-                result.append(Join(before))
-                under_way[number] = None
+            result += map(Join, under_way[number])
+            under_way[number] = []
             if turn < len(stretches):
-                kernels, collective = stretches[turn]
-                result += kernels
-                if collective is not None:
-                    result.append(Start(collective))
-                    under_way[number] = collective
-    return (*result, *(Join(one) for one in under_way if one is not None))
+                kernels, under_way[number] = stretches[turn]
+                result += (*kernels, *map(Start, under_way[number]))
+    return (*result, *(Join(one) for those in under_way for one in those))
 
 
-def _stretches(items: Items) -> list[tuple[list[Item], Collective | None]]:
-    """Items up to each collective that the compute stream waits for, with it; the rest with none."""
-    result: list[tuple[list[Item], Collective | None]] = []
-    kernels: list[Item] = []
+def _stretches(items: Items) -> list[tuple[list[Item], list[Collective]]]:
+    """Kernels (and what is beside some already), with the collectives that come next and that the compute stream waits for."""
+    result: list[tuple[list[Item], list[Collective]]] = []
     for item in items:
         if isinstance(item, Collective):
-            result.append((kernels, item))
-            kernels = []
+            result = result or [([], [])]
+            result[-1][1].append(item)
+        elif result and not result[-1][1]:
+            result[-1][0].append(item)
         else:
-            kernels.append(item)
-    return [*result, (kernels, None)] if kernels else result
+            result.append(([item], []))
+    return result

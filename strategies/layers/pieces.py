@@ -174,6 +174,17 @@ class Share:
         size = self.element * self.tokens * (features or self.model.hidden)
         return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
 
+    def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
+        """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
+        the sums of the gradient and of its product with the input backward (torch/nn/modules/_functions.py, SyncBatchNorm).
+        """
+        plan, along, width = self.resolved.plan, self.resolved.sharing, 4  # fp32
+        size = width * (2 * features + 1) * self.resolved.copies
+        return (
+            Collective("all_gather", size, "dp", f"{label} statistics", plan.algorithm, width=width, along=along),
+            Collective("all_reduce", width * 2 * features, "dp", f"{label} sums", plan.algorithm, width=width, along=along),
+        )
+
     def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
         """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
         asked = self.resolved.plan.overlap_tp or ("none" if self.eager else "weight_gradient")
@@ -273,17 +284,23 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
-    forward: tuple[int, ...] = (2,)
-    backward: tuple[int, ...] = (3,)
+    forward_passes: tuple[int, ...] = (2,)
+    backward_passes: tuple[int, ...] = (3,)
     kept = {source or f"{label} input": size}
     if share.eager:
         whole = share.model.norm == "layernorm"
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
         if not whole:  # written out: see strategies.layers.eager
-            forward, backward, kept[f"{label} normed"] = (2, 1, 2, 2), (2, 3, 1, 2, 3, 1, 2, 2, 3), size
+            forward_passes, backward_passes, kept[f"{label} normed"] = (2, 1, 2, 2), (2, 3, 1, 2, 3, 1, 2, 2, 3), size
+    forward: Items = tuple(share.memory(label, "forward", times * size) for times in forward_passes)
+    backward: Items = tuple(share.memory(label, "backward", times * size) for times in backward_passes)
+    if share.resolved.plan.sync_norm:
+        gather, reduce = share.statistics(label, features)
+        forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)
+        backward = (share.memory(f"{label} sums", "backward", 2 * size), reduce, *backward)
     return Piece(
-        forward=tuple(share.memory(label, "forward", times * size) for times in forward),
-        input_gradient=(*(share.memory(label, "backward", times * size) for times in backward), *(addition if residual else ())),
+        forward=forward,
+        input_gradient=(*backward, *(addition if residual else ())),
         saved=kept,
         parameters=parameters,
         replicated=parameters,

@@ -1,4 +1,4 @@
-"""A plan's training step in PyTorch itself, as one of many ranks whose others are fake: what it sends and what it holds."""
+"""A plan's training step in PyTorch itself, as one of many ranks, the others fake: what it sends and what it holds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def rehearse() -> Callable[..., Rehearsed]:
     """rehearse(model, gpus, stage=0, **plan): one step of PyTorch's own parts, each as its documentation uses it."""
 
     def step(model: dict[str, Any], gpus: int, stage: int = 0, **fields: Any) -> Rehearsed:
+        import torch
         from torch._subclasses import FakeTensorMode
 
+        torch.set_num_threads(1)  # tensors are tiny, and threads that wait for each other take long on a busy machine
         one, plan = Model(**model), Plan(**fields)
         resolved = plan.resolve(one, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
             meshes = _meshes(resolved)
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            # DTensor asks for shapes with fake tensors of its own, which must not count
+            with contextlib.nullcontext() if plan.tp > 1 else FakeTensorMode(allow_non_fake_inputs=True):
                 return _steps(one, resolved, meshes, stage)
 
     return step

@@ -59,6 +59,18 @@ def test_torchtitan() -> None:
 PLANS = [
     ("megatron", dict(tp=8, pp=2, sequence_parallel=True, data_parallel="zero1", gradients="fp32", recompute="full")),
     ("megatron", dict(tp=4, pp=4, schedule="interleaved", chunks=2, precision="fp16", overlap=False)),
+    (
+        "megatron",
+        dict(
+            tp=4,
+            sequence_parallel=True,
+            overlap_tp="pieces",
+            recompute="full",
+            recompute_method="block",
+            recompute_layers=3,
+            gradients="fp32",
+        ),
+    ),
     ("megatron", dict(tp=4, cp=2, cp_method="ulysses", gradients="fp32", order="tp-cp-ep-pp-dp")),
     ("megatron", dict(tp=8, pp=4, layers_per_stage=[7, 9, 9, 7], gradients="fp32")),
     ("deepspeed", dict(data_parallel="zero3", gradients="fp32", accumulation=4)),
