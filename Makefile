@@ -31,6 +31,7 @@ docs: $(VENV)/ready  ## the pictures of the README, and the pages about strategi
 	    --by-ranks docs/all_reduce_by_ranks.png
 	$(BIN)/shardyard collective broadcast --cluster dgx-a100 --nodes 8 --algorithm "flat, binomial, chain" --sizes 1MiB:1MiB \
 	    --by-ranks docs/broadcast_by_ranks.png
+	$(BIN)/shardyard validate --published --plot docs/published.png
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s

@@ -107,7 +107,7 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
     """(label, value) of the figures that come first, in the order in which people ask for them."""
     worst = summary.worst
     return [
-        ("step", seconds(summary.step_seconds)),
+        _step(summary),
         ("tokens/s", count(summary.tokens_per_second)),
         ("tokens/s/GPU", count(summary.tokens_per_second_per_gpu)),
         ("MFU", percent(summary.mfu)),
@@ -118,6 +118,14 @@ def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
         ("tokens per step", count(tokens_per_step(summary))),
         *training(summary, job),
     ]
+
+
+def _step(summary: Summary) -> tuple[str, str]:
+    """The step, with its error bar where there is one."""
+    step, bar = seconds(summary.step_seconds), summary.interval
+    if bar is None:
+        return "step", step
+    return f"step ({100 * bar.level:.0f} % interval)", f"{step} ({seconds(bar.low)}–{seconds(bar.high)})"
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,20 @@ class StageMemory:
     rank: int
     kinds: dict[str, float]
     overhead: float  # context, communicators and the allocator's reserve
-    peak: float  # everything
+    peak: float  # everything, as the device shows it
     time: float  # when, seconds into the step
     op: str  # during which op
+    overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
+
+    @property
+    def allocated(self) -> float:
+        """What tensors take: torch.cuda.max_memory_allocated."""
+        return self.peak - self.overhead
+
+    @property
+    def reserved(self) -> float:
+        """What the allocator holds for them: torch.cuda.max_memory_reserved."""
+        return self.allocated + self.overheads.get("reserve", 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,19 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """`level` of steps take between `low` and `high` seconds, as far as the prices' own spreads tell.
+
+    parts: standard deviation of the step's logarithm by group of prices; in squares they add up to the whole.
+    """
+
+    low: float
+    high: float
+    level: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Summary:
     """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
 
@@ -81,6 +105,7 @@ class Summary:
     events: int
     profile: str
     notes: tuple[str, ...] = ()
+    interval: Interval | None = None  # of step_seconds, where the spread of the prices was asked for
     offloaded: NodeMemory | None = None  # where anything is offloaded
 
     @property
@@ -147,11 +172,16 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
     groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
-    extra = overhead.context + groups * overhead.communicator + overhead.reserve * book.peak
+    every = {
+        "context": overhead.context,
+        "communicators": groups * overhead.communicator,
+        "reserve": overhead.reserve * book.peak,
+    }
+    extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op)
+    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op, every)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:

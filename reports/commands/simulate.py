@@ -21,6 +21,7 @@ from reports.commands._common import AS_JSON, job_options, report_folder, show
 def command(job: str | None, as_json: bool, report: str | None, unfolded: bool, **given: Any) -> None:
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
     from calibration.predict import predict, simulate
+    from calibration.uncertainty import with_interval
     from reports.inputs import describe
     from sim.summary import summarise
     from strategies.fixes import fixes
@@ -29,7 +30,7 @@ def command(job: str | None, as_json: bool, report: str | None, unfolded: bool, 
     asked = read_job(job, **given)
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
-    summary, inputs = summarise(timeline), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     if not summary.fits:
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if as_json:

@@ -12,7 +12,7 @@ from calibration.profiles import profile_for
 from sim.links import LinkLoad
 from sim.prices import Prices
 from sim.run import run
-from sim.summary import FLOPS_RULE, StageMemory, Summary, Volume
+from sim.summary import FLOPS_RULE, Interval, StageMemory, Summary, Volume
 from sim.timeline import COMPONENTS, Timeline
 from strategies.lower import lower
 from strategies.model import Model
@@ -31,7 +31,16 @@ def summary() -> Summary:
     )
     breakdown["bubble"] = 1.23 - sum(seconds for name, seconds in breakdown.items() if name != "bubble")
     stages = (
-        StageMemory(0, 0, NO_BYTES | {"parameter": 4e9, "activation": 41e9, "optimizer": 12e9}, 4.2e9, 61.2e9, 0.5, "forward"),
+        StageMemory(
+            0,
+            0,
+            NO_BYTES | {"parameter": 4e9, "activation": 41e9, "optimizer": 12e9},
+            4.2e9,
+            61.2e9,
+            0.5,
+            "forward",
+            {"context": 1e9, "communicators": 0.2e9, "reserve": 3e9},
+        ),
         StageMemory(1, 16, NO_BYTES | {"parameter": 4e9, "activation": 20e9, "optimizer": 12e9}, 4e9, 40e9, 0.6, "forward"),
     )
     return Summary(
@@ -41,6 +50,7 @@ def summary() -> Summary:
         volume={"tp": Volume(13e9, 6.5e9, 0.8), "dp": Volume(1e9, 5e8, 0.06)},
         links=(LinkLoad("node 0 nic 0 out", "nic", 32, 5e10, 3e10, 0.49),),
         memory=stages, memory_capacity=85.5e9, fits=True, events=100, profile="h100",
+        interval=Interval(1.1, 1.4, 0.8, {}),
     )  # fmt: skip
 
 

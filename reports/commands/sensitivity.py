@@ -1,0 +1,49 @@
+"""`shardyard sensitivity`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reports.commands._common import AS_JSON, job_options, show
+
+
+@click.command("sensitivity")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@job_options
+@AS_JSON
+@click.option("--by", type=float, default=0.1, show_default=True, help="Move each price by this fraction.")
+@click.option("--spread", is_flag=True, help="Move each price by its own standard deviation instead.")
+@click.option("--plot", metavar="FILE", help="Draw it as a tornado (PNG or SVG).")
+def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str | None, **given: Any) -> None:
+    """Which price moves the answer: the step with each price lower and higher, the strongest first."""
+    from math import exp
+
+    from calibration.sensitivity import PRICES, Play
+    from calibration.uncertainty import spreads
+    from strategies.job import read_job
+    from topologies.reading import UserError
+
+    if not 0 < by <= 10:
+        raise UserError(f"--by {by}: must be more than 0 and at most 10")
+    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {plot}: must end in .png or .svg")
+    asked = read_job(job, **given)
+    play = Play.of(asked)
+    factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
+    groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of
+    effects = play.effects({name: factor for name, factor in factors.items() if name not in groups})
+    if as_json:
+        click.echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
+    else:
+        from reports.sensitivity import table
+
+        show(table(asked.name, play.seconds, effects))
+    if plot is not None:
+        from reports.sensitivity import tornado
+
+        tornado((asked.name, play.seconds, effects), Path(plot))

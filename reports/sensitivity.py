@@ -1,0 +1,55 @@
+"""Which price moves a step: a table and a tornado."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calibration.sensitivity import Effect
+from reports.figures import BLUE, DARK, ORANGE, figure
+from reports.words import bar, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+Answer = tuple[str, float, Sequence[Effect]]  # the job's name, its step in seconds, the strongest effect first
+
+
+def table(name: str, step: float, effects: Sequence[Effect]) -> RenderableType:
+    """A row per price."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("price", "times", "step", "", "times", "step", "", "swing"):
+        made.add_column(column, justify="left" if column in ("price", "swing") else "right", no_wrap=True)
+    widest = max((effect.swing for effect in effects), default=1.0)
+    for effect in effects:
+        cells = []
+        for factor, value in ((1 / effect.factor, effect.low), (effect.factor, effect.high)):
+            cells += [f"{factor:.2f}", seconds(value), f"{100 * (value / step - 1):+.2f} %"]
+        made.add_row(effect.name, *cells, Text(bar(effect.swing / widest, 20), "cyan"))
+    return Group(Text(f"{name}: {seconds(step)} per step; what each price does to it", "bold"), made)
+
+
+@figure("tornado")
+def tornado(data: Answer) -> Figure:
+    """The step with each price lower and higher, as bars around the answer."""
+    from matplotlib.figure import Figure
+
+    name, step, effects = data
+    made = Figure(figsize=(8, 1.2 + 0.34 * len(effects)), layout="constrained")
+    axes = made.subplots()
+    places = range(len(effects))
+    for ends, colour, label in (([e.low for e in effects], BLUE, "lower"), ([e.high for e in effects], ORANGE, "higher")):
+        axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=f"price {label}")
+    axes.axvline(0, color=DARK, lw=1)
+    axes.set_yticks(places, [f"{e.name} ×{e.factor:.2f}" for e in effects])
+    axes.invert_yaxis()
+    axes.set_xlabel("change of the step time in %")
+    axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
+    axes.legend()
+    return made

@@ -1,0 +1,185 @@
+"""Predictions beside published measurements: tables, and two figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calibration.uncertainty import NORMAL
+from calibration.validation import Compared, Errors, grouped
+from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
+from reports.words import digits, gigabytes, percent, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+BY = ("source", "gpu", "scale", "strategy", "framework")
+_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK)
+_MARKS = "osD^vPX*<>"
+
+
+def signed(fraction: float) -> str:
+    """`+4.1 %`."""
+    return f"{100 * fraction:+.1f} %"
+
+
+def overview(rows: Sequence[Compared]) -> RenderableType:
+    """Error of the step time by source, GPU, scale, strategy and framework; memory; what could not be expressed."""
+    from rich.console import Group
+    from rich.text import Text
+
+    every = Errors.of(rows)
+    head = f"{len(rows)} published rows"
+    if every:
+        head += f", {every.rows} compared: step time off by {percent(every.mean)} (mean), {percent(every.median)} (median); bias "
+        head += f"{signed(every.bias)}; 80 % intervals hold {percent(every.held)}"
+    parts: list[RenderableType] = [Text(head, "bold"), *([_errors(rows)] if every else [])]
+    return Group(*parts, *_memory(rows), *_reasons(rows))
+
+
+def _errors(rows: Sequence[Compared]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("step time by", "", "rows", "mean error", "median", "bias", "worst", "80 % holds"):
+        table.add_column(name, justify="left" if name in ("step time by", "") else "right", no_wrap=True)
+    for by in BY:
+        for number, (name, group) in enumerate(sorted(grouped(rows, by).items(), key=_order)):
+            errors = Errors.of(group)
+            if errors:
+                table.add_row("" if number else by, name, str(errors.rows), percent(errors.mean), percent(errors.median),
+                              signed(errors.bias), signed(errors.worst), percent(errors.held))  # fmt: skip
+        table.add_section()
+    return table
+
+
+def _order(group: tuple[str, list[Compared]]) -> tuple[int, str]:
+    """Scales by size, everything else by name."""
+    name, rows = group
+    return (min(row.gpus for row in rows) if name == rows[0].scale else 0, name)
+
+
+def _memory(rows: Sequence[Compared]) -> list[RenderableType]:
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    measured: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row.memory_error is not None:
+            measured.setdefault((row.source, row.memory_is), []).append(row.memory_error)
+    for (source, kind), errors in measured.items():
+        mean = sum(map(abs, errors)) / len(errors)
+        bias = sum(errors) / len(errors)
+        lines.append(Text(f"memory, {source} ({kind}): {len(errors)} rows, off by {percent(mean)}, bias {signed(bias)}"))
+    known = [row for row in rows if row.fits is not None]
+    out = [row for row in known if row.ran_out_of_memory]
+    found = sum(not row.fits for row in out)
+    wrong = sum(not row.fits for row in known) - found
+    if known:
+        lines.append(
+            Text(f"out of memory: {found} of {len(out)} found; {wrong} of {len(known) - len(out)} that ran said not to fit")
+        )
+    return lines
+
+
+def _reasons(rows: Sequence[Compared]) -> list[RenderableType]:
+    from rich.text import Text
+
+    counted = Counter((row.source, row.reason) for row in rows if row.reason)
+    lines = [Text(f"  {times:3d}  {source}: {reason}") for (source, reason), times in sorted(counted.items())]
+    return [Text(f"\nnot expressed: {sum(counted.values())} rows", "bold"), *lines] if lines else []
+
+
+def every_row(rows: Sequence[Compared]) -> RenderableType:
+    """A line per row."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("row", "model", "GPUs", "strategy", "step", "predicted", "80 % interval", "error", "TFLOP/s", "predicted", "MFU",
+                 "predicted", "memory GB", "predicted"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("row", "model", "strategy") else "right", no_wrap=True)
+    for row in rows:
+        if row.reason:
+            continue
+        table.add_row(row.row, row.model, str(row.gpus), row.strategy, *(seconds(value) if value else "–" for value in
+                      (row.step, row.predicted_step)), f"{seconds(row.low or 0)} to {seconds(row.high or 0)}",
+                      "–" if row.error is None else signed(row.error),
+                      *(digits(value / 1e12) if value else "–" for value in (row.flops, row.predicted_flops)),
+                      *(percent(value) if value else "–" for value in (row.mfu, row.predicted_mfu)),
+                      *(gigabytes(value) if value else "–" for value in (row.memory, row.predicted_memory)))  # fmt: skip
+    return table
+
+
+def as_csv(rows: Sequence[Compared]) -> str:
+    """A line per row, with the names of `Compared.to_dict()`."""
+    text = io.StringIO()
+    records = [row.to_dict() for row in rows]
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+@figure("published")
+def published(rows: Sequence[Compared]) -> Figure:
+    """Predicted against published step time, with y = x and ±10 %, by source and GPU; beside it, how often intervals hold."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(12, 6.4), layout="constrained")
+    left, right = made.subplots(1, 2, width_ratios=(3, 2))
+    _scatter(left, rows)
+    _calibration(right, rows)
+    return made
+
+
+def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
+    found = [row for row in rows if row.error is not None]
+    gpus = sorted({row.gpu for row in found})
+    for number, (source, group) in enumerate(sorted(grouped(found, "source").items())):
+        for gpu in sorted({row.gpu for row in group}):
+            these = [row for row in group if row.gpu == gpu]
+            steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
+            colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
+            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
+    every = [value for row in found for value in (row.step, row.predicted_step) if value]
+    ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
+    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
+    axes.plot(ends, ends, color=DARK, lw=1)
+    axes.set(
+        xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="published step time in s", ylabel="predicted step time in s"
+    )
+    axes.set_title("Predicted against published step time; grey: ±10 %")
+    axes.legend(fontsize=7)
+
+
+def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
+    """(level, share of rows whose interval of that level holds the published step), for levels of 5 to 95 %."""
+    from statistics import NormalDist
+
+    scores = []
+    for row in rows:
+        if row.error is not None and row.high and row.low and row.predicted_step and row.step:
+            side = row.high if row.step > row.predicted_step else row.low
+            scores.append(abs(math.log(row.step / row.predicted_step) / math.log(side / row.predicted_step)) * NORMAL)
+    levels = [level / 100 for level in range(5, 100, 5)]
+    return [(level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores)))
+            for level in levels]  # fmt: skip
+
+
+def _calibration(axes: Axes, rows: Sequence[Compared]) -> None:
+    for number, (source, group) in enumerate(sorted(grouped(rows, "source").items())):
+        axes.plot(*zip(*stated_and_held(group), strict=True), color=_COLOURS[number % len(_COLOURS)], lw=1,
+                  marker=_MARKS[number % len(_MARKS)], ms=3, label=source)  # fmt: skip
+    axes.plot(*zip(*stated_and_held(rows), strict=True), color=DARK, lw=2.5, label="all")
+    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="stated level of the interval", ylabel="share of rows that it holds")
+    axes.set_title("Do the error bars hold?")
+    axes.legend(fontsize=7)

@@ -1,0 +1,79 @@
+"""Error bars follow the prices' spreads, and sensitivities obey what a price can do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from calibration import uncertainty
+from calibration.predict import predict
+from calibration.sensitivity import PRICES, Play, Price
+from calibration.uncertainty import interval, spreads
+from strategies.job import Job, read_job
+
+BY_NAME = {price.name: price for price in PRICES}
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    plan = {"tp": 2, "pp": 2, "data_parallel": "zero1", "global_batch": 8, "sequence": 2048}
+    return read_job(model="gpt-1.7b", cluster="dgx-a100", nodes=2, plan=plan)
+
+
+@pytest.fixture(scope="module")
+def play(job: Job) -> Play:
+    return Play.of(job)
+
+
+def test_two_short_steps_say_what_a_long_one_takes() -> None:
+    plan = {"tp": 8, "pp": 4, "global_batch": 256}
+    job = read_job(model="gpt-39b", cluster="dgx-a100", nodes=4, plan=plan)
+    assert Play.of(job).seconds == pytest.approx(predict(job).step_seconds, rel=2e-3)
+
+
+def test_a_step_that_pays_every_price_twice_takes_twice_as_long(play: Play) -> None:
+    everything = Price("all", frozenset({"gemm", "attention", "memory", "optimizer"}))
+    assert 1 < play.at(everything, 2) / play.seconds <= 2
+    elasticities = []
+    for price in play.relevant():
+        if price.name not in ("clock", "kernels"):
+            elasticities.append(math.log(play.at(price, 1.02) / play.seconds) / math.log(1.02))
+    assert sum(elasticities) == pytest.approx(1, abs=0.05)  # what is left is the slowdown's own factor and wires
+
+
+def test_a_dearer_price_never_makes_a_step_shorter_and_the_strongest_effect_comes_first(play: Play) -> None:
+    effects = play.effects(dict.fromkeys(BY_NAME, 1.3))
+    assert len(effects) >= 8
+    assert [effect.swing for effect in effects] == sorted((effect.swing for effect in effects), reverse=True)
+    for effect in effects:
+        assert effect.low <= play.seconds * (1 + 1e-9) <= effect.high * (1 + 2e-9), effect.name
+
+
+def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uncertainty, "spreads", lambda play: {"clock": 0.0, "gemm": 0.0})
+    monkeypatch.setattr(uncertainty, "CARD", 0.0)
+    bar = interval(job, 3.0)
+    assert (bar.low, bar.high) == (3.0, 3.0)
+
+
+def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
+    job: Job, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uncertainty, "spreads", lambda play: {"bandwidth inside nodes": 0.2, "clock": 0.0})
+    monkeypatch.setattr(uncertainty, "CARD", 0.0)
+    elasticity = math.log(play.at(BY_NAME["bandwidth inside nodes"], 1.1) / play.seconds) / math.log(1.1)
+    bar = interval(job, 1.0)
+    assert math.log(bar.high) == pytest.approx(1.2816 * 0.2 * elasticity, rel=1e-3)
+    assert bar.low * bar.high == pytest.approx(1)
+
+
+def test_a_profile_that_was_not_measured_has_wider_intervals() -> None:
+    plan = {"precision": "fp16", "attention": "materialised", "global_batch": 8, "data_parallel": "zero1"}
+    widths = []
+    for cluster in ("dgx-a100", "dgx-1v"):
+        found = read_job(model="gpt2-1.5b", cluster=cluster, nodes=1, plan=plan)
+        bar = interval(found, 1.0)
+        widths.append(bar.high / bar.low)
+        assert "bandwidth between nodes" not in spreads(Play.of(found))  # one node has none to pay
+    assert widths[1] > widths[0] * 1.05

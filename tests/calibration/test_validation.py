@@ -1,0 +1,40 @@
+"""Rows beside their predictions, and how errors are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibration.published import published
+from calibration.validation import Compared, Errors, compare, grouped
+
+
+def row(step: float, predicted: float, low: float, high: float, **more: object) -> Compared:
+    return Compared("a/1", "a", "f", "t", "m", gpus=8, step=step, predicted_step=predicted, low=low, high=high, **more)  # type: ignore[arg-type]
+
+
+def test_errors_are_relative_to_what_was_published() -> None:
+    errors = Errors.of([row(2.0, 1.8, 1.7, 1.9), row(1.0, 1.3, 0.9, 1.4), row(1.0, 1.0, 0.9, 1.1)])
+    assert errors is not None
+    assert errors.mean == pytest.approx((0.1 + 0.3 + 0) / 3)
+    assert (errors.median, errors.worst, errors.bias) == pytest.approx((0.1, 0.3, 0.2 / 3))
+    assert errors.held == pytest.approx(2 / 3)
+
+
+def test_rows_without_a_prediction_count_nowhere() -> None:
+    unknown = Compared("a/2", "a", "f", "t", "m", step=1.0, reason="fp8 arithmetic")
+    assert Errors.of([unknown]) is None
+    assert grouped([unknown, row(1, 1, 1, 1)], "source").keys() == {"a"}
+
+
+def test_a_published_row_is_compared_by_its_own_rules() -> None:
+    found = compare(next(row for row in published(("megatron-ci-2025",)) if row.machine == "A100"))
+    assert found.memory_is == "allocated"
+    assert found.memory_error == pytest.approx(0, abs=0.1)  # torch's own count of bytes
+    assert found.low < found.predicted_step < found.high  # type: ignore[operator]
+    other = compare(next(row for row in published(("korthikanti-2022",)) if row.measured["mfu"]))
+    # the same FLOPs over another time
+    assert other.predicted_mfu * other.predicted_step == pytest.approx(other.mfu * other.step, rel=0.01)  # type: ignore[operator]
+
+
+def test_a_row_that_is_no_job_says_why() -> None:
+    assert "fp8" in compare(next(published(("nemo-longseq-2024",)))).reason
