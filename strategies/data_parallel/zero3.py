@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Collective, Memory, Op, Ref
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Resolved
 from strategies.stage import Stage
 
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
@@ -49,6 +50,12 @@ class Zero3(Hook):
         if stage.plan.copies == 1:
             return stage.input_gradient(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
+        gathers = plan.microbatches * (1 + plan.plan.reshard)
+        return Moves(gathers * plan.plan.bytes_per_element, plan.microbatches * plan.plan.bytes_per_gradient)
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         overlap = stage.plan.plan.overlap
