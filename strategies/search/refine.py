@@ -26,24 +26,32 @@ class Refiner:
         self.exchanges = Exchanges(plans.job, prices)
         self._known: dict[tuple[object, ...], tuple[Critical, dict[int, int]]] = {}
 
-    def step(self, plan: int) -> float:
-        """Seconds of a step of plan i, at least: no less than its bound before.
+    def passes(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, when nothing but the passes of its schedule and the update takes time."""
+        one = self.resolved(plan)
+        if not self._flows(one):
+            return 0.0
+        found, column = self._critical(plan, one)
+        return max(float(found.end[column]), float(found.first[column]) + float(self.bounds.update[plan])) * (1 - SLACK)
+
+    def _flows(self, one: Resolved) -> bool:
+        """Whether steps are filled and drained one by one, by a schedule."""
+        return bounded(one) and not hooks[one.plan.data_parallel].local and not schedules[one.plan.schedule].versions
+
+    def exchange(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, with what its first rank exchanges with other dp ranks.
 
         Every stream works through its communication in order. Gradients that are reduced last wait for the pass that makes them,
         chunk after chunk; then comes the update, and what is gathered after it. On the first rank a pass waits for its first
         gather after the pass before.
         """
-        rough, one = float(self.bounds.step[plan]), self.resolved(plan)
-        if not bounded(one) or hooks[one.plan.data_parallel].local or schedules[one.plan.schedule].versions:
-            return rough
+        one = self.resolved(plan)
+        if not self._flows(one) or one.copies == 1:
+            return 0.0
         found, column = self._critical(plan, one)
-        end, first = float(found.end[column]), float(found.first[column])
-        update = float(self.bounds.update[plan])
-        if one.copies == 1:
-            return max(rough, end * (1 - SLACK), (first + update) * (1 - SLACK))
-        talk = self.exchanges.of(one)
-        reduced = max(first, self._reduced(found, column, talk), self._own(plan, one, talk))
-        return max(rough, talk.streams(one.microbatches) * (1 - SLACK), max(end, reduced + update + sum(talk.update.values())) * (1 - SLACK))
+        talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
+        end = max(float(found.first[column]), self._reduced(found, column, talk), self._own(plan, one, talk))
+        return max(talk.streams(one.microbatches), end + update + sum(talk.update.values())) * (1 - SLACK)
 
     def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
         """When the first rank's gradients are reduced, where only those of the last microbatch are."""
