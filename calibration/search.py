@@ -141,7 +141,7 @@ class Search:
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
-        self.rows.sort(key=lambda row: (row["value"], row["hash"]))
+        self.rows.sort(key=lambda row: (row["value"], row["memory"], row["hash"]))
         left = min(self.heap)[0] if self.heap else float("inf")
         done = sum(row["value"] <= left for row in self.rows)
         return Answer(

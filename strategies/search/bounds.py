@@ -164,7 +164,8 @@ class _Bounding:
         saved = spaces["saved"] + (rule["kept"] * parameter)[:, None] * elements  # gathered and not released: kept like activations
         whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
         made = (rule["whole"] * gradient)[:, None] * spaces["last"]
-        space = np.where(those.forward, (spaces["forward"] + whole)[:, those.chunk], (spaces["backward"] + whole + made)[:, those.chunk])
+        back = spaces["backward"][:, those.chunk] + those.makes * made[:, those.chunk]
+        space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
         total = (saved @ those.saved.T + spaces["held"] @ those.held.T + space).max(axis=1)
         dense, spread = (elements - experts).sum(axis=1), experts.sum(axis=1)
         for state, width in (

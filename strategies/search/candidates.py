@@ -71,7 +71,7 @@ def changed(plan: Plan, changes: Changes) -> Plan:
 
 def candidates(job: Job, space: Space) -> Candidates:
     """All plans of the space on `job`'s model and cluster. Raises UserError for values that no plan can have."""
-    axes = tuple(_validated(axis, job) for axis in space.plan_axes)
+    axes = tuple(_validated(axis) for axis in space.plan_axes)
     shape = [len(axis.choices) for axis in axes]
     count = int(np.prod(shape, dtype=np.float64))
     if count > MOST:
@@ -116,11 +116,10 @@ def _field(name: str) -> str:
     return name.removeprefix("plan.")
 
 
-def _validated(axis: Axis, job: Job) -> Axis:
+def _validated(axis: Axis) -> Axis:
     """The axis with values as the plan holds them ("25 MiB" as bytes)."""
     choices = []
     for choice in axis.choices:
-        data = job.plan.model_dump(exclude_defaults=True) | {_field(field): value for field, value in choice.items()}
-        plan = build(Plan, data, job.where)
+        plan = build(Plan, {_field(field): value for field, value in choice.items()}, f"{axis.name} of the space")
         choices.append({field: getattr(plan, _field(field)) for field in choice})
     return Axis(axis.name, tuple(choices))

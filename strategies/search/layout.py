@@ -72,13 +72,15 @@ def layout_of(plan: Resolved) -> Layout:
 
 class Moments(NamedTuple):
     """What a rank holds when its passes begin: for each different moment, microbatches whose activations are kept by chunk
-    (`saved`), those whose weight gradients are still to come (`held`), and the pass: its chunk and whether it goes forward.
+    (`saved`), those whose weight gradients are still to come (`held`), and the pass: its chunk, whether it goes forward, and
+    whether it makes gradients of weights.
     """
 
     saved: NDArray[np.float64]  # (moments, chunks)
     held: NDArray[np.float64]  # (moments, chunks)
     chunk: NDArray[np.int64]  # (moments,)
     forward: NDArray[np.bool_]  # (moments,)
+    makes: NDArray[np.bool_]  # (moments,)
 
 
 @lru_cache(maxsize=8192)
@@ -94,13 +96,13 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
         if kind == "F":
             saved[chunk] += 1
         if kind != "W":
-            seen[(*saved, *held, chunk, kind == "F")] = None
+            seen[(*saved, *held, chunk, "FBI".index(kind))] = None
         if kind in "BI":
             saved[chunk] -= 1
             held[chunk] += kind == "I"
         held[chunk] -= kind == "W"
     table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 2 * chunks + 2), chunks)
-    return Moments(table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] > 0)
+    return Moments(table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1)
 
 
 def _largest(table: NDArray[np.float64], chunks: int) -> NDArray[np.float64]:

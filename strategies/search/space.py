@@ -119,6 +119,8 @@ def _several(value: Any) -> bool:
 
 def _known(field: str, where: str) -> None:
     root, _, rest = field.partition(".")
+    if field == "price":
+        return
     if root not in FIELDS or root == "name":
         raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
     if root == "plan" and rest not in Plan.model_fields:
