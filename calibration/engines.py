@@ -36,7 +36,10 @@ class Engine:
 
     def close(self) -> None:
         """Give up what has not started."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._remake is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        else:  # Dask's takes no such argument
+            self._executor.shutdown(wait=False)
 
 
 class Task:

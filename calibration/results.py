@@ -79,4 +79,6 @@ def _parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UserError("--results: Parquet needs the package pyarrow: pip install 'shardyard[parquet]', or name a .csv") from None
+        raise UserError(
+            "--results: Parquet needs the package pyarrow: pip install 'shardyard[parquet]', or name a .csv"
+        ) from None

@@ -1,8 +1,8 @@
 """The search: bounds over the whole space, then simulations of the most promising plan first until the best is proven.
 
 A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.search.bounds`), by its schedule
-alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The queue always holds the least
-bound first; when that is no better than the best simulated plans, nothing that is left can beat them.
+alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The queue always
+holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat them.
 
 Simulations are decided in the order in which they were asked for, at most `window` ahead, so that the answer does not depend on
 the engine or on how many workers it has.
@@ -13,12 +13,13 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from calibration.answer import Answer, Progress
 from calibration.engines import Engine, Task
 from calibration.predict import predict, prices_of
 from calibration.results import Results, Row
@@ -63,49 +64,6 @@ class Site:
 
 
 @dataclass
-class Answer:
-    """What a search found. rows: simulated plans that keep to everything, the best first, each with its "value" of the objective.
-
-    proven: how many of the first rows nothing in the space can beat; bound: no plan that was not simulated is better than this.
-    """
-
-    objective: Objective
-    rows: list[Row]
-    proven: int
-    bound: float
-    combinations: int
-    counts: dict[str, int]  # of plans: allowed, simulated, …
-    refused: Counter[str]  # combinations that break a rule, by rule
-    pruned: Counter[str]  # plans that a constraint rules out, by constraint
-    nearest: dict[str, str]  # of each constraint that ruled out plans: what would keep to it
-    seconds: dict[str, float]  # of bounds, and in all
-    interrupted: str = ""
-    front: bool = False  # whether the Pareto front is proven, too
-
-    @property
-    def best(self) -> Row | None:
-        """The winner."""
-        return self.rows[0] if self.rows else None
-
-    @property
-    def gap(self) -> float:
-        """By what fraction something that was not simulated could at most be better than the best."""
-        return max(0.0, 1 - self.bound / self.rows[0]["value"]) if self.rows else 1.0
-
-
-@dataclass
-class Progress:
-    """What a search tells while it runs."""
-
-    stage: str
-    simulated: int = 0
-    open: int = 0  # plans that may still be better than the best
-    best: float | None = None
-    unit: str = ""
-    pruned: int = 0
-
-
-@dataclass
 class Search:
     """One search. read: makes the job with other fields of cluster or model; tokens: of the whole training."""
 
@@ -113,7 +71,7 @@ class Search:
     space: Space
     objective: Objective
     engine: Engine
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     tokens: float = 1e9
     price: float | None = None
     top: int = 1  # that are proven
@@ -187,14 +145,20 @@ class Search:
         keep = limits.possible.copy()
         self.counts["bounded"] += int(keep.sum())
         capacity = self._capacity(site)
-        keep = self._cut(keep, limits.memory, np.full(len(found), capacity), "memory", lambda v: f"{v / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB")
+        keep = self._cut(
+            keep,
+            limits.memory,
+            np.full(len(found), capacity),
+            "memory",
+            lambda v: f"{v / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB",
+        )
         scales = [site.scale(int(first)) for first in np.unique(found.rule, return_index=True)[1]]
         of = np.unique(found.rule, return_inverse=True)[1]
         factor = np.array([self.objective.per_second(one) for one in scales])[of]
         for name in self.limits.of_step(scales[0]):
             most = np.array([self.limits.of_step(one)[name] for one in scales])[of]
-            asked = getattr(self.limits, name)
-            keep = self._cut(keep, limits.step / most, np.ones(len(found)), name, lambda v, a=asked, n=name: f"{n} ≤ {v * a:,.4g}")
+            show = _limit(name, getattr(self.limits, name))
+            keep = self._cut(keep, limits.step / most, np.ones(len(found)), name, show)
         value = limits.step * factor
         entries = [(bound, number, int(plan), 0) for plan, bound in zip(np.flatnonzero(keep), value[keep].tolist(), strict=True)]
         self.heap += entries
@@ -241,7 +205,9 @@ class Search:
         except KeyboardInterrupt:
             stopped = "interrupted"
             for number, plan, _, _ in pending:
-                heapq.heappush(self.heap, (self._value(self.sites[number], plan, self.sites[number].limits.step[plan]), number, plan, TIGHT))
+                heapq.heappush(
+                    self.heap, (self._value(self.sites[number], plan, self.sites[number].limits.step[plan]), number, plan, TIGHT)
+                )
             return stopped
         finally:
             self.results.close()
@@ -307,7 +273,12 @@ class Search:
         elif row["memory"] > self._capacity(site):
             self.counts["too big"] += 1
             capacity = self._capacity(site)
-            self._rule_out("memory", 1, row["memory"], f"the least that one of them needs is {row['memory'] / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB")
+            self._rule_out(
+                "memory",
+                1,
+                row["memory"],
+                f"the least that one of them needs is {row['memory'] / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB",
+            )
         else:
             self._take(site, plan, row)
         best = min((one["value"] for one in self.rows), default=None)
@@ -317,11 +288,19 @@ class Search:
         scale = site.scale(plan)
         late = [name for name, most in self.limits.of_step(scale).items() if row["step"] > most]
         for name in late:
-            self._rule_out(name, 1, row["step"] / self.limits.of_step(scale)[name], f"the fastest that was simulated needs a step of {row['step']:.4g} s")
+            self._rule_out(
+                name,
+                1,
+                row["step"] / self.limits.of_step(scale)[name],
+                f"the fastest that was simulated needs a step of {row['step']:.4g} s",
+            )
         if late:
             return
         value = self._value(site, plan, row["step"])
-        pace, spend = row["step"] / scale.tokens_per_step, row["step"] * scale.gpus / scale.tokens_per_step * (scale.rates.usd or 1.0)
+        pace, spend = (
+            row["step"] / scale.tokens_per_step,
+            row["step"] * scale.gpus / scale.tokens_per_step * (scale.rates.usd or 1.0),
+        )
         self.rows.append(row | {"value": value, "pace": pace, "spend": spend, "scale": scale, "bound": None})
 
     def _open(self) -> int:
@@ -329,16 +308,10 @@ class Search:
         return sum(entry[0] < worst for entry in self.heap)
 
 
+def _limit(name: str, asked: float) -> Callable[[float], str]:
+    return lambda share: f"{name} ≤ {share * asked:,.4g}"
+
+
 def _plain(changes: dict[str, Any]) -> dict[str, Any]:
     """Values that JSON has."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
-
-
-def pareto(rows: Iterable[Row]) -> list[Row]:
-    """Rows that no other beats in time per token, cost per token and memory at once; the fastest first."""
-    ordered = sorted(rows, key=lambda row: (row["pace"], row["spend"], row["memory"], row["hash"]))
-    front: list[Row] = []
-    for row in ordered:
-        if not any(all(other[k] <= row[k] for k in ("pace", "spend", "memory")) for other in front):
-            front.append(row)
-    return front

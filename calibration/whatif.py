@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from calibration.engines import Engine
@@ -37,7 +37,9 @@ def _answer(job: Job) -> Summary | str:
         return str(error)
 
 
-def ask(read: Read, cases: Sequence[tuple[Changes, str, Changes]], engine: Engine, tokens: float, price: float | None) -> list[Case]:
+def ask(
+    read: Read, cases: Sequence[tuple[Changes, str, Changes]], engine: Engine, tokens: float, price: float | None
+) -> list[Case]:
     """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once."""
     jobs: list[Job | str] = []
     for changes, _, plan in cases:
@@ -92,7 +94,7 @@ def crossovers(cases: Sequence[Case], value: Callable[[Case], float]) -> list[tu
         able = [case for case in cases if case.changes == changes and case.summary is not None and case.summary.fits]
         if able:
             winners.append(min(able, key=value))
-    return [(a, b) for a, b in zip(winners, winners[1:], strict=False) if a.plan != b.plan]
+    return [(a, b) for a, b in pairwise(winners) if a.plan != b.plan]
 
 
 def _distinct(cases: Sequence[Case]) -> list[Changes]:

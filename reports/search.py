@@ -13,7 +13,7 @@ from reports.words import count, digits, percent, seconds, size
 from topologies.costs import cost
 
 if TYPE_CHECKING:
-    from calibration.search import Answer
+    from calibration.answer import Answer
     from strategies.job import Job
 
 SHOWN = 5
@@ -21,7 +21,7 @@ SHOWN = 5
 
 def overview(found: Answer, job: Job, tokens: float | None, top: int) -> RenderableType:
     """On one screen."""
-    from calibration.search import pareto
+    from calibration.answer import pareto
 
     lines: list[RenderableType] = [Text(verdict(found, job), "bold"), ""]
     if found.best is not None:
@@ -47,17 +47,20 @@ def verdict(found: Answer, job: Job) -> str:
     if found.proven:
         sure = f"proven best of {found.combinations:,} combinations"
     else:
-        sure = f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
+        sure = (
+            f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
+        )
     return f"{model} on {best['gpus']:,} GPUs: {value} ({goal.meaning}), {sure}"
 
 
 def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
     """For machines, with stable keys."""
-    from calibration.search import pareto
+    from calibration.answer import pareto
 
     hashes = [row["hash"] for row in pareto(found.rows)]
     return {
-        "objective": found.objective.name, "unit": found.objective.unit, "best": _plain(found.best, tokens) if found.best else None,
+        "objective": found.objective.name, "unit": found.objective.unit,
+        "best": _plain(found.best, tokens) if found.best else None,
         "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
         "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
         "seconds": found.seconds, "plans_per_second": rate(found), "rows": [_plain(row, tokens) for row in found.rows],

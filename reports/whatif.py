@@ -44,7 +44,8 @@ def as_data(case: Case) -> dict[str, Any]:
     """For machines, with stable keys."""
     return {
         "changes": dict(case.changes), "plan": case.plan, "refused": case.refused,
-        "summary": case.summary.to_dict() if case.summary else None, "training": case.training.to_dict() if case.training else None,
+        "summary": case.summary.to_dict() if case.summary else None,
+        "training": case.training.to_dict() if case.training else None,
     }  # fmt: skip
 
 
@@ -64,7 +65,16 @@ def _fit(case: Case) -> str:
 
 def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, tokens: float) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    heads = ["inputs", *(["plan"] if len(base) > 1 else []), "step", "against the job", "tokens/s", "tokens/s/GPU", "MFU", "memory"]
+    heads = [
+        "inputs",
+        *(["plan"] if len(base) > 1 else []),
+        "step",
+        "against the job",
+        "tokens/s",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+    ]
     heads += [f"cost of {count(tokens)} tokens", "days", *(["efficiency"] if scaling else [])]
     for head in heads:
         table.add_column(head, justify="left" if head in ("inputs", "plan") else "right")
@@ -96,7 +106,13 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     known = [(case, _spent(case.training, priced) / _spent(base.training, priced) - 1) for case in cases if case.training]
     known.sort(key=lambda pair: -abs(pair[1]))
     most = max((abs(effect) for _, effect in known), default=0.0) or 1.0
-    table = Table(box=None, padding=(0, 2, 0, 0), title=f"{'cost' if priced else 'GPU-hours'} of the training, against the job", title_justify="left", title_style="")
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=f"{'cost' if priced else 'GPU-hours'} of the training, against the job",
+        title_justify="left",
+        title_style="",
+    )
     for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
         table.add_column(head, justify="left" if side == "left" else "right")
     for case, effect in known:

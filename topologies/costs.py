@@ -1,8 +1,8 @@
 """What training costs: dollars per GPU-hour and watts per GPU as data with date and source (`costs.yaml`), and sums of them.
 
-Energy is an upper figure: every node at its maximum all the time. It is not far off while GPUs compute: large matrix products draw
-98 % of the board's limit on B200 and 99 % on H200 (medians of 4,485 bf16 products with m, n, k ≥ 2048 each, ai-dynamo/aiconfigurator
-at 095f58a, Apache-2.0); waiting draws less. Cooling of the building is not in it.
+Energy is an upper figure: every node at its maximum all the time. It is not far off while GPUs compute: large matrix products
+draw 98 % of the board's limit on B200 and 99 % on H200 (medians of 4,485 bf16 products with m, n, k ≥ 2048 each,
+ai-dynamo/aiconfigurator at 095f58a, Apache-2.0); waiting draws less. Cooling of the building is not in it.
 """
 
 from __future__ import annotations

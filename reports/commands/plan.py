@@ -17,7 +17,9 @@ from reports.commands._common import AS_JSON, changing, engine_options, job_opti
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option("--space", metavar="FILE", help="YAML of what may vary: axis -> list of values. Otherwise the usual axes.")
-@click.option("--vary", multiple=True, metavar="FIELD=V,V,…", help="An axis in place of the usual one, or one more: nodes=64,128.")
+@click.option(
+    "--vary", multiple=True, metavar="FIELD=V,V,…", help="An axis in place of the usual one, or one more: nodes=64,128."
+)
 @click.option("--objective", "goal", default="step", show_default=True, help="step, throughput, time, gpu-hours, cost or energy.")
 @money_options
 @click.option("--max-gpus", type=int, help="Use no more GPUs.")
@@ -28,7 +30,9 @@ from reports.commands._common import AS_JSON, changing, engine_options, job_opti
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="Prove so many of the best.")
 @click.option("--front", is_flag=True, help="Prove the Pareto front of time, cost and memory, too.")
 @click.option("--limit", type=float, default=float("inf"), metavar="SECONDS", help="Stop after so long, and say how far it got.")
-@click.option("--results", metavar="FILE", help="Keep every simulation in a .jsonl, .csv or .parquet; go on from one that exists.")
+@click.option(
+    "--results", metavar="FILE", help="Keep every simulation in a .jsonl, .csv or .parquet; go on from one that exists."
+)
 @click.option("--window", type=click.IntRange(1), help="Simulations at a time, however many workers there are.")
 @engine_options
 @AS_JSON
@@ -52,16 +56,20 @@ def command(
     from topologies.units import size, watts
 
     if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
-        raise UserError(f"--tokens: is needed for {'--objective ' + goal if goal not in ('step', 'throughput') else 'this limit'}")
+        raise UserError(
+            f"--tokens: is needed for {'--objective ' + goal if goal not in ('step', 'throughput') else 'this limit'}"
+        )
     read = changing(job, overrides, given)
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
-    limits = Limits(max_gpus, quantity("--max-memory", max_memory, size), max_days, max_cost, quantity("--max-power", max_power, watts))
-    kept = Results(results)
+    limits = Limits(
+        max_gpus, quantity("--max-memory", max_memory, size), max_days, max_cost, quantity("--max-power", max_power, watts)
+    )
+    kept, total = Results(results), tokens_of(tokens) or 1e9
     with engine(workers, dask, ray) as runs, _progress() as tell:
         found = Search(
-            read, axes, objective(goal), runs, limits, tokens_of(tokens) or 1e9, price, top, front, limit, kept, tell, window or WINDOW
-        ).run()  # fmt: skip
+            read, axes, objective(goal), runs, limits, total, price, top, front, limit, kept, tell, window or WINDOW
+        ).run()
     if as_json:
         from reports.search import as_data
 

@@ -15,12 +15,20 @@ from reports.commands._common import AS_JSON, changing, engine_options, job_opti
 @click.command("whatif")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
-@click.option("--vary", multiple=True, metavar="FIELD=V,V,…", help="Inputs: nodes=8,16; cluster.node.nic=25 GB/s,50 GB/s; price=2,3.")
-@click.option("--one-at-a-time", is_flag=True, help="Not all combinations, but a tornado: each value alone, the largest effect first.")
+@click.option(
+    "--vary", multiple=True, metavar="FIELD=V,V,…", help="Inputs: nodes=8,16; cluster.node.nic=25 GB/s,50 GB/s; price=2,3."
+)
+@click.option(
+    "--one-at-a-time", is_flag=True, help="Not all combinations, but a tornado: each value alone, the largest effect first."
+)
 @click.option("--weak", is_flag=True, help="Weak scaling over --vary nodes: the global batch grows with them.")
 @click.option("--strong", is_flag=True, help="Strong scaling over --vary nodes: the global batch stays.")
 @click.option(
-    "--also", "plans", multiple=True, metavar="FIELD=VALUE[,…]", help="Compare with another plan at every point: where does the winner change?"
+    "--also",
+    "plans",
+    multiple=True,
+    metavar="FIELD=VALUE[,…]",
+    help="Compare with another plan at every point: where does the winner change?",
 )
 @click.option("--plot", metavar="FILE", help="Draw tokens/s/GPU as a curve over one --vary of numbers, as PNG or SVG.")
 @money_options
@@ -31,7 +39,7 @@ def command(
     plans: tuple[str, ...], plot: str | None, tokens: float | None, price: float | None, workers: int | None, dask: str | None,
     ray: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Change inputs and see the answer move: a table of combinations, a tornado, weak and strong scaling, where the winner changes."""
+    """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes."""
     from calibration import whatif
     from calibration.engines import engine
     from strategies.job import parse_changes
@@ -54,7 +62,9 @@ def command(
         parse_changes(apart.split(text))
         named[text] = dict(_pair(part) for part in apart.split(text))
     total = tokens_of(tokens) or 1e9
-    cases = [({}, name, fields) for name, fields in named.items()] + [(one, name, f) for one in inputs for name, f in named.items()]
+    cases: list[tuple[dict[str, Any], str, dict[str, Any]]] = [({}, name, fields) for name, fields in named.items()] + [
+        (one, name, f) for one in inputs for name, f in named.items()
+    ]
     with engine(workers, dask, ray) as runs:
         found = whatif.ask(read, cases, runs, total, price)
     base, rest = found[: len(named)], found[len(named) :]
@@ -65,7 +75,11 @@ def command(
     else:
         from reports.whatif import overview
 
-        show(overview(read({}), base, rest, tornado=one_at_a_time, scaling="weak" if weak else "strong" if strong else "", tokens=total))
+        show(
+            overview(
+                read({}), base, rest, tornado=one_at_a_time, scaling="weak" if weak else "strong" if strong else "", tokens=total
+            )
+        )
     if plot:
         from reports.whatif import curve
 

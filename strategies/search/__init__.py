@@ -1,1 +1,1 @@
-"""The search for the best plan: what may vary, lower bounds on every plan's step and memory, and the order in which to simulate."""
+"""The search for the best plan: what may vary, and lower bounds on every plan's step and memory."""

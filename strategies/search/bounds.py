@@ -75,7 +75,7 @@ class _Bounding:
     def __init__(self, plans: Candidates, kinds: Kinds, prices: Prices) -> None:
         self.plans, self.kinds, self.prices = plans, kinds, prices
         count = len(plans)
-        self.result = Bounds(*np.zeros((4, count)), np.ones(count, dtype=bool), {})
+        self.result = Bounds(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), {})
         shapes: dict[tuple[object, ...], int] = {}
         self.shapes: list[Resolved] = []
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
@@ -161,7 +161,9 @@ class _Bounding:
         """Memory of a rank that holds these parameters, by chunk."""
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         parameter, gradient, optimizer, _ = self._widths[members].T
-        saved = spaces["saved"] + (rule["kept"] * parameter)[:, None] * elements  # gathered and not released: kept like activations
+        saved = (
+            spaces["saved"] + (rule["kept"] * parameter)[:, None] * elements
+        )  # gathered and not released: kept like activations
         whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
         made = (rule["whole"] * gradient)[:, None] * spaces["last"]
         back = spaces["backward"][:, those.chunk] + those.makes * made[:, those.chunk]

@@ -108,7 +108,7 @@ def candidates(job: Job, space: Space) -> Candidates:
 
 
 def pattern(reason: str) -> str:
-    """A reason without its numbers, by which it is counted: "tp=3 does not divide 32 …" and "tp=5 does not divide 32 …" are one."""
+    """A reason without its numbers, by which it is counted: "tp=3 does not divide 32 …" and "tp=5 does not …" are one."""
     return re.sub(r"\d[\d,.·]*", "#", reason)
 
 

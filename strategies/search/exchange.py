@@ -1,7 +1,7 @@
 """A tighter bound on the step of one plan: what its first rank moves with other dp ranks, as its own strategy writes it.
 
-The strategy lowers one microbatch, and the last, of the first rank's stages, and every collective gets the simulation's price with
-nothing in its way. Plans whose first ranks exchange the same share it.
+The strategy lowers one microbatch, and the last, of the first rank's stages, and every collective gets the simulation's price
+with nothing in its way. Plans whose first ranks exchange the same share it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Seconds = dict[str, float]  # by stream
 class Exchange(NamedTuple):
     """Seconds that each stream of the first rank is busy with communication, for each of its chunks in turn.
 
-    forward, backward: of one microbatch; final: backward of the last microbatch; update: with the optimizer's pass, of all chunks;
+    forward, backward: of one microbatch; final: backward of the last microbatch; update: at the optimizer's pass, of all chunks;
     first: gathers that a forward and a backward pass wait for after the rank's pass before.
     """
 
@@ -58,7 +58,9 @@ class Exchanges:
         plain = plan.plan.model_copy(update={"recompute": "none", "microbatch": 1})
         key = plan.model_copy(update={"plan": plain, "microbatches": 2, "global_batch": 0})
         if key not in self._known:
-            self._known[key] = _exchange(self.job, key, splits(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks), self.prices)
+            self._known[key] = _exchange(
+                self.job, key, splits(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks), self.prices
+            )
         return self._known[key]
 
 

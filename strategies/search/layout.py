@@ -1,4 +1,4 @@
-"""Where the layers of a plan are: virtual stages and the pipeline ranks that have them, and what follows for the layers' quantities."""
+"""Where the layers of a plan are: virtual stages, the pipeline ranks that have them, and what a rank keeps from pass to pass."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
             held[chunk] += kind == "I"
         held[chunk] -= kind == "W"
     table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 2 * chunks + 2), chunks)
-    return Moments(table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1)
+    return Moments(
+        table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1
+    )
 
 
 def _largest(table: NDArray[np.float64], chunks: int) -> NDArray[np.float64]:

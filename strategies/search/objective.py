@@ -1,4 +1,4 @@
-"""What a search minimises and what it must keep to. Every objective is proportional to the step of a plan, so its bound is, too."""
+"""What a search minimises and what it must keep to. Objectives are proportional to a plan's step, and so are their bounds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ nodes: [256, 512]
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -139,7 +139,7 @@ def default_space(job: Job) -> Space:
     sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]
     if 1 < cluster.node.gpus < cluster.gpus:
         sharding.append(_sharding("zero3", shard=cluster.node.gpus))
-    axes = {
+    axes: dict[str, Sequence[Changes]] = {
         "plan.tp": tp,
         "plan.pp": _each("plan.pp", _doubling(min(model.layers, cluster.gpus))),
         "plan.cp": _each("plan.cp", contexts),

@@ -1,4 +1,4 @@
-"""What the layers of each distinct kind of plan cost: seconds by the simulation's own prices, bytes and elements by its own parts.
+"""What the layers of each kind of plan cost: seconds by the simulation's own prices, bytes and elements by its own parts.
 
 Plans share their layer work when they differ only in what pipelines and dp ranks do; a space of 10⁵ plans has some hundred kinds.
 Times are those of the compute stream with nothing in its way: kernels one after the other, and the collectives inside layers as
@@ -26,8 +26,8 @@ Ids = NDArray[np.int64]
 
 # Fields of a plan that change no work of a layer. What a field that is not named here does is looked at.
 ELSEWHERE = frozenset({
-    "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation", "bucket",
-    "overlap", "overlap_p2p", "layers_per_stage", "optimizer", "order",
+    "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation",
+    "bucket", "overlap", "overlap_p2p", "layers_per_stage", "optimizer", "order",
 })  # fmt: skip
 INSIDE = ("tp", "cp", "ep")  # the axes of collectives inside layers
 QUANTITIES = ("forward", "input", "weight", "saved", "held", "parameters", "experts")
@@ -55,10 +55,14 @@ class Kinds:
 
 def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     """Price every distinct kind of layer work."""
-    free = [i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)]
+    free = [
+        i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
+    ]
     inner: dict[tuple[object, ...], int] = {}
     grids = [inside(one.grid) for one in plans.resolved]
-    of_rule = [inner.setdefault((grid, one.microbatches == 1), len(inner)) for grid, one in zip(grids, plans.resolved, strict=True)]
+    of_rule = [
+        inner.setdefault((grid, one.microbatches == 1), len(inner)) for grid, one in zip(grids, plans.resolved, strict=True)
+    ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
     for i in free:
         keys = keys * len(plans.axes[i].choices) + plans.choices[i]

@@ -51,11 +51,11 @@ def every_bound(job: Job, prices) -> tuple[list[float], float]:
 
 
 @given(plan=plans, model=models, shape=shapes, slow=st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+)
 def test_no_bound_exceeds_the_simulation(toy_job, toy_prices, plan, model, shape, slow) -> None:
-    prices = toy_prices(
-        links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD
-    )
+    prices = toy_prices(links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD)
     try:
         job = toy_job(*shape, model=model, node={"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s"}, **plan)
         program = lower(job.model, job.resolve())
