@@ -270,7 +270,7 @@ class Search:
         self.counts["simulated" if fresh else "known"] += 1
         if row["error"]:
             self.refused[row["error"]] += 1
-        elif row["memory"] > self._capacity(site):
+        elif not row["fits"] or row["memory"] > self._capacity(site):
             self.counts["too big"] += 1
             capacity = self._capacity(site)
             self._rule_out(

@@ -51,9 +51,9 @@ def command(
         for note in asked.notes:
             click.echo(note)
     if folder:
-        from reports.page import write_report
+        from reports.page import Report, write_report
 
-        paths = write_report(folder, timeline, summary, inputs | of_training)
+        paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster))
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)

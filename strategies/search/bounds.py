@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from sim.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Resolved
+from strategies.plan import Plan, Resolved
 from strategies.schedules import schedules
 from strategies.search.candidates import Candidates
 from strategies.search.crossing import crossings
-from strategies.search.layout import Layout, Moments, layout_of, moments, splits
+from strategies.search.layout import Layout, Moments, layout_of, moments, paired, splits
 from strategies.search.work import Floats, Kinds
 
 SLACK = 1e-9  # sums are rounded in another order than on the simulation's grid of time
@@ -57,9 +57,26 @@ def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
     return _Bounding(plans, kinds, prices).result
 
 
+# Fields of a plan that bounds take into account. A plan that sets any other is not bounded, and always simulated.
+KNOWN = frozenset({
+    "tp", "pp", "dp", "cp", "cp_method", "ep", "imbalance", "capacity_factor", "pad_to_capacity", "expert_tp",
+    "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch", "global_batch",
+    "accumulation", "sequence", "recompute", "attention", "precision", "gradients", "optimizer", "dropout", "bucket", "overlap",
+    "overlap_tp", "overlap_p2p", "layers_per_stage", "first_stage_layers", "last_stage_layers", "embedding_as_layer",
+    "loss_as_layer", "algorithm", "order",
+})  # fmt: skip
+_OTHERS = {name: field.default for name, field in Plan.model_fields.items() if name not in KNOWN}
+
+
 def bounded(plan: Resolved) -> bool:
-    """Whether a schedule makes the plan's program, and not its strategy by itself."""
-    return hooks[plan.plan.data_parallel].program is Hook.program
+    """Whether bounds know all that the plan does: its schedule makes its program, on one copy of the model."""
+    return (
+        hooks[plan.plan.data_parallel].program is Hook.program
+        and schedules[plan.plan.schedule].copies == 1
+        and 0 not in plan.layers
+        and all(getattr(plan.plan, name) == default for name, default in _OTHERS.items())
+        and not paired(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)
+    )
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
@@ -105,6 +122,7 @@ class _Bounding:
                 "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
                 "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
                 "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
+                "passing": float("gradient" in hook.shards and one.copies > 1),
             }  # fmt: skip
             for name, value in values.items():
                 rows.setdefault(name, []).append(value)
@@ -120,13 +138,13 @@ class _Bounding:
             return
         kinds, of = np.unique(self.kinds.of[members], return_inverse=True)
         chosen = [self.kinds.kinds[kind] for kind in kinds.tolist()]
-        time = {name: layout.quantity(name, chosen) for name in ("forward", "input", "weight")}
+        time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
         elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
         if pp > 1 and layout.last not in layout.stages[0]:
             elements[:, -1] += [kind.tied for kind in chosen]
         self._step(one, layout, members, of, time, elements, experts)
         spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
-        spaces |= {"backward": layout.workspace(True, chosen), "forward": layout.workspace(False, chosen)}
+        spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
         spaces["last"] = layout.last_part(chosen)
         for rank, those in found.items():
             assert isinstance(those, Moments)
@@ -148,7 +166,7 @@ class _Bounding:
         step = np.maximum(anywhere[of], crossing.sum(axis=1) * (rule["moved"] + rule["last"]))
         end = first[of]
         if flowing:
-            last = (time["weight"] if split else time["input"] + time["weight"])[:, mine][of]
+            last = time["weight" if split else "backward"][:, mine][of]
             late = (crossing * (rule["moved"] * rule["late"])[:, None] - last).min(axis=1)
             share = dense.sum(axis=1) / rule["optimizer"] + spread.sum(axis=1) / np.maximum(1, rule["optimizer"] // rule["ep"])
             self.result.first[members], self.result.update[members] = first[of], self._updates(members, share)
@@ -161,19 +179,17 @@ class _Bounding:
         """Memory of a rank that holds these parameters, by chunk."""
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         parameter, gradient, optimizer, _ = self._widths[members].T
-        saved = (
-            spaces["saved"] + (rule["kept"] * parameter)[:, None] * elements
-        )  # gathered and not released: kept like activations
+        dense, spread = elements - experts, experts.sum(axis=1)
+        saved = spaces["saved"] + (rule["kept"] * parameter)[:, None] * dense  # gathered, not released: as activations
         whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
-        made = (rule["whole"] * gradient)[:, None] * spaces["last"]
-        back = spaces["backward"][:, those.chunk] + those.makes * made[:, those.chunk]
+        made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
+        back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
         space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
         total = (saved @ those.saved.T + spaces["held"] @ those.held.T + space).max(axis=1)
-        dense, spread = (elements - experts).sum(axis=1), experts.sum(axis=1)
         for state, width in (
             ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])
         ):  # fmt: skip
-            total += width * (dense / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
+            total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
         total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
@@ -204,7 +220,7 @@ class _Bounding:
 
 def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool) -> tuple[Floats, Floats]:
     """(end of the last pass on any rank, end of the last on the first rank), at least; seconds, per kind."""
-    forward, back = time["forward"], time["input"] + time["weight"]
+    forward, back = time["forward"], time["input"] + time["weight"] if split else time["backward"]
     anywhere = first = np.zeros(len(forward))
     for rank, mine in enumerate(map(list, layout.stages)):
         before = slice(0, min(mine))

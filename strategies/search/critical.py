@@ -26,7 +26,7 @@ class Critical(NamedTuple):
 def critical(plan: Resolved, layout: Layout, time: dict[str, Floats]) -> Critical:
     """The longest paths through the passes of `plan`'s schedule, for each row of `time`'s (kinds, stages)."""
     orders = [actions(plan.plan.schedule, rank, plan.plan.pp, plan.microbatches, plan.chunks) for rank in range(plan.plan.pp)]
-    durations = {"F": time["forward"], "I": time["input"], "W": time["weight"], "B": time["input"] + time["weight"]}
+    durations = {"F": time["forward"], "I": time["input"], "W": time["weight"], "B": time["backward"]}
     columns = {kind: [np.ascontiguousarray(table[:, s]) for s in range(table.shape[1])] for kind, table in durations.items()}
     done: dict[tuple[str, int, int], Floats] = {}
     free = [np.zeros(len(time["forward"])) for _ in orders]

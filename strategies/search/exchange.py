@@ -92,9 +92,9 @@ def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
     work, layout = parts(job.model, plan), layout_of(plan)
     result = []
     for chunk, number in enumerate(layout.stages[0]):
-        own = [work.layer(i) for i in range(layout.bounds[number], layout.bounds[number + 1])]
+        own = work.stage(layout.bounds[number], layout.bounds[number + 1] - layout.bounds[number])
         own = [*([work.embedding] if number == 0 else []), *own, *([work.head] if number == layout.last else [])]
-        result.append(Stage(number, 0, chunk, cohort, own, plan))
+        result.append(Stage(number, 0, chunk, cohort, own, plan, job.model))
     return result
 
 

@@ -47,19 +47,19 @@ class Layout(NamedTuple):
         result[:, -1] += [kind.ends[name][1] for kind in kinds]
         return result
 
-    def workspace(self, backward: bool, kinds: Sequence[Kind]) -> Floats:
+    def workspace(self, name: str, kinds: Sequence[Kind]) -> Floats:
         """Workspace of the last part of each stage, shape (kinds, stages), bytes."""
-        space = [kind.backward_space if backward else kind.forward_space for kind in kinds]
+        space = [kind.spaces[name] for kind in kinds]
         result: Floats = np.array([layers for layers, _ in space])[:, np.array(self.bounds[1:])]
         result[:, -1] = [head for _, head in space]
         return result
 
     def last_part(self, kinds: Sequence[Kind]) -> Floats:
-        """Parameters of the last part of each stage, shape (kinds, stages), elements."""
+        """Parameters of the last part of each stage without experts, shape (kinds, stages), elements."""
         ends = np.array(self.bounds[1:])
-        sums = np.array([kind.sums["parameters"] for kind in kinds])
+        sums = np.array([kind.sums["parameters"] - kind.sums["experts"] for kind in kinds])
         result: Floats = sums[:, ends] - sums[:, ends - 1]
-        result[:, -1] = [kind.ends["parameters"][1] for kind in kinds]
+        result[:, -1] = [kind.ends["parameters"][1] - kind.ends["experts"][1] for kind in kinds]
         return result
 
 
@@ -92,7 +92,7 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
         return str(error).removeprefix("plan: ")
     saved, held = [0] * chunks, [0] * chunks
     seen: dict[tuple[int, ...], None] = {}
-    for kind, _, chunk in order:
+    for kind, _, chunk, _ in order:
         if kind == "F":
             saved[chunk] += 1
         if kind != "W":
@@ -116,6 +116,16 @@ def _largest(table: NDArray[np.float64], chunks: int) -> NDArray[np.float64]:
     return np.array(kept).reshape(-1, table.shape[1])
 
 
+@lru_cache(maxsize=8192)
+def paired(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
+    """Whether passes run beside each other; also when the schedule cannot be made."""
+    try:
+        return any(action.beside for action in actions(schedule, ranks - 1, ranks, microbatches, chunks))
+    except UserError:
+        return False
+
+
+@lru_cache(maxsize=8192)
 def splits(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
     """Whether backward passes come in two halves."""
     return any(action.kind == "I" for action in actions(schedule, 0, ranks, microbatches, chunks))

@@ -14,12 +14,14 @@ from sim.program import Block, Cohort, Collective, Op, Program, Send
 from strategies.job import Job
 from strategies.lower import lower
 from strategies.plan import Resolved
-from strategies.search.bounds import SLACK
+from strategies.search.bounds import SLACK, bounded
 from strategies.search.work import inside
 
 
 def longest_path(job: Job, plan: Resolved, prices: Prices) -> float:
     """Seconds of a step of `plan`, at least."""
+    if not bounded(plan):
+        return 0.0
     program = lower(job.model, plan)
     if program.cohorts[0].steady or len(program.cohorts) != plan.plan.pp:
         return 0.0

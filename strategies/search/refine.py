@@ -14,7 +14,7 @@ from strategies.search.bounds import SLACK, Bounds, bounded
 from strategies.search.candidates import Candidates
 from strategies.search.critical import Critical, critical
 from strategies.search.exchange import Exchange, Exchanges
-from strategies.search.layout import layout_of
+from strategies.search.layout import layout_of, splits
 from strategies.search.work import Kinds
 
 
@@ -65,7 +65,9 @@ class Refiner:
         """The first rank's passes one after the other, each with its first gather."""
         layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
         mine = list(layout.stages[0])
-        seconds = sum(float(layout.quantity(name, kind)[0, mine].sum()) for name in ("forward", "input", "weight"))
+        halves = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
+        names = ("forward", "input", "weight") if halves else ("forward", "backward")
+        seconds = sum(float(layout.quantity(name, kind)[0, mine].sum()) for name in names)
         return one.microbatches * (seconds + sum(talk.first))
 
     def resolved(self, plan: int) -> Resolved:
@@ -80,7 +82,7 @@ class Refiner:
             rules = self._rules_of.get(key, [])
             kinds = np.unique(self.kinds.of[np.isin(self.plans.rule, rules)]).tolist()
             layout, chosen = layout_of(one), [self.kinds.kinds[kind] for kind in kinds]
-            time = {name: layout.quantity(name, chosen) for name in ("forward", "input", "weight")}
+            time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
             self._known[key] = critical(one, layout, time), {kind: column for column, kind in enumerate(kinds)}
         found, columns = self._known[key]
         return found, columns[int(self.kinds.of[plan])]

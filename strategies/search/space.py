@@ -135,7 +135,7 @@ def default_space(job: Job) -> Space:
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
     contexts = _doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.attention == "flash" else [1]
     schedules = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
-    schedules += [_schedule(name) for name in ("zb-h1", "zb-v", "dualpipe-v")] + [_schedule("interleaved-zb", 2)]
+    schedules += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
     sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]
     if 1 < cluster.node.gpus < cluster.gpus:
         sharding.append(_sharding("zero3", shard=cluster.node.gpus))

@@ -7,6 +7,7 @@ if their group and its siblings were alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,18 +31,17 @@ ELSEWHERE = frozenset({
     "bucket", "overlap", "overlap_p2p", "layers_per_stage", "optimizer", "order",
 })  # fmt: skip
 INSIDE = ("tp", "cp", "ep")  # the axes of collectives inside layers
-QUANTITIES = ("forward", "input", "weight", "saved", "held", "parameters", "experts")
+QUANTITIES = ("forward", "backward", "input", "weight", "saved", "held", "parameters", "experts")
 
 
 class Kind(NamedTuple):
     """Layer work of plans alike. Each quantity of QUANTITIES is (embedding, layers summed up to each, head): seconds, bytes or
-    elements; `last` is the workspace of a backward and a forward pass of (the last layer up to each, the head), in bytes.
+    elements; `spaces` are bytes of workspace of (the last layer up to each, the head).
     """
 
     ends: dict[str, tuple[float, float]]
     sums: dict[str, Floats]  # (layers + 1,)
-    backward_space: tuple[Floats, float]
-    forward_space: tuple[Floats, float]
+    spaces: dict[str, tuple[Floats, float]]
     tied: int
 
 
@@ -100,7 +100,8 @@ def _priced(job: Job, grid: Grid, works: list[tuple[int, Parts]], prices: Prices
 
 
 def _blocks(part: Part) -> dict[str, Block]:
-    items = {"forward": part.forward, "input": part.recompute + part.input_gradient, "weight": part.weight_gradient}
+    inputs = part.recompute + part.input_gradient
+    items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": part.weight_gradient}
     return {name: Block("work", (Run(1, those),)) for name, those in items.items()}
 
 
@@ -110,9 +111,17 @@ def _kind(work: Parts, seconds: list[dict[str, float]]) -> Kind:
     of_layer = [1 + kind for kind in work.kinds]
     sums = {q: np.concatenate([[0.0], np.cumsum([values[i][q] for i in of_layer])]) for q in QUANTITIES}
     ends = {q: (values[0][q], values[-1][q]) for q in QUANTITIES}
-    back = np.array([work.embedding.temporary, *(distinct[i].temporary + distinct[i].restored for i in of_layer)])
-    front = np.array([work.embedding.temporary, *(distinct[i].temporary for i in of_layer)])
-    return Kind(ends, sums, (back, work.head.temporary), (front, work.head.temporary), work.tied)
+    width, every = work.plan.bytes_per_gradient, [work.embedding, *(distinct[i] for i in of_layer)]
+    spaces = {name: (np.array([need(part, width) for part in every]), need(work.head, width)) for name, need in _SPACES.items()}
+    return Kind(ends, sums, spaces, work.tied)
+
+
+# Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.
+_SPACES: dict[str, Callable[[Part, int], float]] = {
+    "forward": lambda part, width: max(0.0, part.temporary),
+    "backward": lambda part, width: max(0.0, part.undoing + part.restored),
+    "passing": lambda part, width: max(0.0, part.passing + part.restored + width * (part.parameters - part.experts)),
+}
 
 
 def _measure(part: Part) -> dict[str, float]:

@@ -96,10 +96,15 @@ def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
     assert call("plan", *JOB, *space, "--max-memory", "1 GB").exit_code == 2
 
 
-@pytest.mark.parametrize("options", [("--objective", "fun"), ("--objective", "cost"), ("--max-memory", "7"), ("--results", "x.txt"),
-                                     ("--vary", "plan.speed=1"), ("--space", "nowhere.yaml"), ("--dask", "tcp://127.0.0.1:1")])  # fmt: skip
-def test_mistakes_of_plan_are_one_line(options: tuple[str, ...]) -> None:
-    arguments = JOB[:-2] if "--dask" in options else JOB
-    result = call("plan", *arguments, *options)
+WRONG = (
+    "--objective fun", "--objective cost", "--max-memory 7", "--results x.txt", "--vary plan.speed=1", "--space nowhere.yaml",
+    "--dask tcp://127.0.0.1:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_mistakes_of_plan_are_one_line(text: str) -> None:
+    options = text.split()
+    result = call("plan", *(JOB[:-2] if "--dask" in options else JOB), *options)
     assert result.exit_code == 2
     assert result.output.strip().splitlines()[-1].startswith("error: ")
