@@ -8,12 +8,14 @@ from typing import Any
 
 from sim.summary import StageMemory, Summary
 from sim.timeline import COMPONENTS
+from topologies.costs import Cost, cost
 from topologies.units import show
 
 Job = Mapping[str, Any]
 """What was simulated, as plain data: "model", "cluster", "plan" (field -> value), "command", "version", "hash", and anything else
-that should stand under the provenance. Every key may be missing. "tokens" (of the whole training) and "price" (of a GPU-hour) add
-the cost of the training; "gpus_per_node" tells how far tensor parallelism may go; "profile" says more than the profile's name."""
+that should stand under the provenance. Every key may be missing. "tokens" (of the whole training) and "rates" of
+`topologies.costs` add the cost of the training; "gpus_per_node" tells how far tensor parallelism may go; "profile" says more than
+the profile's name."""
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer", "overhead")
 
@@ -88,13 +90,23 @@ def gpu_hours(summary: Summary, tokens: float) -> float:
     return summary.gpu_hours_per_step * tokens / tokens_per_step(summary)
 
 
+def training_cost(summary: Summary, job: Job) -> Cost:
+    """What the training of job["tokens"] (10⁹ when not given) takes, by job["rates"]."""
+    return cost(job["rates"], summary.gpus, summary.step_seconds, tokens_per_step(summary), float(job.get("tokens") or 1e9))
+
+
 def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
-    """(label, value) of GPU-hours and cost of the training of job["tokens"]; of a billion tokens when that is not given."""
-    tokens = float(job.get("tokens") or 1e9)
-    of = f"{count(tokens)} tokens" if job.get("tokens") else "10⁹ tokens"
-    hours, price = gpu_hours(summary, tokens), job.get("price")
-    money = [(f"cost of {of}", f"{count(hours * float(price))} at {price} per GPU-hour")] if price else []
-    return [(f"GPU-hours per {of}", digits(hours)), *money]
+    """(label, value) of GPU-hours, and by job["rates"] time, cost and energy, of the training of job["tokens"]; of a billion
+    tokens when that is not given.
+    """
+    of = f"{count(float(job['tokens']))} tokens" if job.get("tokens") else "10⁹ tokens"
+    hours = gpu_hours(summary, float(job.get("tokens") or 1e9))
+    result = [(f"GPU-hours per {of}", digits(hours))]
+    if job.get("rates") is None:
+        return result
+    whole = training_cost(summary, job)
+    money = "no price is listed" if whole.usd is None else f"${count(whole.usd)} at ${whole.rates.usd:g}/h"
+    return [*result, ("days", digits(whole.seconds / 86400)), ("cost", money), ("MWh", f"≤ {digits(whole.joules / 3.6e9)}")]
 
 
 def provenance(summary: Summary, job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,53 @@ def report_folder(report: str | None) -> Path | None:
     if not report or (Path(report).exists() and not Path(report).is_dir()):
         raise UserError(f"--report {report!r}: must name a folder, and no file")
     return Path(report)
+
+
+def engine_options(command: Any) -> Any:
+    """Where simulations run."""
+    for option in reversed((
+        click.option("--workers", type=int, help="Processes on this machine; by default one per CPU."),
+        click.option("--dask", metavar="ADDRESS", help="Run on a Dask scheduler, such as tcp://10.0.0.1:8786."),
+        click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, such as auto."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def money_options(command: Any) -> Any:
+    """What the whole training is, and what it costs."""
+    for option in reversed((
+        click.option("--tokens", type=float, help="Tokens of the whole training, such as 15e12."),
+        click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def tokens_of(tokens: float | None) -> float | None:
+    """Tokens of a training, checked."""
+    from topologies.reading import UserError
+
+    if tokens is not None and not 0 < tokens < float("inf"):
+        raise UserError(f"--tokens={tokens:g}: must be greater than 0")
+    return tokens
+
+
+def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:
+    """A function that reads the job with other fields."""
+    from strategies.job import read_job
+
+    def read(changes: dict[str, Any]) -> Any:
+        return read_job(job, [*overrides, *(f"{field}={json.dumps(value)}" for field, value in changes.items())], **given)
+
+    return read
+
+
+def quantity(option: str, text: str | None, parse: Any) -> float | None:
+    """A quantity with its unit."""
+    from topologies.reading import UserError
+
+    try:
+        return None if text is None else float(parse(text))
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}") from None

@@ -6,7 +6,7 @@ A hook also says which of the model states (parameters, gradients, optimizer sta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from topologies.registry import Registry
 
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from strategies.model import Model
     from strategies.plan import Plan, Resolved
     from strategies.stage import Stage
+
+
+class Moves(NamedTuple):
+    """What the ranks that share a stage's parameters move in a step, at least: bytes of full buffers per parameter.
+
+    gathered, reduced: all-gathers and reduce-scatters at any time (an all-reduce is both), or with `late` not before the last
+    backward pass of the stage begins; last: gathered after the update.
+    """
+
+    gathered: float = 0.0
+    reduced: float = 0.0
+    last: float = 0.0
+    late: bool = False
 
 
 class Hook(ABC):
@@ -46,6 +59,11 @@ class Hook(ABC):
     def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Add the first half of a split backward pass; returns the op whose end makes the gradient of the input available."""
         return stage.input_gradient(microbatch, after)
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """For lower bounds of the step; a hook that does not say is bounded without its communication."""
+        return Moves()
 
     @abstractmethod
     def update(self, stage: Stage) -> None:

@@ -8,9 +8,9 @@ one pass before the update, where PyTorch has one per bucket beside the backward
 from __future__ import annotations
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.data_parallel import hooks
+from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
-from strategies.plan import Plan
+from strategies.plan import Plan, Resolved
 from strategies.stage import Stage
 from topologies.reading import UserError
 
@@ -46,6 +46,11 @@ class CompressedDDP(DDP):
                 ref, after = run(microbatch, after, first, end), ()
             self._reduce(stage, size, count, ref)
         return ref
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """An all-reduce of the narrow gradients."""
+        return Moves(NARROW, NARROW, late=True)
 
     def update(self, stage: Stage) -> None:
         """Cast back, then update."""

@@ -6,7 +6,8 @@ Li et al. 2020, arXiv:2006.15704. Microbatches before the last one accumulate wi
 from __future__ import annotations
 
 from sim.program import Ref
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Resolved
 from strategies.stage import Stage
 
 
@@ -19,6 +20,11 @@ class DDP(Hook):
         if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """An all-reduce in a step; of an asynchronous schedule at least."""
+        return Moves(plan.plan.bytes_per_gradient, plan.plan.bytes_per_gradient, late=True)
 
     def update(self, stage: Stage) -> None:
         """Every rank updates all of its parameters."""

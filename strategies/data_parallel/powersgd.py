@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.data_parallel import hooks
+from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
 from strategies.options import PowerSGD
-from strategies.plan import Plan
+from strategies.plan import Plan, Resolved
 from strategies.stage import Stage
 from strategies.tensors import Matrix, matrices, size
 from topologies.reading import UserError
@@ -38,6 +38,11 @@ class PowerSGDDDP(DDP):
             raise UserError(
                 f"{where}: data_parallel=ddp_powersgd does not compress gradients of experts that are spread over ep={plan.ep}"
             )
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """How much depends on the shapes of all matrices; bounds leave it out."""
+        return Moves()
 
     def resident(self, stage: Stage) -> Memory:
         """What the hook keeps from step to step: the errors, and with a warm start P and Q."""

@@ -9,7 +9,8 @@ the replicas are then all-reduced.
 from __future__ import annotations
 
 from sim.program import Collective, Memory, Op, Ref
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Resolved
 from strategies.stage import Stage, in_buckets
 
 
@@ -24,6 +25,11 @@ class Zero1(Hook):
         if stage.alone or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Gradients once, parameters after the update."""
+        return Moves(reduced=plan.plan.bytes_per_gradient, last=plan.plan.bytes_per_element, late=True)
 
     def resident(self, stage: Stage) -> Memory:
         """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap."""
@@ -51,6 +57,11 @@ class Zero2(Zero1):
     """Sharded optimizer states and gradients."""
 
     shards = frozenset({"optimizer", "gradient"})
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Gradients of every microbatch."""
+        return Moves(reduced=plan.microbatches * plan.plan.bytes_per_gradient, last=plan.plan.bytes_per_element)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""

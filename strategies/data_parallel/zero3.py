@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Memory, Ref
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
+from strategies.plan import Resolved
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
 from strategies.stage import Stage, in_buckets
@@ -69,6 +70,12 @@ class Zero3(Hook):
         if stage.alone:
             return stage.input_gradient(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
+        gathers = plan.microbatches * (1 + plan.plan.reshard)
+        return Moves(gathers * plan.plan.bytes_per_element, plan.microbatches * plan.plan.bytes_per_gradient)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""

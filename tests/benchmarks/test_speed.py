@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import pytest
 from simpy import Environment
@@ -68,3 +68,59 @@ def test_estimate_does_not_depend_on_dp(benchmark: Callable, nodes: int) -> None
 def test_whole_process(benchmark: Callable, arguments: tuple[str, ...]) -> None:
     """From the shell."""
     benchmark(subprocess.run, [sys.executable, "shardyard.py", *arguments], cwd=ROOT, check=True, capture_output=True)
+
+
+SPACE_OF = dict(
+    model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(sequence=8192, global_batch=2048, gradients="fp32")
+)  # fmt: skip
+
+
+def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
+    """The usual space, proven; bounds alone, in plans per second of CPU time."""
+    from calibration.engines import engine
+    from calibration.predict import prices_of
+    from calibration.search import Search
+    from strategies.search.bounds import bounds
+    from strategies.search.candidates import candidates
+    from strategies.search.objective import objective
+    from strategies.search.space import default_space
+    from strategies.search.work import kinds_of
+
+    job = read_job(**SPACE_OF)
+    space = default_space(job)
+    with engine(workers=2) as runs:
+        found = Search(lambda changes: read_job(overrides=changes, **SPACE_OF), space, objective("step"), runs).run()
+    assert found.proven
+    assert found.counts["allowed"] >= 50_000
+    plans, prices = candidates(job, space), prices_of(job)
+    kinds = kinds_of(plans, prices)
+    bounds(plans, kinds, prices)
+    start = process_time()
+    bounds(plans, kinds, prices)
+    taken = process_time() - start
+    counts, whole = found.counts, found.seconds["all"]
+    print(f"\n{counts['allowed']:,} plans decided in {whole:.1f} s ({counts['allowed'] / whole:,.0f} per second): "
+          f"{counts['simulated']} simulated; {len(plans) / taken:,.0f} bounds per second of CPU time")  # fmt: skip
+
+
+def test_search_against_brute_force() -> None:
+    """At least 2,000 plans, every one simulated: the same winner."""
+    from calibration.engines import engine
+    from calibration.search import Search, evaluate
+    from strategies.search.candidates import candidates
+    from strategies.search.objective import objective
+    from strategies.search.space import default_space, parse_axis
+
+    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=64))
+    job = read_job(**given)
+    fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8")
+    space = default_space(job).varied(map(parse_axis, fixed))
+    plans = candidates(job, space)
+    start = perf_counter()
+    brute = [evaluate(plans.job_of(plan)) for plan in range(len(plans))]
+    simulated = perf_counter() - start
+    with engine(workers=2) as runs:
+        found = Search(lambda changes: read_job(overrides=changes, **given), space, objective("step"), runs).run()
+    assert len(plans) >= 2000
+    assert found.rows[0]["step"] == min(row["step"] for row in brute if not row["error"] and row["fits"])
+    print(f"\n{len(plans):,} plans: {found.seconds['all']:.1f} s, every one simulated {simulated:.1f} s")

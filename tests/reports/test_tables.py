@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from reports.tables import brief, comparison, one_screen, verdict
 from reports.words import bar, count, digits, percent
 from sim.summary import Summary
+from topologies.costs import Rates
 
 
 def shown(what: RenderableType, **options: Any) -> str:
@@ -65,7 +66,7 @@ def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: di
     volume = dict.fromkeys(("tp", "cp", "ep", "dp", "pp"), too_big.volume["tp"])
     memory = tuple(replace(too_big.memory[stage != 3], stage=stage) for stage in range(8))
     busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=volume, memory=memory)
-    text = shown(one_screen(busy, job | {"tokens": 15e12, "price": 2}))
+    text = shown(one_screen(busy, job | {"tokens": 15e12, "rates": Rates(2.0, "", 1000.0, "")}))
     lines = text.splitlines()
     assert len(lines) <= 37
     assert max(map(len, lines)) <= 100
@@ -84,9 +85,11 @@ def test_one_screen_shows_seconds_share_memory_and_volume(summary: Summary, job:
 
 
 def test_the_cost_of_a_training(summary: Summary, job: dict[str, Any]) -> None:
-    text = shown(one_screen(summary, job | {"tokens": 15e12, "price": 2.5}))
+    text = shown(one_screen(summary, job | {"tokens": 15e12, "rates": Rates(2.5, "", 1000.0, "")}))
     assert "GPU-hours per 15 T tokens  626,000" in text  # 41.73 per 1e9
-    assert "cost of 15 T tokens  1.56 M at 2.5 per GPU-hour" in text
+    assert "cost  $1.56 M at $2.5/h" in text
+    assert "MWh  ≤ 626" in text  # 1 kW for each GPU-hour
+    assert "days  815" in text  # 15e12 / 213e3 s
 
 
 def test_colours_only_where_they_belong(too_big: Summary, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

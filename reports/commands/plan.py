@@ -1,0 +1,106 @@
+"""`shardyard plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from reports.commands._common import AS_JSON, changing, engine_options, job_options, money_options, quantity, show, tokens_of
+
+
+@click.command("plan")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@job_options
+@click.option("--space", metavar="FILE", help="YAML of what may vary: axis -> list of values. Otherwise the usual axes.")
+@click.option(
+    "--vary", multiple=True, metavar="FIELD=V,V,…", help="An axis in place of the usual one, or one more: nodes=64,128."
+)
+@click.option("--objective", "goal", default="step", show_default=True, help="step, throughput, time, gpu-hours, cost or energy.")
+@money_options
+@click.option("--max-gpus", type=int, help="Use no more GPUs.")
+@click.option("--max-memory", metavar="SIZE", help="Leave memory free: at most so much per GPU, '70 GB'.")
+@click.option("--max-days", type=float, help="Train all --tokens in so many days.")
+@click.option("--max-cost", type=float, help="Train all --tokens for so many dollars.")
+@click.option("--max-power", metavar="POWER", help="Draw no more, '2 MW'.")
+@click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="Prove so many of the best.")
+@click.option("--front", is_flag=True, help="Prove the Pareto front of time, cost and memory, too.")
+@click.option("--limit", type=float, default=float("inf"), metavar="SECONDS", help="Stop after so long, and say how far it got.")
+@click.option(
+    "--results", metavar="FILE", help="Keep every simulation in a .jsonl, .csv or .parquet; go on from one that exists."
+)
+@click.option("--window", type=click.IntRange(1), help="Simulations at a time, however many workers there are.")
+@engine_options
+@AS_JSON
+def command(
+    job: str | None, overrides: tuple[str, ...], space: str | None, vary: tuple[str, ...], goal: str, tokens: float | None,
+    price: float | None, max_gpus: int | None, max_memory: str | None, max_days: float | None, max_cost: float | None,
+    max_power: str | None, top: int, front: bool, limit: float, results: str | None, window: int | None, workers: int | None,
+    dask: str | None, ray: str | None, as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """The best plan of a declared space, proven: bounds on all plans first, then simulations of the most promising.
+
+    What the job says of its plan is kept where no axis varies it; --set FIELD=VALUE keeps a field that the usual axes would vary.
+    The exit code is 2 when no plan keeps to everything.
+    """
+    from calibration.engines import engine
+    from calibration.results import Results
+    from calibration.search import WINDOW, Search
+    from strategies.search.objective import Limits, objective
+    from strategies.search.space import default_space, load_space, parse_axis
+    from topologies.reading import UserError
+    from topologies.units import size, watts
+
+    if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
+        raise UserError(
+            f"--tokens: is needed for {'--objective ' + goal if goal not in ('step', 'throughput') else 'this limit'}"
+        )
+    read = changing(job, overrides, given)
+    axes = load_space(space) if space else default_space(read({}))
+    axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
+    limits = Limits(
+        max_gpus, quantity("--max-memory", max_memory, size), max_days, max_cost, quantity("--max-power", max_power, watts)
+    )
+    kept, total = Results(results), tokens_of(tokens) or 1e9
+    with engine(workers, dask, ray) as runs, _progress() as tell:
+        found = Search(
+            read, axes, objective(goal), runs, limits, total, price, top, front, limit, kept, tell, window or WINDOW
+        ).run()
+    if as_json:
+        from reports.search import as_data
+
+        click.echo(json.dumps(as_data(found, tokens), indent=2))
+    else:
+        from reports.search import overview
+
+        show(overview(found, read({}), tokens, top))
+    if found.best is None:
+        sys.exit(2)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Any], None]]:
+    """A bar on the terminal: simulated of those that may have to be, the best so far, how many are ruled out."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def tell(state: Any) -> None:
+            best = f", best {state.best:.4g} {state.unit}" if state.best is not None else ""
+            out = f", {state.pruned:,} ruled out" if state.pruned else ""
+            total = state.simulated + state.open if state.simulated else None
+            bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)
+
+        yield tell

@@ -1,0 +1,135 @@
+"""A search told: the winner first, the best plans, the Pareto front, and where the others went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.words import count, digits, percent, seconds, size
+from topologies.costs import cost
+
+if TYPE_CHECKING:
+    from calibration.answer import Answer
+    from strategies.job import Job
+
+SHOWN = 5
+
+
+def overview(found: Answer, job: Job, tokens: float | None, top: int) -> RenderableType:
+    """On one screen."""
+    from calibration.answer import pareto
+
+    lines: list[RenderableType] = [Text(verdict(found, job), "bold"), ""]
+    if found.best is not None:
+        lines += [_plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
+        front = pareto(found.rows)
+        proven = "proven" if found.front else "of what was simulated; --front proves it"
+        if len(front) > 1 or found.front:
+            lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
+        lines += ["", Text("as arguments: " + " ".join(f"--set {name}={_shown(v)}" for name, v in _set(found.best)))]
+    lines += ["", *map(Text, _where_they_went(found))]
+    return Group(*lines)
+
+
+def verdict(found: Answer, job: Job) -> str:
+    """The answer in a sentence, and how sure it is."""
+    model, best = job.model.name, found.best
+    if best is None:
+        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything" + (
+            f" so far ({found.interrupted})" if found.interrupted else ""
+        )
+    goal = found.objective
+    value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
+    if found.proven:
+        sure = f"proven best of {found.combinations:,} combinations"
+    else:
+        sure = (
+            f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
+        )
+    return f"{model} on {best['gpus']:,} GPUs: {value} ({goal.meaning}), {sure}"
+
+
+def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
+    """For machines, with stable keys."""
+    from calibration.answer import pareto
+
+    hashes = [row["hash"] for row in pareto(found.rows)]
+    return {
+        "objective": found.objective.name, "unit": found.objective.unit,
+        "best": _plain(found.best, tokens) if found.best else None,
+        "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
+        "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
+        "seconds": found.seconds, "plans_per_second": rate(found), "rows": [_plain(row, tokens) for row in found.rows],
+        "front": hashes, "front_proven": found.front,
+    }  # fmt: skip
+
+
+def rate(found: Answer) -> float:
+    """Plans decided per second."""
+    return found.counts["allowed"] / found.seconds["all"] if found.seconds["all"] else 0.0
+
+
+def _plain(row: dict[str, Any], tokens: float | None) -> dict[str, Any]:
+    scale = row["scale"]
+    whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or scale.tokens).to_dict()
+    return {name: value for name, value in row.items() if name not in ("scale", "pace", "spend", "bound")} | {"training": whole}
+
+
+def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: float | None) -> Table:
+    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
+    heads = ["", "step", "tokens/s/GPU", "MFU", "memory", *(["days", "cost"] if tokens else ["cost of 10⁹ tokens"]), "plan"]
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("", "plan") else "right")
+    differing = _differing(found.rows)
+    for number, row in enumerate(rows):
+        scale = row["scale"]
+        whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or 1e9)
+        money = "–" if whole.usd is None else f"${count(whole.usd)}"
+        training = [digits(whole.seconds / 86400), money] if tokens else [money]
+        plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
+        mark = "★" if number == 0 and row is found.best else ""
+        numbers = seconds(row["step"]), digits(row["tokens_per_second_per_gpu"]), percent(row["mfu"]), size(row["memory"])
+        table.add_row(mark, *numbers, *training, plan)
+    return table
+
+
+def _set(row: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The fields that the plan sets to something."""
+    return [(name, value) for name, value in row["changes"].items() if value is not None]
+
+
+def _differing(rows: Iterable[dict[str, Any]]) -> set[str]:
+    """Fields that are not the same in all rows; all of them when there is only one row."""
+    every = [row["changes"] for row in rows]
+    names = {name for changes in every for name in changes}
+    return {n for n in names if len(every) == 1 or len({str(c.get(n)) for c in every}) > 1} or names
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _where_they_went(found: Answer) -> list[str]:
+    """Why plans are not in the answer, and what it took."""
+    refused = found.combinations - found.counts["allowed"]
+    lines = [f"{refused:,} combinations break a rule: " + _counted(found.refused.most_common(3))] if refused else []
+    lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
+    counts, took = found.counts, found.seconds
+    known = f" and {counts['known']:,} known already" if counts["known"] else ""
+    lines.append(
+        f"{counts['allowed']:,} plans bounded in {took['bounds']:.1f} s, {counts['tightened']:,} bounds tightened, "
+        f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"
+    )
+    if found.best is not None:
+        rates = found.best["scale"].rates
+        price = "no price" if rates.usd is None else f"${rates.usd:g} per GPU-hour ({rates.usd_source})"
+        lines.append(f"{price}; {rates.watts:g} W per GPU ({rates.watts_source})")
+    return lines
+
+
+def _counted(reasons: Iterable[tuple[str, int]]) -> str:
+    return "; ".join(f"{plans:,} × {reason}" for reason, plans in reasons)

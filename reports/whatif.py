@@ -1,0 +1,159 @@
+"""Answers of what-ifs: a table against the base, a tornado, scaling, where the winner changes, a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.words import bar, count, digits, percent, seconds, size
+from topologies.reading import UserError
+
+if TYPE_CHECKING:
+    from calibration.whatif import Case
+    from strategies.job import Job
+    from topologies.costs import Cost
+
+HIDDEN = ("plan.accumulation", "plan.dp")
+
+
+def overview(
+    job: Job, base: Sequence[Case], cases: Sequence[Case], *, tornado: bool, scaling: str, tokens: float
+) -> RenderableType:
+    """What moves, on one screen."""
+    from calibration.whatif import crossovers
+
+    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs)"
+    first = base[0]
+    said = first.refused if first.summary is None else f"{seconds(first.summary.step_seconds)} per step, " + _fit(first)
+    lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
+    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling, tokens))
+    if len(base) > 1:
+        changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))
+        lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
+        lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
+    refused = {case.refused for case in cases if case.refused}
+    return Group(*lines, *(Text(f"refused: {text}", "dim") for text in sorted(refused)))
+
+
+def as_data(case: Case) -> dict[str, Any]:
+    """For machines, with stable keys."""
+    return {
+        "changes": dict(case.changes), "plan": case.plan, "refused": case.refused,
+        "summary": case.summary.to_dict() if case.summary else None,
+        "training": case.training.to_dict() if case.training else None,
+    }  # fmt: skip
+
+
+def _inputs(case: Case) -> str:
+    return ", ".join(f"{n.removeprefix('plan.')}={v}" for n, v in case.changes.items() if n not in HIDDEN) or "as the job says"
+
+
+def _plan(case: Case) -> str:
+    return case.plan or "the job's plan"
+
+
+def _fit(case: Case) -> str:
+    assert case.summary is not None
+    worst, capacity = case.summary.worst.peak, case.summary.memory_capacity
+    return f"{'fits' if case.summary.fits else 'too big'}: {size(worst)} of {size(capacity)}"
+
+
+def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, tokens: float) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    heads = [
+        "inputs",
+        *(["plan"] if len(base) > 1 else []),
+        "step",
+        "against the job",
+        "tokens/s",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+    ]
+    heads += [f"cost of {count(tokens)} tokens", "days", *(["efficiency"] if scaling else [])]
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("inputs", "plan") else "right")
+    reference = {case.plan: case for case in base}
+    first = {case.plan: case for case in reversed(cases)}
+    for case in [*base, *cases]:
+        start = [_inputs(case), *([_plan(case)] if len(base) > 1 else [])]
+        summary, whole = case.summary, case.training
+        if summary is None or whole is None:
+            table.add_row(*start, "refused")
+            continue
+        old, money = reference[case.plan].summary, "–" if whole.usd is None else f"${count(whole.usd)}"
+        change = "" if old is None or case in base else f"{summary.step_seconds / old.step_seconds - 1:+.1%}"
+        memory = size(summary.worst.peak) + ("" if summary.fits else " ✗")
+        row = [seconds(summary.step_seconds), change, count(summary.tokens_per_second), digits(summary.tokens_per_second_per_gpu)]
+        row += [percent(summary.mfu), memory, money, digits(whole.seconds / 86400)]
+        least = first[case.plan].summary
+        if scaling and case not in base and least is not None:
+            row.append(percent(summary.tokens_per_second_per_gpu / least.tokens_per_second_per_gpu))
+        table.add_row(*start, *row)
+    return table
+
+
+def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
+    """Each input alone: by how much the cost of the training moves (without prices its GPU-hours), the largest effect first."""
+    if base.training is None:
+        raise UserError(f"--one-at-a-time: the job itself is refused: {base.refused}")
+    priced = all(case.training is None or case.training.usd is not None for case in (base, *cases))
+    known = [(case, _spent(case.training, priced) / _spent(base.training, priced) - 1) for case in cases if case.training]
+    known.sort(key=lambda pair: -abs(pair[1]))
+    most = max((abs(effect) for _, effect in known), default=0.0) or 1.0
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=f"{'cost' if priced else 'GPU-hours'} of the training, against the job",
+        title_justify="left",
+        title_style="",
+    )
+    for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
+        table.add_column(head, justify="left" if side == "left" else "right")
+    for case, effect in known:
+        assert case.summary is not None
+        strip = bar(abs(effect) / most, 24)
+        memory = size(case.summary.worst.peak) + ("" if case.summary.fits else " ✗")
+        table.add_row(_inputs(case), f"{effect:+.1%}", strip if effect < 0 else "", strip if effect > 0 else "", memory)
+    return table
+
+
+def _spent(training: Cost, priced: bool) -> float:
+    return training.usd if priced and training.usd is not None else training.gpu_hours
+
+
+def curve(cases: Sequence[Case], field: str, path: Path) -> Path:
+    """tokens/s/GPU over a field of numbers, one line per plan; what does not fit is hollow."""
+    if path.suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {path}: must end in .png or .svg")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for plan in dict.fromkeys(case.plan for case in cases):
+        points = [(_number(case.changes, field), case) for case in cases if case.plan == plan and case.summary is not None]
+        x, y = [p[0] for p in points], [p[1].summary.tokens_per_second_per_gpu for p in points if p[1].summary]
+        line = axes.plot(x, y, marker="o", label=plan or "the job's plan")[0]
+        hollow = [(a, b) for (a, case), b in zip(points, y, strict=True) if case.summary and not case.summary.fits]
+        axes.plot(*zip(*hollow, strict=True), "o", color="white", markeredgecolor=line.get_color()) if hollow else None
+    axes.set(xlabel=field, ylabel="tokens/s/GPU", ylim=(0, None))
+    axes.legend()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
+def _number(changes: Mapping[str, Any], field: str) -> float:
+    value = changes[field]
+    number = str(value).split()[0]
+    try:
+        return float(number)
+    except ValueError:
+        raise UserError(f"--plot: {field}={value!r} is not a number") from None

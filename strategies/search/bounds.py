@@ -1,0 +1,241 @@
+"""Lower bounds on the step and the memory of every plan at once, from the prices and parts that the simulation plays.
+
+Step. A rank's compute stream runs its passes one after the other. The first waits for a microbatch to come through all stages
+before (the fill); after its last backward pass that microbatch still goes back through them (the drain). So for every rank
+
+    step ≥ fill + microbatches · (forward + backward of its chunks) + drain
+
+with nothing else in the way; weight gradients of split backward passes may fill the drain. On the first rank the optimizer's pass
+follows, and what is gathered after it. Steps of asynchronous schedules and local steps follow each other without fill and drain.
+And the NICs of a node must carry what its ranks gather and reduce (`strategies.search.crossing`).
+
+Memory. What the first and the last rank keep when a pass begins, by the schedule's order, and the sharded model states.
+
+Both are never more than what is simulated: waiting, contention, slower kernels beside communication, and gathered parameters only
+add. Strategies that write their own programs are not bounded (0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.prices import Prices
+from sim.program import Kernel
+from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Plan, Resolved
+from strategies.schedules import schedules
+from strategies.search.candidates import Candidates
+from strategies.search.crossing import crossings
+from strategies.search.layout import Layout, Moments, layout_of, moments, paired, splits
+from strategies.search.work import Floats, Kinds
+
+SLACK = 1e-9  # sums are rounded in another order than on the simulation's grid of time
+Ids = NDArray[np.int64]
+
+
+@dataclass
+class Bounds:
+    """Of each plan, at least: seconds of a step, seconds until the first rank's last pass ends and of its update, bytes of the
+    fullest rank. `possible`: its schedule can be made.
+    """
+
+    step: Floats
+    first: Floats
+    update: Floats
+    memory: Floats
+    possible: NDArray[np.bool_]
+    reasons: dict[str, int]  # of plans that are not possible
+
+
+def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
+    """Bounds of every plan."""
+    return _Bounding(plans, kinds, prices).result
+
+
+# Fields of a plan that bounds take into account. A plan that sets any other is not bounded, and always simulated.
+KNOWN = frozenset({
+    "tp", "pp", "dp", "cp", "cp_method", "ep", "imbalance", "capacity_factor", "pad_to_capacity", "expert_tp",
+    "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch", "global_batch",
+    "accumulation", "sequence", "recompute", "attention", "precision", "gradients", "optimizer", "dropout", "bucket", "overlap",
+    "overlap_tp", "overlap_p2p", "layers_per_stage", "first_stage_layers", "last_stage_layers", "embedding_as_layer",
+    "loss_as_layer", "algorithm", "order",
+})  # fmt: skip
+_OTHERS = {name: field.default for name, field in Plan.model_fields.items() if name not in KNOWN}
+
+
+def bounded(plan: Resolved) -> bool:
+    """Whether bounds know all that the plan does: its schedule makes its program, on one copy of the model."""
+    return (
+        hooks[plan.plan.data_parallel].program is Hook.program
+        and schedules[plan.plan.schedule].copies == 1
+        and 0 not in plan.layers
+        and all(getattr(plan.plan, name) == default for name, default in _OTHERS.items())
+        and not paired(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)
+    )
+
+
+def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
+    """Each value of `keys`, and where it is."""
+    order = np.argsort(keys, kind="stable")
+    values, start = np.unique(keys[order], return_index=True)
+    yield from zip(values.tolist(), np.split(order, start[1:]), strict=True)
+
+
+class _Bounding:
+    """One evaluation: plans by the shape of their pipeline, and within it all at once."""
+
+    def __init__(self, plans: Candidates, kinds: Kinds, prices: Prices) -> None:
+        self.plans, self.kinds, self.prices = plans, kinds, prices
+        count = len(plans)
+        self.result = Bounds(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), {})
+        shapes: dict[tuple[object, ...], int] = {}
+        self.shapes: list[Resolved] = []
+        of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
+        for number, one in enumerate(plans.resolved):
+            key = one.plan.schedule, one.plan.pp, one.microbatches, one.chunks, one.layers, one.local_steps, bounded(one)
+            if key not in shapes:
+                shapes[key] = len(self.shapes)
+                self.shapes.append(one)
+            of_rule[number] = shapes[key]
+        self.shape_of = of_rule[plans.rule] if count else plans.rule
+        self.rules = self._rules()
+        for shape, members in _groups(self.shape_of):
+            if bounded(self.shapes[shape]):
+                self._bound(self.shapes[shape], members)
+
+    def _rules(self) -> dict[str, Floats]:
+        """What follows from the rules' fields, one entry per rule: see the names."""
+        plans = self.plans.resolved
+        rows: dict[str, list[float]] = {}
+        cross = crossings(self.plans.job, self.prices.profile, plans)
+        for one, (dense, experts) in zip(plans, cross, strict=True):
+            hook = hooks[one.plan.data_parallel]
+            moves = hook.moves(one) if one.copies > 1 else Moves()
+            values = {state: float(one.shards if state in hook.shards else 1) for state in ("parameter", "gradient", "optimizer")}
+            whole = "parameter" in hook.shards and one.copies > 1
+            values |= {
+                "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
+                "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
+                "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
+                "passing": float("gradient" in hook.shards and one.copies > 1),
+            }  # fmt: skip
+            for name, value in values.items():
+                rows.setdefault(name, []).append(value)
+        return {name: np.array(column, dtype=np.float64) for name, column in rows.items()}
+
+    def _bound(self, one: Resolved, members: Ids) -> None:
+        layout, pp, m = layout_of(one), one.plan.pp, one.microbatches
+        found = {rank: moments(one.plan.schedule, rank, pp, m, one.chunks) for rank in sorted({0, pp - 1})}
+        wrong = next((text for text in found.values() if isinstance(text, str)), None)
+        if wrong is not None:
+            self.result.possible[members] = False
+            self.result.reasons[wrong] = self.result.reasons.get(wrong, 0) + len(members)
+            return
+        kinds, of = np.unique(self.kinds.of[members], return_inverse=True)
+        chosen = [self.kinds.kinds[kind] for kind in kinds.tolist()]
+        time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
+        elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
+        if pp > 1 and layout.last not in layout.stages[0]:
+            elements[:, -1] += [kind.tied for kind in chosen]
+        self._step(one, layout, members, of, time, elements, experts)
+        spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
+        spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
+        spaces["last"] = layout.last_part(chosen)
+        for rank, those in found.items():
+            assert isinstance(those, Moments)
+            mine = list(layout.stages[rank])
+            held = {name: value[:, mine][of] for name, value in spaces.items()}
+            versions = schedules[one.plan.schedule].versions
+            self._memory(members, those, held, elements[:, mine][of], experts[:, mine][of], versions(rank, pp) if versions else 1)
+
+    def _step(
+        self, one: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
+    ) -> None:  # fmt: skip
+        flowing = not schedules[one.plan.schedule].versions and not hooks[one.plan.data_parallel].local
+        split = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
+        anywhere, first = _compute(one.microbatches, layout, time, split, flowing)
+        mine = list(layout.stages[0])
+        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
+        crossing = rule["dense"][:, None] * dense + rule["experts"][:, None] * spread  # seconds, of each chunk, once for a byte
+        step = np.maximum(anywhere[of], crossing.sum(axis=1) * (rule["moved"] + rule["last"]))
+        end = first[of]
+        if flowing:
+            last = time["weight" if split else "backward"][:, mine][of]
+            late = (crossing * (rule["moved"] * rule["late"])[:, None] - last).min(axis=1)
+            share = dense.sum(axis=1) / rule["optimizer"] + spread.sum(axis=1) / np.maximum(1, rule["optimizer"] // rule["ep"])
+            self.result.first[members], self.result.update[members] = first[of], self._updates(members, share)
+            end = end + np.maximum(0, late) + self.result.update[members] + crossing.sum(axis=1) * rule["last"]
+        self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
+
+    def _memory(
+        self, members: Ids, those: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
+    ) -> None:  # fmt: skip
+        """Memory of a rank that holds these parameters, by chunk."""
+        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        parameter, gradient, optimizer, _ = self._widths[members].T
+        dense, spread = elements - experts, experts.sum(axis=1)
+        saved = spaces["saved"] + (rule["kept"] * parameter)[:, None] * dense  # gathered, not released: as activations
+        whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
+        made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
+        back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
+        space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
+        total = (saved @ those.saved.T + spaces["held"] @ those.held.T + space).max(axis=1)
+        for state, width in (
+            ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])
+        ):  # fmt: skip
+            total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
+        overhead = self.prices.profile.overhead
+        total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
+        self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
+
+    def _updates(self, members: Ids, share: Floats) -> Floats:
+        """Seconds of the optimizer's pass, whose price is linear in its bytes."""
+        nothing, much = (self.prices.seconds(Kernel("optimizer", "", "optimizer", 0.0, size, "fp32")) for size in (0.0, 1e12))
+        result: Floats = nothing + (much - nothing) * self._widths[members, 3] * share / 1e12
+        return result
+
+    @cached_property
+    def _widths(self) -> Floats:
+        """Bytes per parameter of weight, gradient and optimizer states, and of the update's traffic: (plans, 4)."""
+        axes = [i for i, axis in enumerate(self.plans.axes) if any(f in _STATES for choice in axis.choices for f in choice)]
+        key = np.zeros(len(self.plans), dtype=np.int64)
+        for i in axes:
+            key = key * len(self.plans.axes[i].choices) + self.plans.choices[i]
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        rows = []
+        for example in first.tolist():
+            plan = self.plans.job_of(example).plan
+            width = plan.bytes_per_element
+            traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
+            rows.append([width, plan.bytes_per_gradient, plan.bytes_per_optimizer_state, traffic])
+        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 4)[of]
+        return result
+
+
+def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool) -> tuple[Floats, Floats]:
+    """(end of the last pass on any rank, end of the last on the first rank), at least; seconds, per kind."""
+    forward, back = time["forward"], time["input"] + time["weight"] if split else time["backward"]
+    anywhere = first = np.zeros(len(forward))
+    for rank, mine in enumerate(map(list, layout.stages)):
+        before = slice(0, min(mine))
+        work = microbatches * (forward[:, mine] + back[:, mine]).sum(axis=1)
+        if flowing:
+            fill = forward[:, before].sum(axis=1)
+            drain = (time["input"] if split else back)[:, before].sum(axis=1)
+            inputs = work - microbatches * time["weight"][:, mine].sum(axis=1) if split else work
+            anywhere = np.maximum(anywhere, fill + work)
+            first = np.maximum(first, fill + inputs + drain)
+        else:
+            anywhere = np.maximum(anywhere, work)
+        if rank == 0:
+            first = np.maximum(first, work)
+    return np.maximum(anywhere, first), first
+
+
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer")}

@@ -1,0 +1,131 @@
+"""Where the layers of a plan are: virtual stages, the pipeline ranks that have them, and what a rank keeps from pass to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.plan import Resolved
+from strategies.schedules import actions, schedules
+from strategies.search.work import Floats, Kind
+from topologies.reading import UserError
+
+
+class Layout(NamedTuple):
+    """Virtual stages of a pipeline: the first layer of each and the one after its last; the stages of each rank by chunk."""
+
+    bounds: tuple[int, ...]  # stages + 1
+    stages: tuple[tuple[int, ...], ...]  # [rank][chunk]
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.stages)
+
+    @property
+    def last(self) -> int:
+        """The last virtual stage."""
+        return len(self.bounds) - 2
+
+    @property
+    def rank_of(self) -> list[int]:
+        """The rank of each stage."""
+        where = {stage: rank for rank, mine in enumerate(self.stages) for stage in mine}
+        return [where[stage] for stage in range(self.last + 1)]
+
+    def quantity(self, name: str, kinds: Sequence[Kind]) -> Floats:
+        """A quantity of QUANTITIES of each stage, shape (kinds, stages)."""
+        ends = np.array(self.bounds)
+        sums = np.array([kind.sums[name] for kind in kinds])
+        result: Floats = sums[:, ends[1:]] - sums[:, ends[:-1]]
+        result[:, 0] += [kind.ends[name][0] for kind in kinds]
+        result[:, -1] += [kind.ends[name][1] for kind in kinds]
+        return result
+
+    def workspace(self, name: str, kinds: Sequence[Kind]) -> Floats:
+        """Workspace of the last part of each stage, shape (kinds, stages), bytes."""
+        space = [kind.spaces[name] for kind in kinds]
+        result: Floats = np.array([layers for layers, _ in space])[:, np.array(self.bounds[1:])]
+        result[:, -1] = [head for _, head in space]
+        return result
+
+    def last_part(self, kinds: Sequence[Kind]) -> Floats:
+        """Parameters of the last part of each stage without experts, shape (kinds, stages), elements."""
+        ends = np.array(self.bounds[1:])
+        sums = np.array([kind.sums["parameters"] - kind.sums["experts"] for kind in kinds])
+        result: Floats = sums[:, ends] - sums[:, ends - 1]
+        result[:, -1] = [kind.ends["parameters"][1] - kind.ends["experts"][1] for kind in kinds]
+        return result
+
+
+def layout_of(plan: Resolved) -> Layout:
+    """Of one plan."""
+    schedule, ranks = schedules[plan.plan.schedule], plan.plan.pp
+    stages = tuple(tuple(schedule.stage(rank, ranks, chunk) for chunk in range(plan.chunks)) for rank in range(ranks))
+    return Layout((0, *accumulate(plan.layers)), stages)
+
+
+class Moments(NamedTuple):
+    """What a rank holds when its passes begin: for each different moment, microbatches whose activations are kept by chunk
+    (`saved`), those whose weight gradients are still to come (`held`), and the pass: its chunk, whether it goes forward, and
+    whether it makes gradients of weights.
+    """
+
+    saved: NDArray[np.float64]  # (moments, chunks)
+    held: NDArray[np.float64]  # (moments, chunks)
+    chunk: NDArray[np.int64]  # (moments,)
+    forward: NDArray[np.bool_]  # (moments,)
+    makes: NDArray[np.bool_]  # (moments,)
+
+
+@lru_cache(maxsize=8192)
+def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int) -> Moments | str:
+    """The moments of one step of a rank; why there are none when the schedule cannot be made."""
+    try:
+        order = actions(schedule, rank, ranks, microbatches, chunks)
+    except UserError as error:
+        return str(error).removeprefix("plan: ")
+    saved, held = [0] * chunks, [0] * chunks
+    seen: dict[tuple[int, ...], None] = {}
+    for kind, _, chunk, _ in order:
+        if kind == "F":
+            saved[chunk] += 1
+        if kind != "W":
+            seen[(*saved, *held, chunk, "FBI".index(kind))] = None
+        if kind in "BI":
+            saved[chunk] -= 1
+            held[chunk] += kind == "I"
+        held[chunk] -= kind == "W"
+    table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 2 * chunks + 2), chunks)
+    return Moments(
+        table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1
+    )
+
+
+def _largest(table: NDArray[np.float64], chunks: int) -> NDArray[np.float64]:
+    """Without the moments at which no more of anything is kept than at another in the same kind of pass."""
+    kept: list[NDArray[np.float64]] = []
+    for row in table[np.argsort(-table[:, : 2 * chunks].sum(axis=1), kind="stable")]:
+        if not any((row[-2:] == other[-2:]).all() and (row[:-2] <= other[:-2]).all() for other in kept):
+            kept.append(row)
+    return np.array(kept).reshape(-1, table.shape[1])
+
+
+@lru_cache(maxsize=8192)
+def paired(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
+    """Whether passes run beside each other; also when the schedule cannot be made."""
+    try:
+        return any(action.beside for action in actions(schedule, ranks - 1, ranks, microbatches, chunks))
+    except UserError:
+        return False
+
+
+@lru_cache(maxsize=8192)
+def splits(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
+    """Whether backward passes come in two halves."""
+    return any(action.kind == "I" for action in actions(schedule, 0, ranks, microbatches, chunks))

@@ -1,0 +1,79 @@
+"""The tightest bound on one plan: the longest path through its program.
+
+Every op takes at least as long as with nothing in its way, and starts when its stream and all that it waits for are done. Blocks
+cost what `strategies.search.work` says; collectives among dp ranks their price on the first pipeline rank, and nothing on others;
+sends between nodes their bytes over one rank's NICs.
+"""
+
+from __future__ import annotations
+
+from sim.grid import Grid
+from sim.prices import Prices
+from sim.pricing import Pricing
+from sim.program import Block, Cohort, Collective, Op, Program, Send
+from strategies.job import Job
+from strategies.lower import lower
+from strategies.plan import Resolved
+from strategies.search.bounds import SLACK, bounded
+from strategies.search.work import inside
+
+
+def longest_path(job: Job, plan: Resolved, prices: Prices) -> float:
+    """Seconds of a step of `plan`, at least."""
+    if not bounded(plan):
+        return 0.0
+    program = lower(job.model, plan)
+    if program.cohorts[0].steady or len(program.cohorts) != plan.plan.pp:
+        return 0.0
+    return _longest(program, _durations(job, plan, program, prices)) / program.steps * (1 - SLACK)
+
+
+def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> dict[int, float]:
+    """Seconds of each distinct piece of work, by identity; what is not in it takes no time."""
+    topology, grid = job.cluster.topology(), inside(plan.grid)
+    blocks = {id(op.work): op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
+    at = {"pp": 0} if grid.degree("pp") > 1 else {}
+    local = Pricing(_program(plan, grid, at, list(blocks.values())), topology, prices)
+    result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
+    first = {id(op.work): op for op in program.cohorts[0].ops if isinstance(op.work, Collective) and not op.work.cohorts}
+    talk = Pricing(_program(plan, plan.grid, {"pp": 0}, list(first.values())), topology, prices)
+    result |= {key: talk.collective(op.work, 0).alone for key, op in first.items() if isinstance(op.work, Collective)}
+    node, nic = job.cluster.node, prices.profile.links["nic"].efficiency
+    rate = node.nic * max(1.0, node.nics / node.gpus) * nic
+    if node.nics and not job.cluster.fabric.direct:
+        where = [int(plan.grid.groups((), cohort.at).ravel()[0]) // node.gpus for cohort in program.cohorts]
+        for number, cohort in enumerate(program.cohorts):
+            for op in cohort.ops:
+                if isinstance(op.work, Send) and where[number] != where[op.work.to]:
+                    result[id(op.work)] = op.work.bytes / rate
+    return result
+
+
+def _program(plan: Resolved, grid: Grid, at: dict[str, int], ops: list[Op]) -> Program:
+    return Program(grid, [Cohort(at, ops)], 1, 1, plan.plan.precision, 1, 1)
+
+
+def _longest(program: Program, seconds: dict[int, float]) -> float:
+    """When the last op ends. Ranks take turns: each goes on until an op waits for one that has not been timed."""
+    ends: list[list[float]] = [[] for _ in program.cohorts]
+    streams: list[dict[str, float]] = [{} for _ in program.cohorts]
+    moving = True
+    while moving:
+        moving = False
+        for number, cohort in enumerate(program.cohorts):
+            mine, free = ends[number], streams[number]
+            for op in cohort.ops[len(mine) :]:
+                start = free.get(op.stream, 0.0)
+                for other, position in op.after:
+                    theirs = ends[other]
+                    if position >= len(theirs):
+                        break
+                    if theirs[position] > start:
+                        start = theirs[position]
+                else:
+                    end = free[op.stream] = start + seconds.get(id(op.work), 0.0)
+                    mine.append(end)
+                    moving = True
+                    continue
+                break
+    return max((max(mine) for mine in ends if mine), default=0.0)

@@ -1,0 +1,99 @@
+"""A tighter bound on one plan: the schedule's own order, and the exchange of its first rank with other dp ranks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from sim.prices import Prices
+from strategies.data_parallel import hooks
+from strategies.plan import Resolved
+from strategies.schedules import schedules
+from strategies.search.bounds import SLACK, Bounds, bounded
+from strategies.search.candidates import Candidates
+from strategies.search.critical import Critical, critical
+from strategies.search.exchange import Exchange, Exchanges
+from strategies.search.layout import layout_of, splits
+from strategies.search.work import Kinds
+
+
+class Refiner:
+    """Refines bounds of plans one by one; what plans share is worked out once, for all kinds of layer work together."""
+
+    def __init__(self, plans: Candidates, kinds: Kinds, bounds: Bounds, prices: Prices) -> None:
+        self.plans, self.kinds, self.bounds = plans, kinds, bounds
+        self.exchanges = Exchanges(plans.job, prices)
+        self._known: dict[tuple[object, ...], tuple[Critical, dict[int, int]]] = {}
+
+    def passes(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, when nothing but the passes of its schedule and the update takes time."""
+        one = self.resolved(plan)
+        if not self._flows(one):
+            return 0.0
+        found, column = self._critical(plan, one)
+        return max(float(found.end[column]), float(found.first[column]) + float(self.bounds.update[plan])) * (1 - SLACK)
+
+    def _flows(self, one: Resolved) -> bool:
+        """Whether steps are filled and drained one by one, by a schedule."""
+        return bounded(one) and not hooks[one.plan.data_parallel].local and not schedules[one.plan.schedule].versions
+
+    def exchange(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, with what its first rank exchanges with other dp ranks.
+
+        Every stream works through its communication in order. Gradients that are reduced last wait for the pass that makes them,
+        chunk after chunk; then comes the update, and what is gathered after it. On the first rank a pass waits for its first
+        gather after the pass before.
+        """
+        one = self.resolved(plan)
+        if not self._flows(one) or one.copies == 1:
+            return 0.0
+        found, column = self._critical(plan, one)
+        talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
+        end = max(float(found.first[column]), self._reduced(found, column, talk), self._own(plan, one, talk))
+        return max(talk.streams(one.microbatches), end + update + sum(talk.update.values())) * (1 - SLACK)
+
+    def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
+        """When the first rank's gradients are reduced, where only those of the last microbatch are."""
+        time = 0.0
+        for chunk, begin in zip(found.chunks, found.final[:, column].tolist(), strict=True):
+            if not talk.backward[chunk].get("dp"):
+                time = max(time, begin) + talk.final[chunk].get("dp", 0.0)
+        return time
+
+    def _own(self, plan: int, one: Resolved, talk: Exchange) -> float:
+        """The first rank's passes one after the other, each with its first gather."""
+        layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
+        mine = list(layout.stages[0])
+        halves = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
+        names = ("forward", "input", "weight") if halves else ("forward", "backward")
+        seconds = sum(float(layout.quantity(name, kind)[0, mine].sum()) for name in names)
+        return one.microbatches * (seconds + sum(talk.first))
+
+    def resolved(self, plan: int) -> Resolved:
+        """Plan i with its defaults filled in."""
+        one = self.plans.resolved[int(self.plans.rule[plan])]
+        return one.model_copy(update={"plan": self.plans.job_of(plan).plan})
+
+    def _critical(self, plan: int, one: Resolved) -> tuple[Critical, int]:
+        """The passes of all plans of this shape, and which column is this plan's."""
+        key = self._shape(one)
+        if key not in self._known:
+            rules = self._rules_of.get(key, [])
+            kinds = np.unique(self.kinds.of[np.isin(self.plans.rule, rules)]).tolist()
+            layout, chosen = layout_of(one), [self.kinds.kinds[kind] for kind in kinds]
+            time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
+            self._known[key] = critical(one, layout, time), {kind: column for column, kind in enumerate(kinds)}
+        found, columns = self._known[key]
+        return found, columns[int(self.kinds.of[plan])]
+
+    @cached_property
+    def _rules_of(self) -> dict[tuple[object, ...], list[int]]:
+        """The rules of each shape of pipeline."""
+        result: dict[tuple[object, ...], list[int]] = {}
+        for number, one in enumerate(self.plans.resolved):
+            result.setdefault(self._shape(one), []).append(number)
+        return result
+
+    def _shape(self, one: Resolved) -> tuple[object, ...]:
+        return one.plan.schedule, one.plan.pp, one.microbatches, one.chunks, one.layers

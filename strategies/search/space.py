@@ -1,0 +1,169 @@
+"""The space of a search: axes, each with the choices of one field or of several that go together.
+
+As YAML, an axis is the list of a field's values; a choice that is a mapping sets several fields at once:
+
+plan.tp: [1, {plan.tp: 8, plan.sequence_parallel: true}]
+plan.schedule: [1f1b, {plan.schedule: interleaved, plan.chunks: 4}]
+nodes: [256, 512]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strategies.job import FIELDS, Job
+from strategies.plan import Plan
+from topologies.reading import UserError, load_yaml, nearest
+
+Changes = Mapping[str, Any]  # field, as `--set` names it -> value
+MOST = 20_000_000  # combinations
+PER_GPU = 4  # sequences of the global batch per GPU, when a job says nothing of it
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies. `name` is the field that it is listed under."""
+
+    name: str
+    choices: tuple[Changes, ...]
+
+    @property
+    def of_plan(self) -> bool:
+        """Whether it changes the plan only; otherwise the cluster, the model or the prices."""
+        return all(field.startswith("plan.") for choice in self.choices for field in choice)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The product of its axes."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of combinations."""
+        return math.prod(len(axis.choices) for axis in self.axes)
+
+    @property
+    def plan_axes(self) -> tuple[Axis, ...]:
+        """Those that change the plan."""
+        return tuple(axis for axis in self.axes if axis.of_plan)
+
+    def sites(self) -> Iterator[dict[str, Any]]:
+        """Every combination of what changes the cluster, the model or the prices."""
+        others = [axis.choices for axis in self.axes if not axis.of_plan]
+        for chosen in product(*others):
+            yield {field: value for choice in chosen for field, value in choice.items()}
+
+    def varied(self, others: Iterable[Axis]) -> Space:
+        """The same with `others` in place of the axes that name one of their fields first, or added."""
+        axes = list(self.axes)
+        for other in others:
+            at = next((i for i, axis in enumerate(axes) if axis.name == other.name), len(axes))
+            axes[at : at + 1] = [other]
+        return Space(tuple(axes))
+
+    def without(self, fields: Iterable[str]) -> Space:
+        """The same with these fields left as the job has them."""
+        fixed = set(fields)
+        return Space(tuple(axis for axis in self.axes if axis.name not in fixed))
+
+
+def read_space(data: Mapping[str, Any], where: str) -> Space:
+    """A space as YAML describes it. Raises UserError for what is no axis."""
+    return Space(tuple(_axis(str(name), values, where) for name, values in data.items()))
+
+
+def load_space(path: str) -> Space:
+    """The space in a YAML file."""
+    return read_space(load_yaml(Path(path)), path)
+
+
+def parse_axis(text: str) -> Axis:
+    """`plan.tp=1,2,4` or `plan.tp=[1, {…}]` as on the command line."""
+    name, equals, values = text.partition("=")
+    if not equals or not name or not values:
+        raise UserError(f"--vary {text}: expected FIELD=VALUE,VALUE,…, such as plan.tp=1,2,4,8")
+    try:
+        return _axis(name, yaml.safe_load(values if values.startswith("[") else f"[{values}]"), f"--vary {text}")
+    except yaml.YAMLError:
+        raise UserError(f"--vary {text}: the values are not valid YAML") from None
+
+
+def _axis(name: str, values: Any, where: str) -> Axis:
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{where}: {name}={values!r}: expected a list of at least one value")
+    choices: list[Changes] = []
+    for value in values:
+        choice = {str(k): v for k, v in value.items()} if _several(value) else {name: value}
+        for field in choice:
+            _known(field, where)
+        if name == "plan.tp" and "plan.sequence_parallel" not in choice and isinstance(value, int):
+            choice["plan.sequence_parallel"] = value > 1  # it goes with tensor parallelism unless an axis says otherwise
+        if choice in choices:
+            raise UserError(f"{where}: {name} has {value!r} twice")
+        choices.append(choice)
+    return Axis(name, tuple(choices))
+
+
+def _several(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(str(field).split(".")[0] in FIELDS for field in value)
+
+
+def _known(field: str, where: str) -> None:
+    root, _, rest = field.partition(".")
+    if field == "price":
+        return
+    if root not in FIELDS or root == "name":
+        raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
+    if root == "plan" and rest not in Plan.model_fields:
+        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
+
+
+def default_space(job: Job) -> Space:
+    """What people vary: degrees up to a node's GPUs (tp), the layers (pp), the experts (ep); schedules, microbatches,
+    recomputation, what dp ranks shard, and whether pipeline neighbours are placed nearer than dp neighbours.
+    """
+    model, cluster = job.model, job.cluster
+    tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
+    contexts = _doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.attention == "flash" else [1]
+    schedules = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
+    schedules += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
+    sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]
+    if 1 < cluster.node.gpus < cluster.gpus:
+        sharding.append(_sharding("zero3", shard=cluster.node.gpus))
+    axes: dict[str, Sequence[Changes]] = {
+        "plan.tp": tp,
+        "plan.pp": _each("plan.pp", _doubling(min(model.layers, cluster.gpus))),
+        "plan.cp": _each("plan.cp", contexts),
+        "plan.ep": _each("plan.ep", _doubling(model.experts.experts) if model.experts else [1]),
+        "plan.schedule": schedules,
+        "plan.microbatch": _each("plan.microbatch", [1, 2, 4]),
+        "plan.recompute": _each("plan.recompute", ["none", "selective", "full"]),
+        "plan.data_parallel": sharding,
+        "plan.order": _each("plan.order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+    }
+    return Space(tuple(Axis(name, tuple(choices)) for name, choices in axes.items()))
+
+
+def _each(field: str, values: Iterable[Any]) -> list[Changes]:
+    return [{field: value} for value in values]
+
+
+def _doubling(most: int) -> list[int]:
+    return [2**i for i in range(most.bit_length())]
+
+
+def _schedule(name: str, chunks: int | None = None) -> Changes:
+    return {"plan.schedule": name, "plan.chunks": chunks}
+
+
+def _sharding(name: str, reshard: bool = True, shard: int | None = None) -> Changes:
+    return {"plan.data_parallel": name, "plan.reshard": reshard, "plan.shard": shard}

@@ -1,0 +1,209 @@
+"""The search finds what brute force finds, on any engine, and loses nothing when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration import search as module
+from calibration.answer import Answer, pareto
+from calibration.engines import Engine, engine
+from calibration.results import Results
+from calibration.search import Search, evaluate
+from shardyard import read_job
+from strategies.search.candidates import candidates
+from strategies.search.objective import Limits, objective
+from strategies.search.space import default_space, load_space, parse_axis, read_space
+from topologies.reading import UserError
+
+MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
+SPACE = {
+    "plan.tp": [1, 2, 4], "plan.pp": [1, 2, 4], "plan.microbatch": [1, 2], "plan.recompute": ["none", "full"],
+    "plan.schedule": ["1f1b", {"plan.schedule": "interleaved", "plan.chunks": 2}, "zb-h1"],
+    "plan.data_parallel": ["ddp", "zero1", "zero2", "zero3"],
+}  # fmt: skip
+
+
+def read(changes: dict[str, Any], **fields: Any) -> Any:
+    return read_job(overrides=changes, model=MODEL, cluster="dgx-h100", nodes=2, plan={"global_batch": 32} | fields)
+
+
+def here() -> Engine:
+    return Engine(_Inline())
+
+
+class _Inline(Executor):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def find(runs: Engine | None = None, space: dict[str, Any] = SPACE, goal: str = "step", **options: Any) -> Answer:
+    return Search(read, read_space(space, "space"), objective(goal), runs or here(), **options).run()
+
+
+def every(space: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every plan of the space that fits, simulated."""
+    found = candidates(read({}), read_space(space, "space"))
+    rows = [evaluate(found.job_of(plan)) for plan in range(len(found))]
+    return sorted((row for row in rows if not row["error"] and row["fits"]), key=lambda row: row["step"])
+
+
+def test_brute_force_finds_the_same_winners() -> None:
+    space = SPACE | {"plan.data_parallel": ["zero1", "zero3"], "plan.microbatch": [1], "plan.pp": [1, 4]}
+    found, brute = find(space=space, top=3), every(space)
+    assert found.counts["simulated"] < len(brute)
+    assert found.proven >= 3
+    assert [row["step"] for row in found.rows[:3]] == [row["step"] for row in brute[:3]]
+
+
+def test_the_front_is_that_of_brute_force() -> None:
+    space = SPACE | {
+        "plan.data_parallel": ["zero1", "zero3"],
+        "plan.microbatch": [1],
+        "plan.schedule": ["1f1b"],
+        "plan.tp": [1, 2],
+    }
+    found = find(space=space, front=True)
+    every_row = [row | {"pace": row["step"], "spend": row["step"]} for row in every(space)]
+    assert found.front
+    assert {(r["step"], r["memory"]) for r in pareto(found.rows)} == {(r["step"], r["memory"]) for r in pareto(every_row)}
+
+
+def test_objectives_choose_between_clusters() -> None:
+    """Most nodes are fastest; fewest cost least, as there is less to communicate."""
+    space = {"nodes": [1, 2, 4], "plan.tp": [1, 2], "plan.data_parallel": ["zero1", "zero3"]}
+    fast, cheap = find(space=space), find(space=space, goal="cost")
+    assert fast.best is not None
+    assert cheap.best is not None
+    assert fast.best["gpus"] > cheap.best["gpus"]
+    scale = cheap.best["scale"]
+    dollars = cheap.best["step"] * scale.gpus / 3600 * scale.rates.usd * 1e9 / scale.tokens_per_step
+    assert cheap.best["value"] == pytest.approx(dollars)
+
+
+def test_constraints_say_how_many_plans_they_rule_out_and_what_would_fit() -> None:
+    small = find(limits=Limits(memory=1e9))
+    assert small.best is None
+    assert small.pruned["memory"] == small.counts["allowed"]
+    assert "GB of 1.0 GB" in small.nearest["memory"]
+    assert find(limits=Limits(gpus=8)).nearest["gpus ≤ 8"] == "the smallest needs 16"
+    assert find(limits=Limits(days=1e-9)).pruned["days"] > 0
+    assert find(limits=Limits(power=1e3)).pruned["power ≤ 1.0 kW"] > 0
+
+
+def test_a_space_without_plans_says_which_rules_are_broken() -> None:
+    with pytest.raises(UserError, match=r"none of the 2 combinations .* is a plan: .*tp"):
+        find(space={"plan.tp": [3, 5]})
+
+
+@pytest.mark.parametrize("text", ["plan.tpp=1,2", "plan.tp=", "plan.tp=1,1", "colour=1", "plan.tp=x"])
+def test_bad_axes_are_one_line(text: str) -> None:
+    with pytest.raises(UserError):
+        Search(read, read_space({}, "space").varied([parse_axis(text)]), objective("step"), here()).run()
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = str(tmp_path / "found.jsonl"), []
+
+    def interrupted(job: Any) -> dict[str, Any]:
+        asked.append(job.hash)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return evaluate(job)
+
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    first = find(results=Results(file), top=4)
+    assert first.interrupted == "interrupted"
+    assert len(Path(file).read_text().splitlines()) == first.counts["simulated"] > 0
+    second = find(results=Results(file), top=4)
+    assert second.counts["known"] == first.counts["simulated"]
+    assert [row["hash"] for row in second.rows] == [row["hash"] for row in find(top=4).rows]
+
+
+@pytest.mark.parametrize("name", ["found.csv", "found.jsonl"])
+def test_results_are_a_table_keyed_by_hash(tmp_path: Path, name: str) -> None:
+    file = str(tmp_path / name)
+    found = find(results=Results(file))
+    again = find(results=Results(file))
+    assert again.counts["simulated"] == 0
+    assert again.best is not None
+    assert found.best is not None
+    assert {k: again.best[k] for k in ("hash", "step", "changes")} == {k: found.best[k] for k in ("hash", "step", "changes")}
+
+
+def test_a_time_limit_says_how_far_it_got() -> None:
+    found = find(seconds=0.0)
+    assert found.proven == 0
+    assert "time limit" in found.interrupted
+
+
+def test_threads_find_the_same_as_the_calling_thread() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        found = find(Engine(threads), top=2)
+    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+
+
+def die_once(file: str, value: int) -> int:
+    """Ends its process the first time."""
+    if not os.path.exists(file):
+        Path(file).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value + 1
+
+
+def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
+    with engine(workers=1) as runs:
+        assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
+
+
+def test_dask_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=str(tmp_path)
+        ) as cluster,
+        engine(dask=cluster.scheduler_address) as runs,
+    ):
+        assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
+        found = find(runs, top=2)
+    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+
+
+def test_one_engine_at_a_time() -> None:
+    with pytest.raises(UserError, match="only one of them"), engine(workers=2, dask="tcp://localhost:1"):
+        pass
+
+
+def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
+    space = default_space(read({}))
+    file = tmp_path / "space.yaml"
+    file.write_text(json.dumps({axis.name: list(axis.choices) for axis in space.axes}))
+    assert load_space(str(file)) == space
+
+
+def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
+    """A combination is dropped exactly when its job does not resolve."""
+    space = read_space(SPACE | {"plan.tp": [1, 3, 32], "plan.microbatch": [1, 3], "plan.recompute": ["full"]}, "space")
+    found = candidates(read({}), space)
+    kept = {int(number) for number in found.number}
+    for number, (tp, pp, m, recompute, schedule, hook) in enumerate(
+        (a, b, c, d, e, f) for a in space.axes[0].choices for b in space.axes[1].choices for c in space.axes[2].choices
+        for d in space.axes[3].choices for e in space.axes[4].choices for f in space.axes[5].choices
+    ):  # fmt: skip
+        try:
+            read({**tp, **pp, **m, **recompute, **schedule, **hook}).resolve()
+            assert number in kept
+        except UserError:
+            assert number not in kept

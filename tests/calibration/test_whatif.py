@@ -1,0 +1,110 @@
+"""What-ifs move as physics and arithmetic say."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import shardyard
+from calibration.engines import Engine
+from calibration.whatif import Case, ask, combinations, crossovers, scaling
+from shardyard import read_job
+from strategies.search.space import parse_axis
+from topologies.reading import UserError
+
+MODEL = "gpt2-1.5b"
+
+
+def read(changes: dict[str, Any]) -> Any:
+    return read_job(
+        overrides=changes, model=MODEL, cluster="dgx-a100", nodes=2, plan={"global_batch": 64, "data_parallel": "zero1"}
+    )
+
+
+def asked(cases: list[tuple[dict[str, Any], str, dict[str, Any]]], price: float | None = None) -> list[Case]:
+    with ThreadPoolExecutor(1) as threads:
+        return ask(read, cases, Engine(threads), 1e9, price)
+
+
+def test_a_slower_network_costs_time_and_another_price_only_money() -> None:
+    slow, base, cheap = asked([({"cluster.node.nic": "1 GB/s"}, "", {}), ({}, "", {}), ({"price": 1.0}, "", {})])
+    assert slow.summary.step_seconds > base.summary.step_seconds == cheap.summary.step_seconds
+    assert cheap.training.usd == pytest.approx(cheap.training.gpu_hours)
+    assert slow.training.joules / base.training.joules == pytest.approx(slow.summary.step_seconds / base.summary.step_seconds)
+
+
+def test_weak_scaling_grows_the_batch_and_strong_scaling_keeps_it() -> None:
+    axis = parse_axis("nodes=1,2,4")
+    assert [one["plan.global_batch"] for one in scaling(read, axis, weak=True)] == [32, 64, 128]
+    assert [one["plan.global_batch"] for one in scaling(read, axis, weak=False)] == [64, 64, 64]
+    odd = {"plan.pp": 16, "plan.global_batch": 65}
+    with pytest.raises(UserError, match="global_batch=65 of 2 nodes is no whole number at nodes=1"):
+        scaling(lambda changes: read(odd | changes), axis, weak=True)
+
+
+def test_the_winner_changes_where_the_network_stops_to_matter() -> None:
+    """Two stages reduce half the gradients each but wait for each other: they win on a slow network only."""
+    plans: dict[str, dict[str, Any]] = {"one stage": {}, "two stages": {"plan.pp": 2}}
+    inputs = combinations([parse_axis("cluster.node.nic=500 MB/s,25 GB/s,50 GB/s")])
+    found = asked([(one, name, plan) for one in inputs for name, plan in plans.items()])
+    changes = crossovers(found, lambda case: case.training.gpu_hours)
+    assert [(before.plan, after.plan) for before, after in changes] == [("two stages", "one stage")]
+    assert changes[0][0].changes == {"cluster.node.nic": "500 MB/s"}
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(shardyard.main, list(arguments))
+
+
+JOB = ("--model", MODEL, "--cluster", "dgx-a100", "--set", "plan.global_batch=64", "--workers", "1")
+
+
+def test_the_command_tells_a_table_and_data(tmp_path: Path) -> None:
+    table = call("whatif", *JOB, "--vary", "plan.microbatch=1,2", "--plot", str(tmp_path / "curve.svg"))
+    assert table.exit_code == 0
+    assert "microbatch=2" in table.output
+    assert (tmp_path / "curve.svg").stat().st_size > 1000
+    rows = json.loads(call("whatif", *JOB, "--vary", "plan.microbatch=1,3", "--json").output)
+    assert [bool(row["refused"]) for row in rows] == [False, False, True]
+
+
+def test_a_tornado_has_the_largest_effect_first() -> None:
+    lines = call("whatif", *JOB, "--vary", "price=1,1.9", "--vary", "plan.recompute=full", "--one-at-a-time").output.splitlines()
+    assert next(line for line in lines if "%" in line).startswith("price=1 ")
+
+
+@pytest.mark.parametrize("options", [(), ("--vary", "nodes=1"), ("--vary", "nodes=1,2", "--weak", "--strong"), ("--vary", "x=1")])
+def test_mistakes_are_one_line(options: tuple[str, ...]) -> None:
+    result = call("whatif", *JOB, *options, *(["--weak"] if options == ("--vary", "nodes=1") else []))
+    assert result.exit_code == 2
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
+    space = ("--vary", "plan.tp=1,2", "--vary", "plan.pp=1", "--vary", "plan.cp=1", "--vary", "plan.schedule=1f1b")
+    data = json.loads(call("plan", *JOB, *space, "--json").output)
+    assert data["proven"] >= 1
+    changes = data["best"]["changes"].items()
+    again = [text for name, value in changes if value is not None for text in ("--set", f"{name}={json.dumps(value)}")]
+    answer = json.loads(call("simulate", *JOB[:-2], *again, "--json").output)
+    assert answer["step_seconds"] == data["best"]["step"]
+    assert call("plan", *JOB, *space, "--max-memory", "1 GB").exit_code == 2
+
+
+WRONG = (
+    "--objective fun", "--objective cost", "--max-memory 7", "--results x.txt", "--vary plan.speed=1", "--space nowhere.yaml",
+    "--dask tcp://127.0.0.1:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_mistakes_of_plan_are_one_line(text: str) -> None:
+    options = text.split()
+    result = call("plan", *(JOB[:-2] if "--dask" in options else JOB), *options)
+    assert result.exit_code == 2
+    assert result.output.strip().splitlines()[-1].startswith("error: ")
