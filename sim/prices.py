@@ -140,7 +140,9 @@ class Profile(Config):
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
     processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
-    wrapping: dict[str, Wrapping] = Field(default_factory=dict)  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"
+    wrapping: dict[str, Wrapping] = Field(
+        default_factory=dict
+    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"
     overhead: Overhead
 
     @model_validator(mode="after")

@@ -114,7 +114,9 @@ def _attention(shape: Shape, dtype: str, way: str) -> Probe:
 
         return bench.kernel(both)
 
-    return Probe("attention", {"way": way, "dtype": dtype, "batch": batch, "heads": heads, "sequence": length, "head_dim": dim}, run)
+    return Probe(
+        "attention", {"way": way, "dtype": dtype, "batch": batch, "heads": heads, "sequence": length, "head_dim": dim}, run
+    )
 
 
 Pass = Callable[[Tensor], Callable[[], Any]]

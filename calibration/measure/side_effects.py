@@ -27,7 +27,9 @@ WRAPPERS = ("ddp", "fsdp2", "dtensor")
 def probes(grid: Grid, device: str, world: int) -> list[Probe]:
     """Overlap where there is somebody to talk to, wrappers and footprints."""
     found = [Probe("overlap", {"kind": kind}, _overlap(kind)) for kind in ("compute", "collective") if world > 1]
-    found += [Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS]
+    found += [
+        Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS
+    ]
     return found + [Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if device == "cuda"]
 
 
@@ -159,7 +161,9 @@ def _reserve(bench: Bench) -> Reading:
     """Memory that the allocator holds beyond its tensors at their peak, as a fraction, over a step of uneven layers."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    net = nn.Sequential(*(layer for width in (768, 3072, 1536, 2304) for layer in (nn.Linear(1024, width), nn.GELU(), nn.Linear(width, 1024))))
+    net = nn.Sequential(
+        *(layer for width in (768, 3072, 1536, 2304) for layer in (nn.Linear(1024, width), nn.GELU(), nn.Linear(width, 1024)))
+    )
     net = net.to(bench.device)
     for rows in (512, 2048, 1024):
         net(torch.randn(rows, 1024, device=bench.device)).sum().backward()
