@@ -221,7 +221,8 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     short = {one: float(f"{error:.3g}") for one, error in _errors(points).items()}
     sizes, members = [row.bytes for row in rows], [float(row.ranks) for row in rows]
     note = Provenance(
-        measured=True, machine=cluster.name, versions="as in the logs", date="as in the logs", source=", ".join(str(p) for p in logs),
+        measured=True, machine=cluster.name, versions="as in the logs", date="as in the logs",
+        source=", ".join(path.name for path in logs),
         grid=f"{len(rows)} sizes of {', '.join(dict.fromkeys(row.operation for row in rows))} ({', '.join(kinds)})",
         rule="formula of sim/protocols.py, fitted to half of the sizes", fit_error=fit_kernels.error(points, False),
         heldout_error=fit_kernels.error(points, True), errors=short,

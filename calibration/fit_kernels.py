@@ -1,8 +1,8 @@
 """Fits the prices of computations to samples: products, attention, memory-bound operations, updates.
 
 Half of the shapes is kept out by a hash of their sizes; the numbers are those of the fit to the other half, so the errors are
-theirs. A CPU core's products have no tiles to fill a GPU with: fewer numbers are free. Where the host waits for every operator its
-launch is a price of its own, and is taken off first.
+theirs. A CPU core's products have no tiles to fill a GPU with: fewer numbers are free. Where the host waits for every operator
+its launch is a price of its own, and is taken off first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
         if gpu.sms:
             return gemm_curve(found)
         one = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
-        return GemmCurve.model_construct(tiles=(one,), wave=0.0, split=0.0, **found)
+        numbers: dict[str, Any] = dict(found)
+        return GemmCurve.model_construct(tiles=(one,), wave=0.0, split=0.0, **numbers)
 
     best: tuple[float, GemmCurve] | None = None
     for tile in CORE_TILES if not gpu.sms else ((0, 0),):
@@ -119,7 +120,7 @@ def fit_memory(
     def price(found: Mapping[str, float]) -> Array:
         return np.asarray(found["fixed"] + size / (gpu.memory_bandwidth * found["efficiency"]))
 
-    found = search(price, {"efficiency": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out)
+    found: dict[str, Any] = search(price, {"efficiency": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out)
     return MemoryCurve.model_construct(**found), points("memory", size, seconds, price(found), out)
 
 

@@ -54,13 +54,13 @@ def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[
     return profile, _points(priced, fitted, profile, cluster)
 
 
-def _gloo(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _gloo(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]
     for kind, those in (("loopback", [row for row in rows if row.nodes == 1]), ("nic", [row for row in rows if row.nodes > 1])):
         if len(those) >= LEAST:
             yield those, dict(PLAIN), lambda now, kind=kind: plain(now, kind)[1]
 
 
-def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]
     kinds = kinds_inside(cluster)
     one = [row for row in rows if row.nodes == 1]
     switched = [row for row in one if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]

@@ -61,7 +61,8 @@ class Fit:
         self.provenance[part] = Provenance.model_construct(
             measured=True, machine=str(self.head["machine"]), versions=str(self.head["versions"]), date=date.today().isoformat(),
             source=SOURCE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
-            heldout_error=_short(kernels.error(points, True)), errors={name: float(f"{x:.3g}") for name, x in (more or {}).items()},
+            heldout_error=_short(kernels.error(points, True)),
+            errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
             measured_range=extent,
         )  # fmt: skip
         if points:
@@ -76,8 +77,8 @@ class Fit:
         if disturbed:
             share = disturbed / len(self.merged)
             self.result.notes.append(
-                f"{disturbed} of {len(self.merged)} cases ({share:.0%}) were measured while others used the machine: measure again "
-                "when it is quiet"
+                f"{disturbed} of {len(self.merged)} cases ({share:.0%}) were measured while others used the machine: "
+                "measure again when it is quiet"
             )
         update = self.change | {"name": name, "provenance": self.provenance, "gpu": self.gpu.name, "applies_to": ()}
         self.result.profile = self.base.model_copy(update=update)
@@ -110,8 +111,8 @@ class Fit:
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
-            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight gradient, and "
-            "batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
+            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight gradient, "
+            "and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
             {SIDE_ERROR: _spread(every)},
         )  # fmt: skip
 
@@ -148,7 +149,8 @@ class Fit:
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
             "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
-            "one rate and one fixed time for all kinds but copy, dropout and accumulation, fitted to half of the sizes; errors by kind",
+            "one rate and one fixed time for all kinds but copy, dropout and accumulation, fitted to half of the sizes; errors are "
+            "of each kind",
             points, {"bytes": kernels.columns(those, "bytes")[0]}, more,
         )  # fmt: skip
 
@@ -175,15 +177,14 @@ class Fit:
         more = errors(found) if gloo else {}
         formula = kernels.error(fitted, True)
         more |= {"formula": formula} if formula is not None else {}
-        those = self.of("collective")
+        operations = ", ".join(dict.fromkeys(row.operation for row in measured))
+        ranks = ", ".join(str(number) for number in dict.fromkeys(row.ranks for row in measured))
+        grid = f"{operations} among {ranks} ranks, back to back and between pieces of compute, sibling groups at once"
+        formula_rule = "the formula of sim/protocols.py, fitted to half of the sizes in a step"
+        table_rule = "tables, interpolated; errors are of every other size in a step, by the sizes beside it; elsewhere "
         self.note(
-            "links", f"{', '.join(dict.fromkeys(row.operation for row in measured))} among "
-            f"{', '.join(str(n) for n in dict.fromkeys(row.ranks for row in measured))} ranks, back to back and between pieces of "
-            "compute, sibling groups at once",
-            ("tables, interpolated: errors are those of every other size by the sizes beside it, of prices in a step; the formula of "
-             "sim/protocols.py, fitted to them, where no table is" if gloo else "formula of sim/protocols.py, fitted to half of the sizes"),
-            found or fitted, {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
-            more | {SIDE_ERROR: _spread(those)},
+            "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted, {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
+            more | {SIDE_ERROR: _spread(self.of("collective"))},
         )  # fmt: skip
 
     def side_effects(self) -> None:
@@ -201,8 +202,8 @@ class Fit:
             f"a collective beside compute takes {reverse:.3g} times as long, which is in `slowdown` already" if reverse else ""
         )
         self.note(
-            "launch", "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers around "
-            "8 tiny layers in a group of one", f"seconds per operator; per collective of a wrapper. {beside}".strip(),
+            "launch", "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
+            "around 8 tiny layers in a group of one", f"seconds per operator; per collective of a wrapper. {beside}".strip(),
         )  # fmt: skip
 
     def footprint(self) -> None:

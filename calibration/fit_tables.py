@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,13 @@ def tables(merged: Iterable[Merged]) -> list[CollectiveTable]:
         step, alone = (contexts.get(name, {}) for name in ("step", "alone"))
         entries = tuple(Entry.model_construct(bytes=at, step=step[at], alone=alone[at]) for at in sorted(set(step) & set(alone)))
         if entries:
-            made = {"operation": operation, "algorithm": GLOO[operation], "ranks": ranks, "nodes": nodes, "prices": entries}
+            made: dict[str, Any] = {
+                "operation": operation,
+                "algorithm": GLOO[operation],
+                "ranks": ranks,
+                "nodes": nodes,
+                "prices": entries,
+            }
             result.append(CollectiveTable.model_construct(**made))
     return result
 

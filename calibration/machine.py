@@ -31,7 +31,8 @@ def describe(device: Device, ranks: int) -> dict[str, Any]:
         import torch as library
 
         name = f"{library.cuda.get_device_name()}, {name}"
-        backend = f"NCCL {'.'.join(map(str, library.cuda.nccl.version()))}, CUDA {library.version.cuda}"
+        nccl = library.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        backend = f"NCCL {'.'.join(map(str, nccl))}, CUDA {library.version.cuda}"
     versions = f"{torch}, {backend}, Python {platform.python_version()}"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, ranks)
     return {"device": device, "ranks": ranks, "machine": name, "versions": versions, "memory": memory}

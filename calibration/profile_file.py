@@ -46,7 +46,7 @@ def described(config: BaseModel) -> dict[str, Any]:
 
 def _unit(field: FieldInfo) -> str:
     parsers = [one.func for one in field.metadata if isinstance(one, BeforeValidator)]
-    return next((_UNITS[parser] for parser in parsers if parser in _UNITS), "")  # type: ignore[index]
+    return next((_UNITS[parser] for parser in parsers if parser in _UNITS), "")
 
 
 def _spelt(value: Any, unit: str) -> Any:

@@ -7,7 +7,7 @@ one visit: the fit takes the median over visits, of those during which nobody el
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -114,21 +114,20 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[Sample], int]:
     lines = load_text(path).splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # written half
-    head = _line(path, 1, lines[0] if lines else "", lambda data: data)
+    head = _line(path, 1, lines[0] if lines else "")
     if head.get("format") != FORMAT:
         raise UserError(f"{path}: line 1: format={head.get('format')!r}: must be {FORMAT}, as `shardyard calibrate` writes it")
-    samples = [
-        _line(path, number, line, lambda data, at=number: build(Sample, data, f"{path}: line {at}"))
-        for number, line in enumerate(lines[1:], 2)
-    ]
+    samples = []
+    for number, line in enumerate(lines[1:], 2):
+        samples.append(build(Sample, _line(path, number, line), f"{path}: line {number}"))
     return head, samples, sum(len(line.encode()) for line in lines)
 
 
-def _line(path: Path, number: int, line: str, made: Callable[[dict[str, Any]], Any]) -> Any:
+def _line(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: line {number}: not JSON: {error.msg}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: line {number}: must be an object")
-    return made(data)
+    return data

@@ -30,7 +30,7 @@ _PANELS = {  # part -> title, quantity of the axis
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar with the time that is left, moved by what a session tells; on stderr, nothing where that is no terminal or `quiet`."""
+    """A bar with the time that is left, moved by what a session tells; on stderr, where that is a terminal and not `quiet`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -70,7 +70,7 @@ def _rows(points: Sequence[Point]) -> list[tuple[str, int, float, float, float |
 
 
 def accuracy(result: Result) -> RenderableType:
-    """A row per series: sizes, median error of the fit and on the half that was kept out; and the layer that checks the prices."""
+    """A row per series: sizes, median error of the fit and on the half that was kept out; the layer that checks the prices."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -82,8 +82,8 @@ def accuracy(result: Result) -> RenderableType:
         for name, count, fitted, worst, out in _rows(points):
             made.add_row(name, str(count), percent(fitted), "" if out is None else percent(out), f"{100 * worst:+.0f} %")
     lines = [
-        f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): measured {seconds(check.measured)}, "
-        f"predicted {seconds(check.predicted)}, {100 * check.error:+.1f} %"
+        f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): "
+        f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {100 * check.error:+.1f} %"
         for check in result.layers
     ]
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]

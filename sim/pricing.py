@@ -289,8 +289,8 @@ class Pricing:
         most = int(np.bincount(self.topology.node_of(np.arange(self.program.grid.world))).max()) if profile.processes else 0
         if most > profile.processes:
             self.notes[
-                f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of its "
-                "own; processes that take turns on cores are another regime, several times slower, that is not priced here"
+                f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of "
+                "its own; processes that take turns on cores are another regime, several times slower, that is not priced here"
             ] = None
 
     def _note_collective(self, work: Collective | Send, traffic: Traffic) -> None:

@@ -2,8 +2,9 @@
 
 Imports torch: import this module inside the function that needs it.
 
-On a CPU a repetition is timed by the clock, on a GPU by CUDA events on the stream. Foreign use is what the machine's cores were
-busy with (/proc/stat) beyond the CPU time of the ranks themselves.
+On a GPU a repetition is timed by CUDA events on the stream, on a CPU by the clock; a computation of one thread by its CPU time,
+which is the same when nobody takes its core away, and still right when somebody does. Foreign use is what the machine's cores
+were busy with (/proc/stat) beyond the CPU time of the ranks themselves.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from calibration.launch import Place
-from calibration.samples import Case
 
 Array = NDArray[np.float64]
 Action = Callable[[], Any]
@@ -31,7 +31,8 @@ WINDOW = 0.4  # seconds
 TRIM = 0.1  # share of repetitions left out at either end of a mean
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """What a case gives: seconds (or bytes), the least of the ranks, relative spread, repetitions."""
 
     value: float
@@ -45,9 +46,9 @@ class Probe:
     """A case and how it is measured; every rank calls `run` at the same time."""
 
     part: str
-    case: Case
+    case: Mapping[str, str | float]
     run: Callable[[Bench], Reading]
-    context: str = "alone"
+    context: Literal["alone", "step"] = "alone"
 
 
 @dataclass
@@ -100,7 +101,19 @@ class Bench:
         about = float(self.gather([time.perf_counter() - start]).max())
         return int(np.clip(self.budget / max(about + extra, 1e-7), least, MOST)), about
 
-    def times(self, action: Action, count: int, before: Action | None = None, batch: int = 1) -> Array:
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Of computations that wait for nobody."""
+        return time.process_time if self.place.device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+    def times(
+        self,
+        action: Action,
+        count: int,
+        before: Action | None = None,
+        batch: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Array:
         """Seconds of each of `count` stretches of `batch` actions, per action; `before` is run, not timed, ahead of each."""
         if self.place.device == "cuda":
             return self._on_gpu(action, count, before, batch)
@@ -108,10 +121,10 @@ class Bench:
         for number in range(count):
             if before is not None:
                 before()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(batch):
                 action()
-            found[number] = time.perf_counter() - start
+            found[number] = clock() - start
         return found / batch
 
     def _on_gpu(self, action: Action, count: int, before: Action | None, batch: int) -> Array:
@@ -119,7 +132,7 @@ class Bench:
         for _ in range(count):
             if before is not None:
                 before()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             for _ in range(batch):
                 action()
@@ -134,7 +147,7 @@ class Bench:
         batch = max(1, int(TICK / max(about, 1e-7)))
         count = int(np.clip(self.budget / max(about * batch, 1e-7), LEAST, MOST))
         self.barrier()
-        mine = self.times(action, count, batch=batch)
+        mine = self.times(action, count, batch=batch, clock=self.clock)
         both = self.gather([float(np.median(mine)), spread(mine)])
         return Reading(float(both[:, 0].mean()), float(both[:, 0].min()), float(both[:, 1].max()), count)
 

@@ -3,15 +3,16 @@
 Imports torch: import this module inside the function that needs it.
 
 Sibling groups run at the same time, as a job's do. Back to back the price is the time of the rank that waited least (the others'
-includes waiting for it), the median over repetitions. In a step it is the mean over ranks, waiting included: what a rank's compute
-loses per collective; a mean over repetitions, because a step pays for the slow ones too. Every size is verified before it is timed.
+includes waiting for it), the median over repetitions. In a step it is the mean over ranks, waiting included: what a rank's
+compute loses per collective; a mean over repetitions, because a step pays for the slow ones too. Where some ranks only send, the
+longest counts. Every size is verified before it is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from calibration.measure.grid import OPERATIONS, Grid
 from topologies.reading import UserError
 
 SIDE = {"cpu": 768, "cuda": 4096}  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
+ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")  # some ranks are done before the others have their data
 LEAST_IN_STEP = 12  # repetitions
 
 
@@ -78,6 +80,7 @@ def groups(bench: Bench) -> list[Group]:
 def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list[Probe]:
     """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
     found = []
+    contexts: tuple[Literal["alone", "step"], ...] = ("alone", "step")
     for group in among:
         for operation in OPERATIONS:
             if operation == "send" and group.size != 2:
@@ -89,7 +92,7 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                     "operation": operation, "bytes": 0.0 if operation == "barrier" else float(whole), "ranks": group.size,
                     "nodes": group.nodes,
                 }  # fmt: skip
-                for context in ("alone", "step"):
+                for context in contexts:
                     found.append(Probe("collective", case, _timed(operation, whole, group, context, device), context))
     return found
 
@@ -119,7 +122,7 @@ def _reading(table: np.ndarray[Any, Any], operation: str, context: str, bench: B
     best: Reading | None = None
     for first in np.unique(everyone):
         mine = table[everyone == first]
-        each = mine.max(axis=0) if operation == "send" else mine.min(axis=0) if context == "alone" else mine.mean(axis=0)
+        each = mine.max(axis=0) if operation in ROOTED else mine.min(axis=0) if context == "alone" else mine.mean(axis=0)
         value = float(np.median(each)) if context == "alone" else trimmed(each)
         one = Reading(value, float(np.median(mine.min(axis=0))), spread(each), table.shape[1])
         best = one if best is None or one.value > best.value else best

@@ -27,7 +27,7 @@ def _run(width: int, layers: int, dtype: torch.dtype) -> Callable[[Bench], Readi
         tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE), device=bench.device)
 
         def step() -> None:
-            cross_entropy(net(tokens), tokens).backward()
+            cross_entropy(net(tokens), tokens).backward()  # type: ignore[no-untyped-call]
             for parameter in net.parameters():
                 parameter.grad = None
 

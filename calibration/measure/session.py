@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ class _Session:
 
     def visit(self, probe: Probe, number: int) -> None:
         """Measure a case, and once more when somebody disturbed it."""
-        key = Sample(part=probe.part, case=probe.case, context=probe.context, value=0).key  # type: ignore[arg-type]
+        key = Sample(part=probe.part, case=dict(probe.case), context=probe.context, value=0).key
         if (number, key) in self.done:
             self.tell({"skipped": 1})
             return
@@ -115,8 +116,10 @@ class _Session:
         foreign = self.watch.foreign()
         gc.collect(0)
         self.patience -= float(self.bench.gather([time.perf_counter() - start]).max()) if foreign > QUIET else 0.0
-        return Sample(part=probe.part, case=probe.case, context=probe.context, round=number, foreign=round(foreign, 4),  # type: ignore[arg-type]
-                      **{name: float(f"{value:.6g}") for name, value in reading._asdict().items()})  # fmt: skip
+        numbers: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in asdict(reading).items()}
+        return Sample(
+            part=probe.part, case=dict(probe.case), context=probe.context, round=number, foreign=round(foreign, 4), **numbers
+        )
 
     def _keep(self, sample: Sample) -> None:
         self.tell({"sample": sample.model_dump(exclude_defaults=True)})

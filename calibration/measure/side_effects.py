@@ -34,8 +34,8 @@ def probes(grid: Grid, device: str, world: int) -> list[Probe]:
 
 
 def _overlap(kind: str) -> Callable[[Bench], Reading]:
-    """compute: by how much compute is slower while a collective runs, so that what is left of the overlap is right: with C alone, K
-    a collective after compute, and B both at once, C + K − B of C's work is done during K. collective: B's collective over K.
+    """compute: by how much compute is slower while a collective runs, so that what is left of the overlap is right: with C alone,
+    K a collective after compute, and B both at once, C + K − B of C's work is done during K. collective: B's over K.
     """
 
     def run(bench: Bench) -> Reading:
@@ -112,13 +112,11 @@ def _wrapping(name: str, width: int) -> Callable[[Bench], Reading]:
 
 
 def _seconds(action: Callable[[], None], bench: Bench) -> float:
-    import time
-
     bench.finish()
-    start = time.perf_counter()
+    start = bench.clock()
     action()
     bench.finish()
-    return time.perf_counter() - start
+    return bench.clock() - start
 
 
 _ALONE: list[Any] = []  # the group of this rank alone: made once
@@ -150,10 +148,11 @@ def _wrapped(name: str, chain: nn.Sequential, alone: Any, bench: Bench) -> tuple
 
         for layer in chain:
             fully_shard(layer, mesh=mesh)
-        return fully_shard(chain, mesh=mesh), 3 * LAYERS  # gathered forward and backward, reduce-scattered
+        fully_shard(chain, mesh=mesh)
+        return chain, 3 * LAYERS  # gathered forward and backward, reduce-scattered
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(LAYERS)}
+    plan: dict[str, Any] = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(LAYERS)}
     return parallelize_module(chain, mesh, plan), LAYERS  # a pair all-reduces once forward and once backward
 
 
@@ -173,7 +172,7 @@ def _reserve(bench: Bench) -> Reading:
 
 def resident() -> float:
     """Bytes of this process's memory on its device's side: on a CPU what is resident, on a GPU what the device has lost."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info()
         return float(total - free - torch.cuda.memory_reserved())
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,9 +1,9 @@
 """Reads traces of the PyTorch profiler (Kineto), one file per rank, into the rows that nccl-tests gives.
 
-An NCCL kernel is an event of category "kernel" whose arguments name its collective, its numbers of elements in and out, dtype and
-group (pytorch.org, "Collective name", "In msg nelems", "Group size", … recorded with `record_shapes`). A kernel of a rank that comes
-early lasts until the others have come: of the events that belong together, the n-th of its kind in its group on each rank, the
-shortest is the transfer. Traces of old versions do not say how large messages were: they are refused.
+An NCCL kernel is an event of category "kernel" whose arguments name its collective, its elements in and out, its dtype and group
+("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size": the names that github.com/facebookresearch/param
+reads). A kernel of a rank that comes early lasts until the others have come: of the events that belong together, the n-th of its
+kind in its group on each rank, the shortest is the transfer. Traces of old versions do not say how large messages were.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _read(path: Path) -> tuple[int, list[_Event], int]:
     kernels.sort(key=lambda one: float(one.get("ts", 0)))
     result, bare = [], 0
     for one in kernels:
-        args = one.get("args") if isinstance(one.get("args"), Mapping) else {}
+        args: Any = one.get("args")
+        args = args if isinstance(args, Mapping) else {}
         name = str(args.get("Collective name", ""))
         if name.removeprefix("nccl:") in SKIPPED:
             continue
@@ -136,7 +137,7 @@ def _read(path: Path) -> tuple[int, list[_Event], int]:
 def _event(name: str, args: Mapping[str, Any], micro: float, known: Mapping[str, Any]) -> _Event | None:
     """`dur` is in µs; the full buffer S is the larger side's elements times their width."""
     operation = NAMES.get(name.removeprefix("nccl:"))
-    counts = [args.get("In msg nelems"), args.get("Out msg nelems")]
+    counts: list[Any] = [args.get("In msg nelems"), args.get("Out msg nelems")]
     width = WIDTHS.get(str(args.get("dtype", "")).removeprefix("at::"))
     size = args.get("Group size")
     if operation is None or width is None or not isinstance(size, int) or not all(isinstance(one, int) for one in counts):

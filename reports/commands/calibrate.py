@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     default=0,
     help="Processes; by default one per GPU, or per core. With --from: of a log that does not say.",
 )
-@click.option("--cluster", help="What the prices are relative to: a name of the catalogue or YAML. By default found by the GPU's name; "
-              "a CPU is described by its best rates, in a file beside the profile.")  # fmt: skip
+@click.option("--cluster", help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a CPU is "
+              "described by its best rates, in a file beside the profile.")  # fmt: skip
 @click.option("--profile", help="Prices of what is not measured; by default those shipped for this hardware.")
 @click.option(
     "--parts", default="", metavar="A,B", help="Only these: gemm, attention, memory, optimizer, launch, copy, collective, …"
 )
 @click.option("--largest", default="", metavar="SIZE", help="Largest collective, e.g. 64MiB; by default as memory allows.")
 @click.option("--samples", metavar="FILE", help="Where samples are kept and resumed from.")
-@click.option("--from", "logs", multiple=True, metavar="LOG", help="Measure nothing: fit to nccl-tests logs or JSON, profiler traces (one "
-              "per rank), or a file of samples. May be repeated.")  # fmt: skip
+@click.option("--from", "logs", multiple=True, metavar="LOG", help="Measure nothing: fit to logs or JSON of nccl-tests, profiler "
+              "traces (one per rank), or a file of samples. May be repeated.")  # fmt: skip
 @click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="For --print-launch.")
 @AS_JSON
 def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json: bool, **given: Any) -> None:
-    """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: of all its ranks. Interrupted, it resumes."""
+    """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: all its ranks. Interrupted, it resumes."""
     from calibration.calibrate import fit, from_logs, measure
 
     request = _request(given)
