@@ -111,8 +111,8 @@ class Fit:
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
-            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight gradient, "
-            "and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
+            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
+            "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
             {SIDE_ERROR: _spread(every)},
         )  # fmt: skip
 
@@ -149,8 +149,8 @@ class Fit:
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
             "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
-            "one rate and one fixed time for all kinds but copy, dropout and accumulation, fitted to half of the sizes; errors are "
-            "of each kind",
+            "one rate and one fixed time for all kinds but copy, dropout and accumulation, fitted to half of the sizes; errors "
+            "are of each kind",
             points, {"bytes": kernels.columns(those, "bytes")[0]}, more,
         )  # fmt: skip
 
@@ -183,7 +183,8 @@ class Fit:
         formula_rule = "the formula of sim/protocols.py, fitted to half of the sizes in a step"
         table_rule = "tables, interpolated; errors are of every other size in a step, by the sizes beside it; elsewhere "
         self.note(
-            "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted, {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
+            "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
+            {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
             more | {SIDE_ERROR: _spread(self.of("collective"))},
         )  # fmt: skip
 
@@ -212,7 +213,7 @@ class Fit:
         if context is None:
             return
         old = self.base.overhead
-        made = {
+        made: dict[str, Any] = {
             "context": round(context),
             "communicator": round(communicator or 0.0),
             "reserve": min(0.99, reserve or old.reserve),

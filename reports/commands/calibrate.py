@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     default=0,
     help="Processes; by default one per GPU, or per core. With --from: of a log that does not say.",
 )
-@click.option("--cluster", help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a CPU is "
-              "described by its best rates, in a file beside the profile.")  # fmt: skip
+@click.option("--cluster", help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a "
+              "CPU is described by its best rates, in a file beside the profile.")  # fmt: skip
 @click.option("--profile", help="Prices of what is not measured; by default those shipped for this hardware.")
 @click.option(
     "--parts", default="", metavar="A,B", help="Only these: gemm, attention, memory, optimizer, launch, copy, collective, …"
