@@ -112,7 +112,8 @@ class Fit:
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
             "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
-            "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
+            "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache",
+            found, ranges,
             {SIDE_ERROR: _spread(every)},
         )  # fmt: skip
 

@@ -17,8 +17,8 @@ def event(
     collective: str, elements: int, micro: float, at: float, size: int = 2, ranks: str = "[0, 1]", **more: Any
 ) -> dict[str, Any]:
     args = {
-        "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements, "Group size": size, "dtype": "BFloat16",
-        "Process Group Name": "default_pg", "Process Group Ranks": ranks,
+        "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements, "Group size": size,
+        "dtype": "BFloat16", "Process Group Name": "default_pg", "Process Group Ranks": ranks,
     }  # fmt: skip
     return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_x", "ts": at, "dur": micro, "args": args | more}
 
@@ -80,7 +80,7 @@ def test_uneven_all_to_all_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_learnt_from(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"rank0\.json\.gz: {message}"):
+    with pytest.raises(UserError, match=rf"rank0\.json\.gz: .*{message}"):
         read_traces([trace(tmp_path, 0, [event("allreduce", 8, 1, 1)], **change)], 8)
 
 
