@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration import fit_kernels as kernels
 from calibration.fit_links import LEAST, PAIRS, RINGS, fit_links
-from calibration.fit_tables import Point, errors, leave_out, rows, tables
+from calibration.fit_tables import Point, errors, leave_out, rows, series_name, tables
 from calibration.samples import Merged
 from sim.prices import MemoryCurve, Overhead, Profile, Provenance
 from sim.tables import Wrapping
@@ -108,6 +108,7 @@ class Fit:
         if not curves:
             return
         self.change["gemm"] = curves
+        self._capped(curves, every)
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
@@ -116,6 +117,19 @@ class Fit:
             found, ranges,
             {SIDE_ERROR: _spread(every)},
         )  # fmt: skip
+
+    def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
+        """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""
+        peaks: Mapping[str, float] = dict(self.gpu.peak)
+        for dtype in curves:
+            those = [one for one in every if one.case["dtype"] == dtype]
+            batch, m, n, k = kernels.columns(those, "batch", "m", "n", "k")
+            best, peak = float((2 * batch * m * n * k / kernels.seconds_of(those)).max()), peaks[dtype]
+            if best > peak:
+                self.result.notes.append(
+                    f"{self.gpu.name}: a {dtype} product reached {best / 1e9:.4g} GFLOP/s, more than the {peak / 1e9:.4g} of its "
+                    "description: prices are capped there"
+                )
 
     def attention(self) -> None:
         """Fused attention; materialised attention is made of products and softmax, and checks them."""
@@ -169,7 +183,7 @@ class Fit:
                 "processes": min(int(self.head["ranks"]), int(self.head.get("cores", 0) or 2**20)),
             }
             found = [point for table in made for point in leave_out(table)]
-            self.result.alone = {f"{t.operation} {t.ranks}": [(e.bytes, e.alone) for e in t.prices] for t in made}
+            self.result.alone = {series_name(t): [(e.bytes, e.alone) for e in t.prices] for t in made}
         fitted: list[Point] = []
         if sum(row.operation in (*RINGS, *PAIRS) for row in measured) >= LEAST:
             profile, fitted = fit_links(measured, self.base, self.cluster)

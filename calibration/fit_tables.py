@@ -60,13 +60,17 @@ def tables(merged: Iterable[Merged]) -> list[CollectiveTable]:
     return result
 
 
+def series_name(table: CollectiveTable) -> str:
+    """`"all_reduce 2"`, `"all_reduce 16 on 2 nodes"`."""
+    return f"{table.operation} {table.ranks}" + (f" on {table.nodes} nodes" if table.nodes > 1 else "")
+
+
 def leave_out(table: CollectiveTable) -> list[Point]:
     """Every other size of a table, but never its ends, priced by the others."""
     left = table.prices[1:-1:2]
     rest = table.model_copy(update={"prices": tuple(entry for entry in table.prices if entry not in left)})
-    name = f"{table.operation} {table.ranks}" + (f" on {table.nodes} nodes" if table.nodes > 1 else "")
     return [
-        Point(name, entry.bytes, entry.step, (rest if entry in left else table).seconds(entry.bytes), entry in left)
+        Point(series_name(table), entry.bytes, entry.step, (rest if entry in left else table).seconds(entry.bytes), entry in left)
         for entry in table.prices
     ]
 

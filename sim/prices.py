@@ -267,5 +267,6 @@ class Prices:
         for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
             low, high = provenance.measured_range.get(name, (value, value))
             if not low <= value <= high:
-                return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}"
+                far = value / high if value > high > 0 else low / value if value > 0 else float("inf")
+                return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}, {far:.3g} times"
         return None
