@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,20 +44,33 @@ def collectives(merged: Iterable[Merged]) -> dict[tuple[str, int, int], dict[str
 
 def tables(merged: Iterable[Merged]) -> list[CollectiveTable]:
     """A table of each series that was measured in both contexts."""
-    result = []
-    for (operation, ranks, nodes), contexts in collectives(merged).items():
-        step, alone = (contexts.get(name, {}) for name in ("step", "alone"))
-        entries = tuple(Entry.model_construct(bytes=at, step=step[at], alone=alone[at]) for at in sorted(set(step) & set(alone)))
-        if entries:
-            made: dict[str, Any] = {
-                "operation": operation,
-                "algorithm": GLOO[operation],
-                "ranks": ranks,
-                "nodes": nodes,
-                "prices": entries,
-            }
-            result.append(CollectiveTable.model_construct(**made))
-    return result
+    return [_table(key, contexts, sizes) for key, contexts, sizes in _both(merged)]
+
+
+Contexts = dict[str, dict[float, float]]
+Key = tuple[str, int, int]
+
+
+def _both(merged: Iterable[Merged]) -> Iterator[tuple[Key, Contexts, list[float]]]:
+    for key, contexts in collectives(merged).items():
+        sizes = sorted(set(contexts.get("step", {})) & set(contexts.get("alone", {})))
+        if sizes:
+            yield key, contexts, sizes
+
+
+def _table(key: Key, contexts: Contexts, sizes: Sequence[float]) -> CollectiveTable:
+    step, alone = (ascending([contexts[name][at] for at in sizes]) for name in ("step", "alone"))
+    entries = tuple(Entry.model_construct(bytes=at, step=s, alone=a) for at, s, a in zip(sizes, step, alone, strict=True))
+    operation, ranks, nodes = key
+    made: dict[str, Any] = {"operation": operation, "algorithm": GLOO[operation], "ranks": ranks, "nodes": nodes}
+    return CollectiveTable.model_construct(prices=entries, **made)
+
+
+def ascending(seconds: Sequence[float]) -> list[float]:
+    """The nearest prices (in logarithms) that never fall as sizes grow: where they do, it is noise, and neighbours share it."""
+    from scipy.optimize import isotonic_regression
+
+    return [float(value) for value in np.exp(isotonic_regression(np.log(seconds)).x)] if len(seconds) else []
 
 
 def series_name(table: CollectiveTable) -> str:
@@ -65,14 +78,16 @@ def series_name(table: CollectiveTable) -> str:
     return f"{table.operation} {table.ranks}" + (f" on {table.nodes} nodes" if table.nodes > 1 else "")
 
 
-def leave_out(table: CollectiveTable) -> list[Point]:
-    """Every other size of a table, but never its ends, priced by the others."""
-    left = table.prices[1:-1:2]
-    rest = table.model_copy(update={"prices": tuple(entry for entry in table.prices if entry not in left)})
-    return [
-        Point(series_name(table), entry.bytes, entry.step, (rest if entry in left else table).seconds(entry.bytes), entry in left)
-        for entry in table.prices
-    ]
+def leave_out(merged: Iterable[Merged]) -> list[Point]:
+    """What was measured in a step, by the table; every other size of a series, but never its ends, by a table without them."""
+    result = []
+    for key, contexts, sizes in _both(merged):
+        left = set(sizes[1:-1:2])
+        whole, rest = _table(key, contexts, sizes), _table(key, contexts, [at for at in sizes if at not in left])
+        for at in sizes:
+            price = (rest if at in left else whole).seconds(at)
+            result.append(Point(series_name(whole), at, contexts["step"][at], price, at in left))
+    return result
 
 
 def rows(merged: Iterable[Merged]) -> list[Row]:

@@ -80,7 +80,13 @@ def accuracy(result: Result) -> RenderableType:
         made.add_column(name, justify="left" if name == "measured" else "right")
     for points in result.fitted.points.values():
         for name, count, fitted, worst, out in _rows(points):
-            made.add_row(name, str(count), percent(fitted), "" if out is None else percent(out), f"{100 * worst:+.0f} %")
+            made.add_row(
+                name,
+                str(count),
+                percent(fitted) if fitted > 1e-9 else "",
+                "" if out is None else percent(out),
+                f"{100 * worst:+.0f} %",
+            )
     lines = [
         f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): "
         f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {100 * check.error:+.1f} %"

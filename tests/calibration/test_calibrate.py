@@ -110,10 +110,18 @@ def test_table_carries_both_prices_and_follows_a_knee() -> None:
 
 def test_error_on_left_out_sizes_is_that_of_interpolation() -> None:
     """A power of the size is a straight line in logarithms: nothing is lost. A line with a latency bends."""
-    (power,), (line,) = (tables(collective(f)) for f in (lambda size: 1e-9 * size**0.8, lambda size: 4e-4 + size / 2e9))
+    power, line = (collective(f) for f in (lambda size: 1e-9 * size**0.8, lambda size: 4e-4 + size / 2e9))
     assert errors(leave_out(power))["all"] == pytest.approx(0, abs=1e-9)
     assert 0.001 < errors(leave_out(line))["p90"] < 0.2
     assert not any(point.heldout for point in (leave_out(line)[0], leave_out(line)[-1]))
+
+
+def test_prices_never_fall_as_sizes_grow() -> None:
+    """A size that took less than a smaller one is noise: both get their mean (of the logarithms)."""
+    noisy = {2.0**10: 1e-4, 2.0**11: 4e-4, 2.0**12: 1e-4}
+    (table,) = tables(collective(lambda size: noisy.get(size, 1.0)))
+    assert [entry.alone for entry in table.prices[:3]] == pytest.approx([1e-4, 2e-4, 2e-4])
+    assert max(abs(point.error) for point in leave_out(collective(lambda size: noisy.get(size, 1.0)))[:3]) > 0.4
 
 
 def test_formula_is_fitted_to_latency_and_bandwidth_of_gloo() -> None:
