@@ -196,7 +196,10 @@ class Fit:
         ranks = ", ".join(str(number) for number in dict.fromkeys(row.ranks for row in measured))
         grid = f"{operations} among {ranks} ranks, back to back and between pieces of compute, sibling groups at once"
         formula_rule = "the formula of sim/protocols.py, fitted to half of the sizes in a step"
-        table_rule = "tables, smoothed where a larger size took less, and interpolated; errors are of every other size in a step, by the sizes beside it; elsewhere "
+        table_rule = (
+            "tables, smoothed where a larger size took less, and interpolated; errors are of every other size in a step, by the "
+            "sizes beside it; elsewhere "
+        )
         self.note(
             "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
