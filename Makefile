@@ -23,7 +23,8 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/ready  ## the pictures of the README
+docs: $(VENV)/ready  ## the pictures of the README, and the pages about strategies
+	$(BIN)/python -m reports.guide
 	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/docs
 	cp out/docs/gantt.png docs/gantt.png
 	$(BIN)/shardyard collective all_reduce --cluster dgx-a100 --nodes 128 --algorithm "ring, tree" --sizes 1KiB:1GiB:1048576 \

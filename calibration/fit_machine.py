@@ -120,7 +120,7 @@ class Fit:
 
     def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
         """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""
-        peaks: Mapping[str, float] = dict(self.gpu.peak)
+        peaks: Mapping[Any, float] = self.gpu.peak
         for dtype in curves:
             those = [one for one in every if one.case["dtype"] == dtype]
             batch, m, n, k = kernels.columns(those, "batch", "m", "n", "k")

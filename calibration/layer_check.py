@@ -58,6 +58,7 @@ def checks(merged: Sequence[Merged], profile: Profile, cluster: Cluster) -> list
 def _passes(of: Model, cluster: Cluster, prices: Prices) -> float:
     """Predicted seconds of a step without its update."""
     precision = "bf16" if cluster.node.gpu.sms else "fp32"
-    plan = Plan.model_validate({"sequence": SEQUENCE, "microbatch": BATCH, "global_batch": BATCH, "precision": precision})
+    fields = {"sequence": SEQUENCE, "microbatch": BATCH, "global_batch": BATCH, "precision": precision, "kernels": "torch"}
+    plan = Plan.model_validate(fields)
     summary = summarise(run(lower(of, plan.resolve(of, 1, "plan")), cluster.topology(), prices))
     return float(summary.step_seconds - summary.breakdown.get("optimizer", 0.0))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from reports import metrics
 from sim.collectives import algorithms
@@ -32,11 +36,22 @@ def _hint(word: str, entries: dict[str, str]) -> str:
 
 
 def _entries() -> Iterator[tuple[str, str]]:
-    for field, info in Plan.model_fields.items():
+    for field, info in _fields(Plan):
         yield field, f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
+        if "." in field:
+            yield field.split(".")[-1], f"plan.{field}\n  {info.description}\n  default   {info.get_default()}"
     for registry in (schedules, hooks, algorithms):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
+
+
+def _fields(config: type[BaseModel], inside: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Fields of a plan, and of the groups in it, by their names with dots."""
+    for name, info in config.model_fields.items():
+        yield f"{inside}{name}", info
+        for kind in get_args(info.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _fields(kind, f"{inside}{name}.")
 
 
 def _documentation(thing: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.pricing import Priced
-from sim.program import COMPUTE, Block, Collective, Send
+from sim.program import BESIDE, COMPUTE, Block, Collective, Send
 from sim.timeline import PHASES, Timeline
 
 
@@ -41,12 +41,15 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
     gap = timeline.step / 1500  # about a pixel
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
+    beside = 0.0  # until when the latest collective beside the compute stream runs
     for number, op in timeline.played(lane):
         work, start, end = timeline.work[number], timeline.start[number], timeline.end[number]
         if end < 0.0 or start > timeline.step:  # of other steps of a steady state
             continue
         if isinstance(op.work, Collective | Send):
             shares = {op.work.axis: end - start}
+            if op.stream == BESIDE:
+                beside = end
             if op.stream != COMPUTE:
                 _append(transfers.setdefault(op.work.axis, []), Bar(start, end, op.microbatch, shares), gap)
                 continue
@@ -56,6 +59,8 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
             for (name, _), seconds in work.parts.items():
                 shares[name] = shares.get(name, 0.0) + seconds
         name = op.work.name if isinstance(op.work, Block) else ""
+        if passes and passes[-1].end < start <= beside + gap:  # the pass goes on, and has waited for a collective beside it
+            passes[-1].end = start
         _append(passes, Bar(start, end, op.microbatch, shares), gap, name)
     if len(passes) > limit:
         passes = _spans(passes, timeline.step, limit)

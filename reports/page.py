@@ -6,70 +6,151 @@ import base64
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reports.figures import breakdown, gantt, memory
+from reports.figures import Drawing
+from reports.figures.breakdown import breakdown
+from reports.figures.comparison import comparison
+from reports.figures.gantt import gantt
+from reports.figures.load import load
+from reports.figures.memory import memory
+from reports.figures.memory_over_time import memory_over_time
+from reports.figures.topology import DRAWN
+from reports.figures.traffic import MOST, traffic
 from reports.metrics import metric
 from reports.tables import flatten, headline, verdict
 from reports.trace import write_trace
 from reports.words import KINDS, Job, components, count, digits, gigabytes, held, percent, provenance, seconds, size, stages
 from sim.summary import Summary
 from sim.timeline import Timeline
+from topologies.cluster import Cluster
 from topologies.reading import UserError
 
-FILES = ("report.html", "gantt.png", "breakdown.png", "memory.png", "timeline.csv", "summary.json", "trace.json.gz")
+DATA = ("timeline.csv", "summary.json", "trace.json.gz")
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_report(folder: Path, timeline: Timeline, summary: Summary, job: Job) -> list[Path]:
-    """Write FILES into `folder`, which is made if need be, and return their paths. The same inputs give the same bytes.
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page: the name of its file, what it shows in words, how it is drawn and from what."""
 
-    Everything is made in a folder beside and moved when it is complete, so a failure leaves nothing half-written.
-    Raises UserError when the folder cannot be written.
+    name: str
+    alt: str
+    draw: Drawing
+    data: Any
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table that can be sorted and filtered: numbers stay numbers; a cell may be None."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page between the step and its inputs."""
+
+    title: str
+    pictures: tuple[Picture, ...] = ()
+    text: tuple[str, ...] = ()
+    sheet: Sheet | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked."""
+
+    timeline: Timeline
+    summary: Summary
+    job: Job
+    cluster: Cluster | None = None
+    runs: Mapping[str, Summary] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def step(self) -> dict[str, Picture]:
+        """The figures of the step itself."""
+        found = [
+            Picture("breakdown", "Where the step goes: time by component", breakdown, {str(self.job.get("model")): self.summary}),
+            Picture("memory", "Peak memory of one GPU by stage and kind", memory, self.summary),
+            Picture("gantt", "One step: passes and transfers of each stage over time", gantt, self.timeline),
+            Picture("memory_over_time", "What the fullest GPU holds over the step, by kind", memory_over_time, self.timeline),
+        ]
+        if 1 < self.summary.gpus <= MOST:
+            found.append(Picture("traffic", "Bytes that each rank sends to each other rank", traffic, self.timeline))
+        if self.cluster and 1 < self.summary.gpus <= DRAWN:
+            found.append(Picture("load", "Which links of the cluster the step uses", load, (self.cluster, self.timeline)))
+        if self.runs:
+            found.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
+        return {picture.name: picture for picture in found}
+
+    @property
+    def pictures(self) -> Iterator[Picture]:
+        """Every figure of the page."""
+        yield from self.step.values()
+        for section in self.sections:
+            yield from section.pictures
+
+
+def write_report(folder: Path, report: Report, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Write report.html, the figures and DATA into `folder`, which is made if need be. The same inputs give the same bytes.
+
+    formats: of the figures beside the page: png, svg. Everything is made in a folder beside and moved when it is complete, so a
+    failure leaves nothing half-written. Returns the paths. Raises UserError when the folder cannot be written.
     """
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as name:
-            _write(Path(name), timeline, summary, job)
-            for file in FILES:
+            files = _write(Path(name), report, formats)
+            for file in files:
                 os.replace(Path(name) / file, folder / file)
     except OSError as error:
         raise UserError(f"{folder}: the report cannot be written: {error.strerror or error}") from None
-    return [folder / file for file in FILES]
+    return [folder / file for file in files]
 
 
-def _write(folder: Path, timeline: Timeline, summary: Summary, job: Job) -> None:
-    gantt(timeline, folder / "gantt.png")
-    breakdown({str(job.get("model", "step")): summary}, folder / "breakdown.png")
-    memory(summary, folder / "memory.png")
-    write_trace(timeline, folder / "trace.json.gz")
-    timeline.frame().to_csv(folder / "timeline.csv", index=False, lineterminator="\n")
-    text = json.dumps(summary.to_dict() | {"job": job}, indent=1, ensure_ascii=False, default=str)
+def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
+    pictures = list(report.pictures)
+    for picture in pictures:
+        for suffix in dict.fromkeys(("png", *formats)):
+            picture.draw(picture.data, folder / f"{picture.name}.{suffix}")
+    write_trace(report.timeline, folder / "trace.json.gz")
+    report.timeline.frame().to_csv(folder / "timeline.csv", index=False, lineterminator="\n")
+    text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(page(summary, job, folder), encoding="utf-8")
+    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA]
+    (folder / "report.html").write_text(page(report, folder, beside), encoding="utf-8")
+    return ["report.html", *beside]
 
 
-def page(summary: Summary, job: Job, folder: Path) -> str:
+def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     """The HTML page, with the figures of `folder` inside it. Everything from the user is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    figures = {name: _embedded(folder / f"{name}.png") for name in ("gantt", "breakdown", "memory")}
+    summary, job = report.summary, report.job
     return environment.get_template("report.html.j2").render(
         verdict=verdict(summary, job),
         summary=summary,
         model=job.get("model", "model"),
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
-        figures=figures,
+        step=report.step,
+        pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
+        sections=report.sections,
+        sheets=[{"columns": s.sheet.columns, "rows": s.sheet.rows} for s in report.sections if s.sheet],
         components=_components(summary),
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
         links=[(x.name, x.count, f"{x.capacity / 1e9:,.4g} GB/s", size(x.bytes), percent(x.utilisation)) for x in summary.links],
         inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(job).items()],
         provenance=provenance(summary, job),
-        files=FILES[1:],
+        files=beside,
     )
 
 

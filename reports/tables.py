@@ -42,14 +42,33 @@ def verdict(summary: Summary, job: Job) -> str:
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
-    most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
-    why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
     fixes = job.get("fixes", [])
     hint = (
         f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit" if "fixes" in job else ""
     )
-    over = f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}"
-    return f"{what}: {over}{hint}; {speed} if it fitted"
+    lacking, reasons = _lacking(summary), []
+    if summary.offloaded and lacking:
+        reasons.append(f"node {summary.offloaded.node} is out of {' and '.join(lacking)}")
+    if worst.peak > capacity:
+        most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
+        why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
+        reasons.insert(0, f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}")
+    return f"{what}: {'; '.join(reasons)}{hint}; {speed} if it fitted"
+
+
+def _lacking(summary: Summary) -> list[str]:
+    """What a node has too little of for what is offloaded to it."""
+    node = summary.offloaded
+    if node is None:
+        return []
+    places = (("host memory", node.memory, node.memory_capacity), ("NVMe", node.disk, node.disk_capacity))
+    return [f"{name} by {size(used - has)}: {gigabytes(used)} of {gigabytes(has)} GB" for name, used, has in places if used > has]
+
+
+def _fitting(summary: Summary) -> str:
+    """Yes, or what is missing."""
+    over = summary.worst.peak - summary.memory_capacity
+    return "yes" if summary.fits else f"over by {size(over)}" if over > 0 else _lacking(summary)[0].split(":")[0]
 
 
 def one_screen(summary: Summary, job: Job) -> RenderableType:
@@ -62,10 +81,20 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
     return Group(
         Text(verdict(summary, job), "bold green" if summary.fits else "bold red"), "",
         _headline(summary, job), "", middle, "", _memory(summary), "",
-        *_hottest(summary),
+        *_offloaded(summary), *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
         Text(provenance(summary, job), "dim"),
     )  # fmt: skip
+
+
+def _offloaded(summary: Summary) -> list[Text]:
+    """What a node holds outside of its GPUs, one line."""
+    host = summary.offloaded
+    if host is None:
+        return []
+    disks = f", NVMe {gigabytes(host.disk)} of {gigabytes(host.disk_capacity)} GB" if host.disk else ""
+    memory = f"host memory {gigabytes(host.memory)} of {gigabytes(host.memory_capacity)} GB{disks}"
+    return [Text(f"offloaded by the GPUs of node {host.node}: {memory}", "" if host.fits else "red"), Text("")]
 
 
 def _hottest(summary: Summary) -> list[Text]:
@@ -185,7 +214,7 @@ _METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("exposed communication", lambda s: percent(s.exposed)),
     ("bubble", lambda s: percent(s.bubble)),
     ("peak memory", lambda s: f"{gigabytes(s.worst.peak)} of {gigabytes(s.memory_capacity)} GB"),
-    ("fits", lambda s: "yes" if s.fits else f"over by {size(s.worst.peak - s.memory_capacity)}"),
+    ("fits", _fitting),
     ("GPU-hours per 10⁹ tokens", lambda s: digits(gpu_hours(s, 1e9))),
 )
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from sim.collectives import Ids
+from sim.paths import Floats
 from sim.pricing import Priced
 from sim.program import Block, Collective
 from sim.timeline import Timeline
-from sim.wiring import Traffic
+from sim.wiring import Traffic, endpoints, schedule
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,15 @@ class LinkLoad:
 def link_loads(timeline: Timeline) -> list[LinkLoad]:
     """Every link that carries anything, the hottest first."""
     wiring, topology, step = timeline.pricing.wiring, timeline.pricing.topology, timeline.step
-    carried = [0.0] * len(wiring.capacity)
+    load_of = [0.0] * len(wiring.capacity)
     for traffic, size in _transfers(timeline):
         for demand in wiring.demands[traffic]:
             for link, flows in demand.flows:
-                carried[link] += size * demand.share * flows
+                load_of[link] += size * demand.share * flows
     loads = [
         LinkLoad(topology.name(wiring.example[link]), wiring.kind[link], wiring.multiple[link], capacity, size,
                  size / (capacity * step) if step else 0.0)
-        for link, (capacity, size) in enumerate(zip(wiring.capacity, carried, strict=True)) if size
+        for link, (capacity, size) in enumerate(zip(wiring.capacity, load_of, strict=True)) if size
     ]  # fmt: skip
     return sorted(loads, key=lambda load: (-load.utilisation, load.name))
 
@@ -50,6 +54,42 @@ def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
     return tuple(first.values())
 
 
+def pairs(timeline: Timeline) -> tuple[Ids, Ids, Floats]:
+    """Who sends how much to whom in a step: ranks (and the switches that add, whose numbers follow the GPUs'), and bytes.
+
+    Three arrays of one length; a pair comes once for each collective that it is part of.
+    """
+    grid, topology = timeline.program.grid, timeline.pricing.topology
+    sources, destinations, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    for traffic, size in _transfers(timeline):
+        plan, groups = schedule(topology, grid, traffic), endpoints(topology, grid, traffic)
+        for phase in plan.phases:
+            sources.append(groups[:, phase.source].ravel())
+            destinations.append(groups[:, phase.destination].ravel())
+            sizes.append(np.tile(phase.amounts * (phase.times * size / plan.chunks), len(groups)))
+    return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
+
+
+def matrix(timeline: Timeline) -> Floats:
+    """Bytes that rank i sends to rank j in a step, shape (W, W); what goes through an adding switch is not between ranks."""
+    world = timeline.program.grid.world
+    sources, destinations, sizes = pairs(timeline)
+    between = (sources < world) & (destinations < world)
+    flat: Floats = np.bincount(sources[between] * world + destinations[between], sizes[between], minlength=world * world).astype(
+        float
+    )
+    return flat.reshape(world, world)
+
+
+def carried(timeline: Timeline) -> Floats:
+    """Bytes on every single link of the topology in a step, shape (links,)."""
+    topology = timeline.pricing.topology
+    sources, destinations, sizes = pairs(timeline)
+    routes = topology.routes(sources, destinations)
+    loads = np.bincount(routes.ravel() + 1, np.repeat(sizes, routes.shape[1]), minlength=topology.links + 1)
+    return loads[1:].astype(float)
+
+
 def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
     """(traffic, bytes of its buffers in the step); what several lanes do together is shared out between them."""
     for number, lane in enumerate(timeline.lanes):
@@ -58,10 +98,10 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
         for op_number, op, times in timeline.distinct(number):
             work = op.work
             if isinstance(work, Block):
-                for repeat, item in work.items():
+                for count, item in work.items():
                     if isinstance(item, Collective):
                         priced = timeline.pricing.collective(item, lane.cohort)
-                        yield priced.traffic, times * repeat * item.repeat * item.bytes * share
+                        yield priced.traffic, times * count * item.repeat * item.bytes * share
                 continue
             done = timeline.work[op_number]
             assert isinstance(done, Priced)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from sim.program import Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.tables import CollectiveTable, Wrapping
-from topologies.board import KINDS
+from topologies.board import KINDS, UNPRICED
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, BytesPerSecond, Seconds
 
@@ -151,17 +151,22 @@ class Profile(Config):
         unknown = sorted(set(self.protocols) - set(known))
         if unknown:
             raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
-        missing = [kind for kind in KINDS if kind not in self.links]
+        missing = [kind for kind in KINDS if kind not in (*self.links, *UNPRICED)]
         if missing:
             raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
 
     def every_protocol(self) -> dict[str, Transport]:
         """All protocols by name, Simple among them, with every kind of link priced."""
-        result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=self.links)}
+        simple = {kind: self.link(kind) for kind in KINDS}
+        result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
         for name, one in self.protocols.items():
-            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, self.links))
+            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, simple))
         return result
+
+    def link(self, kind: str) -> LinkPrice:
+        """The price of a kind of link; rates of the node's CPUs are as they are described."""
+        return self.links.get(kind) or LinkPrice.model_construct(efficiency=1.0, latency=0.0, fill=0.0)
 
 
 def gemm_seconds(

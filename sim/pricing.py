@@ -1,45 +1,27 @@
-"""What a program's work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency.
-
-The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any
-sequence of kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy,
-h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
-event, and small kernels make a model launch-bound by themselves.
-"""
+"""What work costs before anything contends: blocks fused to three numbers, collectives to bytes per link and latency."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sim import notes
 from sim.clock import on_grid
 from sim.collectives import offered
+from sim.fusing import Fused, chained, fused
 from sim.merging import wire
 from sim.network import Part
 from sim.prices import Prices
-from sim.program import Block, Collective, Kernel, Program, Send
+from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
 from sim.tables import CollectiveTable
 from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
 
+COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
-
-
-class Fused(NamedTuple):
-    """Kernels in sequence as a max-plus map; parts: (phase or axis, label) -> seconds on the GPU, adding up to `busy` exactly.
-
-    kernels: the part of `busy` that is not communication, which slows down while other communication runs.
-    """
-
-    busy: float
-    critical: float
-    host: float
-    parts: dict[tuple[str, str], float]
-    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +52,9 @@ class Pricing:
             name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
             for name, protocol in profile.every_protocol().items()
         }
+        # a copy has no steps: its links carry what Simple reaches on them
+        kinds, simple = len(topology.kinds), self._rates[SIMPLE]
+        self._copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
         # what is cheapest does not depend on the rest of the program: it is remembered for the next one with the same prices
         self._chosen = prices.choices.setdefault((topology, program.grid), {})
         self._values: dict[Hashable, Priced] = {}
@@ -85,9 +70,9 @@ class Pricing:
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Find out what each link carries."""
         self.wiring = wire(self.topology, self.program.grid, traffics)
-        links = self.prices.profile.links
+        price = self.prices.profile.link
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
-        self.capacity = [nominal * links[kind].efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
+        self.capacity = [nominal * price(kind).efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
         self._shapes = self.wiring.shapes
 
@@ -104,6 +89,8 @@ class Pricing:
         """`work` on its own by every algorithm and protocol that it may use. Raises UserError when there is none."""
         asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
         able = self._applicable(work, cohort)
+        if isinstance(work, Send) and work.route:
+            return [self._alone(traffic)._price(work, traffic, COPY) for traffic in able]
         pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
         if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
@@ -141,6 +128,8 @@ class Pricing:
     def _candidates(self, work: Collective | Send, cohort: int) -> list[Traffic]:
         """Every algorithm that may run `work`."""
         at = self._at
+        if isinstance(work, Send) and work.route:
+            return [Traffic(f"copy/{'/'.join(work.route)}", (), at[cohort])]
         if isinstance(work, Send):
             return [Traffic("send/direct", (), at[cohort], at[work.to])]
         names = offered(work.operation, split(work.algorithm, work.operation)[0])
@@ -174,7 +163,7 @@ class Pricing:
     def _key(self, work: Collective | Send, cohort: int) -> Hashable:
         """What the price of `work` depends on."""
         if isinstance(work, Send):
-            return "send", work.bytes, self._at[cohort], self._at[work.to]
+            return "send", work.bytes, work.route, self._at[cohort], self._at[work.to]
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
@@ -215,8 +204,9 @@ class Pricing:
         they count as latency, so that a collective is a few flows however many ranks it has.
         """
         repeat = work.repeat if isinstance(work, Collective) else 1
+        price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
-        latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
+        latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
         operation, algorithm = traffic.algorithm.split("/")
         table = self._table(operation, traffic) if demands else None
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
@@ -245,43 +235,41 @@ class Pricing:
         return found
 
     def _fuse(self, block: Block, cohort: int) -> Fused:
-        busy = critical = host = kernels = 0.0
-        parts: dict[tuple[str, str], float] = {}
-        for times, items in block.runs:
-            once = self._items(items, cohort)
-            for key, seconds in once.parts.items():
-                parts[key] = parts.get(key, 0.0) + times * seconds
-            kernels += times * once.kernels
-            repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
-            busy, critical, host = _then((busy, critical, host), repeated)
-        return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
+        return chained([(times, self._items(items, cohort)) for times, items in block.runs])
 
-    def _items(self, items: tuple[Kernel | Collective, ...], cohort: int) -> Fused:
+    def _items(self, items: tuple[Item, ...], cohort: int) -> Fused:
         """One run of `items`; the layers of a stage share theirs."""
         key = (id(items), cohort)
         found = self._runs.get(key)
         if found is None:
-            usual, synchronous = self.prices.profile.launch * self.program.turns, self.prices.profile.synchronous
-            state, kernels = (0.0, 0.0, 0.0), 0.0
-            parts: dict[tuple[str, str], float] = {}
-            for item in items:
-                launch = usual + self.wrapping(item)
-                if isinstance(item, Kernel):
-                    self._note(item)
-                    part, seconds = (item.phase, item.label), self.prices.seconds(item)
-                else:
-                    part, seconds = (item.axis, item.label), self.collective(item, cohort).alone
-                seconds = on_grid(seconds + launch if synchronous else seconds)
-                kernels += seconds if isinstance(item, Kernel) else 0.0
-                parts[part] = parts.get(part, 0.0) + seconds
-                state = _then(state, (seconds, seconds, 0.0) if synchronous else (seconds, launch + seconds, launch))
-            found = self._runs[key] = Fused(*state, parts, kernels)
+            profile = self.prices.profile
+            launch = profile.launch * self.program.turns
+            ahead, extra = (0.0, launch) if profile.synchronous else (launch, 0.0)
+            wrapping = [self.wrapping(item) for item in items]
+            if profile.synchronous:  # the host's work is the item's own
+                works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]
+                found = fused(works, ahead, profile.slowdown)
+            else:
+                found = fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown, wrapping)
+            self._runs[key] = found
         return found
 
-    def wrapping(self, work: Kernel | Collective | Send) -> float:
-        """Host seconds that PyTorch's wrapper adds to a collective."""
-        found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}") if isinstance(work, Collective) else None
-        return found.seconds(work.bytes) * work.repeat if found and isinstance(work, Collective) else 0.0
+    def _seconds(self, item: Item, cohort: int, extra: float) -> float:
+        """Seconds of an item by itself."""
+        if isinstance(item, Kernel):
+            self._note(item)
+            return on_grid(self.prices.seconds(item) + extra)
+        if isinstance(item, Join):
+            return 0.0
+        return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
+
+    def wrapping(self, item: Item | Send) -> float:
+        """Host seconds that PyTorch's wrapper adds to a collective, when it is started."""
+        work = item.collective if isinstance(item, Start) else item
+        if not isinstance(work, Collective):
+            return 0.0
+        found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}")
+        return on_grid(found.seconds(work.bytes) * work.repeat) if found else 0.0
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)
@@ -292,7 +280,8 @@ class Pricing:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
         item by item.
 
-        Everything inside blocks of one cohort runs on its compute stream, one after the other, and cannot meet itself.
+        Collectives inside blocks of one cohort run one after the other, on its compute stream or on the one beside it, and cannot
+        meet each other.
         """
         users: dict[int, set[tuple[int, bool]]] = {}
         for work, cohort, inside in self._communications:
@@ -305,11 +294,6 @@ class Pricing:
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Coordinates of everybody that a collective along `axes` brings together."""
     return tuple((name, place) for name, place in at if name not in axes)
-
-
-def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Max-plus composition of (busy, critical, host)."""
-    return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
 
 
 def _communications(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:

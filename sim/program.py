@@ -17,6 +17,7 @@ from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
 HOST = "host"  # the stream that launches them
+BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
 
@@ -51,7 +52,8 @@ class Collective:
     along: the axes of the group where they are more than `axis`, under which the answer still counts it: gradients are summed
     over the dp and the cp ranks at once. Where `Cohort.at` fixes `axis`, the cohorts that it tells apart meet: each has
     an op with this label.
-    repeat: how many times in a row (a gradient bucket that was cut in pieces); each is of `bytes`.
+    repeat: how many times in a row (a gradient bucket that was cut in pieces), each of `bytes`; or a part of one time: a round of
+    a ring of n ranks is 1 / (n − 1).
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
     counts: of an all_to_allv, what member i of the group has for member j, in equal units; `bytes` is the largest row.
@@ -62,7 +64,7 @@ class Collective:
     axis: str
     label: str
     algorithm: str = "auto"
-    repeat: int = 1
+    repeat: float = 1
     width: float = 2.0  # bytes per element, so that volumes can be told in elements
     cohorts: tuple[int, int] | None = None
     counts: tuple[tuple[int, ...], ...] = ()
@@ -76,20 +78,44 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank)."""
+    """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank).
+
+    route: instead, a copy that each rank makes by itself, between "gpu", "cpu" (memory of its node) and "nvme" (disks of its
+    node); `to` is then its own cohort. From "cpu" to "cpu" it is the CPU's pass over `bytes` of memory.
+    """
 
     bytes: float
     to: int
     label: str
     axis: str = "pp"
     width: float = 2.0  # bytes per element
+    route: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A collective that the compute stream does not wait for: it runs on the stream beside when everything launched before it
+    has ended (the event that PyTorch's process groups record), and kernels go on until its `Join`.
+    """
+
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The compute stream waits for the oldest `Start` of this very collective object that it has not waited for yet."""
+
+    collective: Collective
+
+
+Item = Kernel | Collective | Start | Join
 
 
 class Run(NamedTuple):
-    """`items` in order, `times` times over: the layers of a stage are one Run."""
+    """`items` in order, `times` times over: the layers of a stage are one Run. Every Start is joined before the items end."""
 
     times: int
-    items: tuple[Kernel | Collective, ...]
+    items: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +126,19 @@ class Block:
     runs: tuple[Run, ...]
 
     def collectives(self) -> Iterator[Collective]:
-        """The collectives that the compute stream waits for."""
-        for run in self.runs:
-            for item in run.items:
-                if isinstance(item, Collective):
-                    yield item
+        """The collectives that the compute stream waits for, sooner or later."""
+        for _, item in self.items():
+            if isinstance(item, Collective):
+                yield item
 
     def items(self) -> Iterator[tuple[int, Kernel | Collective]]:
         """Each kernel and collective with how often it runs."""
         for run in self.runs:
             for item in run.items:
-                yield run.times, item
+                if isinstance(item, Start):
+                    yield run.times, item.collective
+                elif not isinstance(item, Join):
+                    yield run.times, item
 
 
 class Ref(NamedTuple):
@@ -147,6 +175,7 @@ class Cohort:
     at: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     resident: Memory = ()  # held for the whole step
+    hosted: Memory = ()  # the same in the node: ("cpu", bytes of its memory), ("nvme", bytes of its disks), of each rank
     steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
 
     def add(self, op: Op) -> int:

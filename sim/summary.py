@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.links import LinkLoad, hottest
 from sim.memory import ledger
-from sim.timeline import AXES, Timeline
+from sim.timeline import AXES, CPU, Timeline
+from topologies.topology import Hosted
 
 FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
@@ -26,6 +30,22 @@ class StageMemory:
     peak: float  # everything
     time: float  # when, seconds into the step
     op: str  # during which op
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What a node holds outside of its GPUs, in bytes: the node with most, of what it has."""
+
+    node: int
+    memory: float
+    memory_capacity: float
+    disk: float
+    disk_capacity: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.memory <= self.memory_capacity and self.disk <= self.disk_capacity
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,7 @@ class Summary:
     events: int
     profile: str
     notes: tuple[str, ...] = ()
+    offloaded: NodeMemory | None = None  # where anything is offloaded
 
     @property
     def worst(self) -> StageMemory:
@@ -83,7 +104,7 @@ def summarise(timeline: Timeline) -> Summary:
     world, step = program.grid.world, timeline.step / program.steps
     breakdown = _mean(timeline.breakdown(), program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
-    capacity = prices.gpu.memory
+    capacity, host = prices.gpu.memory, _host(timeline)
     peak = world * prices.gpu.peak[program.dtype] * step
     notes = list(timeline.pricing.notes)
     if program.steps > 1:
@@ -102,15 +123,16 @@ def summarise(timeline: Timeline) -> Summary:
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
-        exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES) / step,
+        exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=hottest(timeline),
         memory=memory,
         memory_capacity=capacity,
-        fits=max(stage.peak for stage in memory) <= capacity,
+        fits=max(stage.peak for stage in memory) <= capacity and (host is None or host.fits),
         events=timeline.events,
         profile=prices.profile.name,
         notes=tuple(notes),
+        offloaded=host,
     )
 
 
@@ -130,6 +152,26 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
     return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op)
+
+
+def _host(timeline: Timeline) -> NodeMemory | None:
+    topology, grid = timeline.pricing.topology, timeline.program.grid
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        return None
+    held: dict[str, NDArray[np.float64]] = {}
+    for lane in timeline.lanes:
+        cohort = timeline.program.cohorts[lane.cohort]
+        ranks = grid.groups((), cohort.at).ravel() if lane.ranks > 1 else np.array([lane.rank])
+        nodes = topology.node_of(ranks)
+        for place, size in cohort.hosted:
+            mine = held.setdefault(place, np.zeros(int(topology.node_of(np.array([topology.gpus - 1]))[0]) + 1))
+            np.add.at(mine, nodes, size)
+    if not held:
+        return None
+    none = np.zeros_like(next(iter(held.values())))
+    cpu, nvme, has = held.get("cpu", none), held.get("nvme", none), topology.cpu
+    worst = int(np.maximum(cpu / has.memory, nvme / (has.disk or np.inf)).argmax())
+    return NodeMemory(worst, float(cpu[worst]), has.memory, float(nvme[worst]), has.disk)
 
 
 def _volumes(timeline: Timeline) -> dict[str, Volume]:

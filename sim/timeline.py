@@ -11,12 +11,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from sim.pricing import Fused, Priced, Pricing
+from sim.fusing import Fused
+from sim.pricing import Priced, Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 
 if TYPE_CHECKING:
     import pandas as pd
 
+CPU = "cpu"  # the CPUs' work on the optimizer: an axis on which nothing is sent
 AXES = (
     "tp",
     "cp",
@@ -24,6 +26,9 @@ AXES = (
     "dp",
     "replica",
     "pp",
+    "host",
+    "nvme",
+    "cpu",
 )  # when an idle moment has communication on several axes, the first of these explains it
 PHASES = ("forward", "backward", "recompute", "optimizer")
 COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble", "wait")
@@ -196,7 +201,7 @@ class Timeline:
             _explain(parts, cursor, finish, incoming, next_transfer, end_of_all)
         for key, count in times.items():
             for (name, _), seconds in distinct[key].parts.items():
-                parts[name if name in PHASES else f"{name} exposed"] += count * seconds
+                parts[name if name in COMPONENTS else f"{name} exposed"] += count * seconds
         parts["slowdown"] += slowed
         parts["launch"] += busy - slowed - sum(count * distinct[key].busy for key, count in times.items())
         return parts
@@ -236,6 +241,8 @@ class Timeline:
                     yield item.axis, size, size / item.width
         else:
             size = cast(Priced, self.work[number]).sent
+            if op.work.axis == CPU:
+                return
             yield op.work.axis, size, size / op.work.width
 
 
@@ -243,7 +250,9 @@ def kind(op: Op) -> str:
     """What an op is: the phase of a block, the operation of a collective, "send"."""
     if isinstance(op.work, Block):
         return op.work.name
-    return op.work.operation if isinstance(op.work, Collective) else "send"
+    if isinstance(op.work, Collective):
+        return op.work.operation
+    return ("update" if op.work.axis == CPU else "copy") if op.work.route else "send"
 
 
 def label(op: Op) -> str:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms
+from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from sim.paths import Floats, after, hops_of, slowest, worst
-from topologies.topology import Multicast, Topology
+from topologies.reading import UserError
+from topologies.topology import Hosted, Multicast, Topology
 
 
 class Traffic(NamedTuple):
@@ -69,10 +70,19 @@ def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
     """
     groups, phases = members(grid, traffic), schedule(topology, grid, traffic).phases
     last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
+    if traffic.algorithm.startswith("copy/"):
+        return _ends_of_copies(topology, groups, *traffic.algorithm.split("/")[1:])
     if last < groups.shape[1] or not isinstance(topology, Multicast):
         return groups
     switches = topology.switch_of(groups)
     return np.concatenate([groups, switches[:, np.sort(np.unique(switches[0], return_index=True)[1])]], axis=1)
+
+
+def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: str) -> Ids:
+    """Where the copies of each rank begin and end, shape (ranks, 2)."""
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        raise UserError("the cluster describes no CPUs (node.cpu), so nothing can be copied to them")
+    return np.stack([topology.place(ranks[:, 0], name) for name in (source, destination)], axis=1)
 
 
 @lru_cache(maxsize=4096)
@@ -81,6 +91,8 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
 
     Raises NotApplicable when the algorithm does not work for them.
     """
+    if traffic.algorithm.startswith("copy/"):
+        return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
     first = members(grid, traffic._replace(group=max(traffic.group, 0)))[0]
     switch: tuple[int, ...] = ()
     if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:

@@ -9,6 +9,7 @@ profile: h100                 # optional: by default the one measured on the clu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,8 @@ from typing import Any
 import yaml
 
 from strategies.data_parallel import hooks
+from strategies.frameworks import Found, frameworks
+from strategies.limits import hosted
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
 from strategies.schedules import schedules
@@ -39,6 +42,7 @@ class Job:
     profile: str | None = None
     ignored: tuple[str, ...] = ()
     where: str = "plan"
+    remarks: tuple[str, ...] = ()  # what of a framework's settings was not used
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
@@ -46,13 +50,14 @@ class Job:
         if self.plan.precision not in peak:
             known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
             raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
+        hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None, self.where)
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
-        return self.plan.resolve(self.model, self.cluster.gpus, self.where)
+        return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was ignored or assumed in descriptions of the cluster and the schedule."""
-        return (*self.cluster.notes, *schedules[self.plan.schedule].notes)
+        """What was ignored or assumed in descriptions of the cluster, the schedule and a framework's settings."""
+        return (*self.cluster.notes, *schedules[self.plan.schedule].notes, *self.remarks)
 
     @property
     def hash(self) -> str:
@@ -65,15 +70,20 @@ class Job:
 def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any) -> Job:
     """The job in a file, with the fields `given` in place of the file's and `overrides` in place of both.
 
-    overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}.
+    overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}. given: fields of a job, and files of frameworks'
+    settings as from_deepspeed="ds_config.json", which go before the job's own plan, model and nodes, but not before `given`.
 
     Names of files inside the file are relative to it. Raises UserError.
     """
+    settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     data: dict[str, Any] = load_yaml(Path(path)) if path else {}
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
     for field in data:
         if field not in FIELDS:
             raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
+    found = [one for one in settings if one]
+    for one in found:
+        data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
     data |= {field: value for field, value in given.items() if value is not None}
     from_file = {field for field in data if given.get(field) is None}
     changes = parse_changes(overrides)
@@ -92,9 +102,23 @@ def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[
             raise UserError(f"{where}: {field}={base[field]!r}: must be a text")
     model, ignored = _model(base["model"], changes.get("model", {}), where)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
-    plan, at = _plan(base["plan"], changes.get("plan", {}), where, folder if "plan" in from_file else Path())
+    wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
+    plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
     name = base["name"] or (Path(path).stem if path else model.name)
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at)
+    remarks = tuple(remark for one in found for remark in _remarks(one, cluster))
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
+
+
+def _settings(field: str, file: str | Path | None) -> Found | None:
+    """What a framework's file says; `field` is from_FRAMEWORK."""
+    return frameworks[field.removeprefix("from_")].read(Path(file)) if file else None
+
+
+def _remarks(found: Found, cluster: Cluster) -> Iterable[str]:
+    if found.ignored:
+        yield f"{found.where}: not used: {', '.join(found.ignored)}"
+    if found.gpus not in (None, cluster.gpus):
+        yield f"{found.where}: is for {found.gpus} GPUs, and the cluster has {cluster.gpus}"
 
 
 def _near(value: Any, folder: Path) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strategies.model import Model
+from strategies.model import Experts, Model
+from topologies.hardware import Cpu
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,102 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
+        rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
+        raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
+    if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
+        raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:
         raise UserError(f"{where}: sequence={sequence} exceeds the {model.context} learned positions of {model.name}")
+
+
+def belongs(plan: Plan, model: Model, where: str) -> None:
+    """Groups of fields go with the strategies that they describe."""
+    if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
+        raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
+    _deepspeed(plan, where)
+    offload = plan.offload
+    if offload is None:
+        return
+    named = f"offload.parameters={offload.parameters}" if offload.parameters else f"offload.optimizer={offload.optimizer}"
+    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+        raise UserError(f"{where}: {named} needs data_parallel=zero1, zero2 or zero3, not {plan.data_parallel}")
+    if offload.parameters and plan.data_parallel != "zero3":
+        why = "keeps whole parameters on each GPU; take zero3"
+        raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if plan.ep > 1:
+        raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
+    if plan.pp > 1 and model.tied:
+        raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
+
+
+def _deepspeed(plan: Plan, where: str) -> None:
+    """Rules of DeepSpeed and ZeRO++."""
+    options = plan.deepspeed
+    if options is None:
+        return
+    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+        raise UserError(f"{where}: deepspeed contradicts data_parallel={plan.data_parallel}; it describes zero1, zero2, zero3")
+    if "bucket" in plan.model_fields_set:
+        raise UserError(f"{where}: bucket contradicts deepspeed, whose buckets are reduce_bucket_size and allgather_bucket_size")
+    three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_"))}
+    if three and plan.data_parallel != "zero3":
+        raise UserError(f"{where}: deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3")
+    if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
+        raise UserError(f"{where}: deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part")
+    if plan.data_parallel != "zero3":
+        return
+    for wrong, why in (
+        (plan.pp > 1, f"pp={plan.pp}: DeepSpeed's ZeRO-3 has no pipelines"),
+        (plan.schedule != "1f1b", f"schedule={plan.schedule}: its trace is a forward and a backward pass in turns (1f1b)"),
+        (not plan.reshard, "reshard=false: stage3_max_reuse_distance says what is released"),
+        (plan.shard is not None, f"shard={plan.shard}: DeepSpeed shards over all ranks"),
+        (plan.ep > 1, f"ep={plan.ep} is not simulated yet"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: deepspeed with data_parallel=zero3 contradicts {why}")
+
+
+def neighbours(plan: Plan, dp: int, per_node: int, where: str) -> int:
+    """dp ranks between which ZeRO++ keeps a second copy and exchanges gradients first; 1 without ZeRO++."""
+    options = plan.deepspeed
+    if options is None or not (options.hierarchical or options.zero_quantized_weights):
+        return 1
+    size = options.zero_hpz_partition_size
+    named = f"deepspeed.zero_hpz_partition_size={size}" if size > 1 else "ZeRO++"
+    for wrong, why in (
+        (plan.offload is not None, "offload is not simulated yet"),
+        (plan.cp > 1, f"cp={plan.cp} is not simulated yet"),
+        (
+            not plan.order.startswith("tp-cp-ep-dp"),
+            f"order={plan.order} is not simulated: neighbouring dp ranks must share nodes",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"{where}: {named} with {why}")
+    node = min(dp, max(1, per_node // plan.tp))
+    if not options.hierarchical:
+        return 1
+    if options.zero_quantized_gradients and (per_node % plan.tp or dp % node or size not in (1, node)):
+        has = f"dp={dp}, tp={plan.tp} and {per_node} GPUs in a node"
+        raise UserError(f"{where}: deepspeed.zero_quantized_gradients with {has} needs zero_hpz_partition_size=1 or {node}")
+    inner = node if size == 1 else size
+    if dp % inner:
+        raise UserError(f"{where}: {named} does not divide dp={dp}")
+    return inner
+
+
+def hosted(plan: Plan, cpu: Cpu | None, where: str) -> None:
+    """What is offloaded needs a place that the cluster describes."""
+    if plan.offload is None:
+        return
+    if cpu is None:
+        raise UserError(f"{where}: offload needs node.cpu, which the cluster does not describe: its memory and bandwidth")
+    for name in ("optimizer", "parameters"):
+        if getattr(plan.offload, name) == "nvme" and not cpu.disk:
+            raise UserError(f"{where}: offload.{name}=nvme needs node.cpu.disk, disk_read and disk_write of the cluster")
 
 
 def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
@@ -48,12 +141,42 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: tp={plan.tp} does not divide {has}, which sequence_parallel needs")
 
 
+def recomputed(plan: Plan, layers: tuple[int, ...], where: str) -> None:
+    """Rules of recomputing some layers."""
+    method, number = plan.recompute_method, plan.recompute_layers
+    if (method is None) != (number is None):
+        has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
+        raise UserError(f"{where}: {has}={method or number} needs {lacks}")
+    if number is None:
+        return
+    if plan.recompute != "full":
+        raise UserError(f"{where}: recompute_method={method} needs recompute=full, and recompute={plan.recompute}")
+    if number > max(layers):
+        raise UserError(f"{where}: recompute_layers={number} exceeds the {max(layers)} layers of the largest stage")
+    if method == "uniform" and number > 1 and plan.data_parallel == "zero3":
+        said = f"recompute_method=uniform with recompute_layers={number} contradicts data_parallel=zero3"
+        raise UserError(f"{where}: {said}, which gathers one layer at a time")
+
+
+def synchronised(plan: Plan, dp: int, where: str) -> None:
+    """Rules of norms over all ranks."""
+    if plan.sync_norm and dp * plan.cp == 1:
+        raise UserError(f"{where}: sync_norm=true needs dp or cp above 1")
+    if plan.sync_norm and plan.sequence_parallel:
+        raise UserError(
+            f"{where}: sync_norm=true with sequence_parallel=true is not simulated: tp ranks would share statistics too"
+        )
+
+
 def experts(model: Model, plan: Plan, dp: int, where: str) -> None:
     """Rules of mixtures of experts and expert parallelism."""
     moe, ep = model.experts, plan.ep
-    if moe is None and ep > 1:
-        raise UserError(f"{where}: ep={ep} needs a mixture of experts, and {model.name} has none")
-    if moe is None or ep == 1:
+    asked = {"capacity_factor": plan.capacity_factor, "expert_tp": plan.expert_tp, "ep": ep if ep > 1 else None}
+    for name, value in asked.items():
+        if moe is None and value is not None:
+            raise UserError(f"{where}: {name}={value:g} needs a mixture of experts, and {model.name} has none")
+    whole = plan.expert_tp == 1 and plan.tp > 1
+    if moe is None or (ep == 1 and not whole):
         if plan.imbalance != 1:
             raise UserError(
                 f"{where}: imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
@@ -62,9 +185,39 @@ def experts(model: Model, plan: Plan, dp: int, where: str) -> None:
         count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
         raise UserError(f"{where}: ep={ep} does not divide {what}: {count} % {ep} = {count % ep}")
     elif plan.tp > 1 and not plan.sequence_parallel:
-        raise UserError(f"{where}: ep={ep} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
-    elif plan.shard:
+        asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
+        raise UserError(f"{where}: {asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM")
+    elif plan.shard and ep > 1:
         raise UserError(f"{where}: shard={plan.shard} with ep={ep} is not simulated yet")
-    for count in (moe.ffn, moe.shared * moe.shared_ffn) if moe else ():
+    if moe:
+        _expert_columns(moe, plan, where)
+    if plan.pad_to_capacity and plan.capacity_factor is None:
+        raise UserError(f"{where}: pad_to_capacity=true needs capacity_factor")
+    _nodes(moe, plan, where)
+
+
+def _expert_columns(moe: Experts, plan: Plan, where: str) -> None:
+    """How experts are cut, or spread, over the tp ranks."""
+    if plan.expert_tp not in (None, 1, plan.tp):
+        raise UserError(f"{where}: expert_tp={plan.expert_tp} is not simulated: only tp={plan.tp} and 1 are")
+    whole = plan.expert_tp == 1
+    if whole and moe.experts % (plan.ep * plan.tp):
+        raise UserError(f"{where}: ep·tp = {plan.ep}·{plan.tp} does not divide {moe.experts} experts, which expert_tp=1 spreads")
+    for count in (*(() if whole else (moe.ffn,)), moe.shared * moe.shared_ffn):
         if count % plan.tp:
             raise UserError(f"{where}: tp={plan.tp} does not divide {count} columns of an expert")
+
+
+def _nodes(moe: Experts | None, plan: Plan, where: str) -> None:
+    """Exchanges in two steps, across nodes and inside them."""
+    if (plan.ep_nodes == 1) != (plan.routed_nodes is None):
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} and routed_nodes={plan.routed_nodes} go together, both or neither")
+    if plan.ep_nodes == 1:
+        return
+    if plan.ep % plan.ep_nodes:
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} does not divide ep={plan.ep}")
+    if plan.expert_tp == 1 and plan.tp > 1:
+        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} with expert_tp=1 is not simulated yet")
+    most = min(moe.chosen if moe else 1, plan.ep_nodes)
+    if plan.routed_nodes is not None and plan.routed_nodes > most:
+        raise UserError(f"{where}: routed_nodes={plan.routed_nodes} exceeds {most}, the least of a token's experts and ep_nodes")

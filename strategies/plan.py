@@ -8,19 +8,22 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from sim.collectives import algorithms
 from sim.grid import ORDER, Grid
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.limits import divides, experts
+from strategies.limits import belongs, divides, experts, neighbours, recomputed, synchronised
 from strategies.model import Model
+from strategies.options import DeepSpeed, Offload, PowerSGD
+from strategies.placement import placement
 from strategies.schedules import schedules
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes
 
 MIB = 2.0**20
+NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
 PASSES = 1_000_000  # of all stages in one step
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
@@ -38,7 +41,22 @@ class Plan(Config):
         "exchanges tokens for heads (arXiv:2309.14509)",
     )
     ep: PositiveInt = Field(1, description="expert parallel degree: dp ranks over which the experts of a layer are spread")
-    imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean; none is dropped")
+    imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean")
+    capacity_factor: float | None = Field(
+        None,
+        gt=0,
+        description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
+    )
+    pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
+    expert_tp: PositiveInt | None = Field(
+        None, description="tensor parallel degree of experts: tp by default, or 1, then each tp rank has whole experts of its own"
+    )
+    ep_nodes: PositiveInt = Field(
+        1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
+    )
+    routed_nodes: PositiveInt | None = Field(
+        None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
+    )
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
@@ -51,6 +69,13 @@ class Plan(Config):
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    deepspeed: DeepSpeed | None = Field(
+        None, description="zero1, zero2, zero3 as DeepSpeed does it: its buckets, prefetch and ZeRO++; {} takes its defaults"
+    )
+    offload: Offload | None = Field(
+        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+    )
     local_steps: PositiveInt | None = Field(
         None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
@@ -62,7 +87,23 @@ class Plan(Config):
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
+    recompute_method: Literal["block", "uniform", "every"] | None = Field(
+        None,
+        description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
+        "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
+    )
+    recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    sync_norm: bool = Field(
+        False,
+        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
+        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
+    )
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    kernels: Literal["megatron", "torch"] = Field(
+        "megatron",
+        description="what runs and is kept for backward: the fused kernels of Megatron-LM with Transformer Engine, or PyTorch's "
+        "own operators one by one (which keep more, and gather nothing twice under sequence parallelism)",
+    )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
@@ -75,9 +116,27 @@ class Plan(Config):
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+        None,
+        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
+    )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
-    layers_per_stage: tuple[PositiveInt, ...] | None = Field(
-        None, description="layers of each stage; by default as equal as they can be"
+    layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
+        None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
+    )
+    first_stage_layers: PositiveInt | None = Field(
+        None, description="layers of the first stage, the others alike (Megatron-LM's --decoder-first-pipeline-num-layers)"
+    )
+    last_stage_layers: PositiveInt | None = Field(
+        None, description="layers of the last stage (--decoder-last-pipeline-num-layers)"
+    )
+    embedding_as_layer: bool = Field(
+        False, description="the embedding counts as a layer (Megatron-LM's --account-for-embedding-in-pipeline-split)"
+    )
+    loss_as_layer: bool = Field(
+        False, description="head and loss count as a layer (Megatron-LM's --account-for-loss-in-pipeline-split)"
     )
     algorithm: str = Field(
         "auto",
@@ -134,6 +193,16 @@ class Plan(Config):
         return states + (4 if self.bytes_per_element == 2 else 0)
 
     @property
+    def reduce_bucket(self) -> float:
+        """Bytes of gradients that are reduced in one collective."""
+        return self.deepspeed.reduce_bucket_size * self.bytes_per_gradient if self.deepspeed else self.bucket
+
+    @property
+    def gather_bucket(self) -> float:
+        """Bytes of parameters that zero1 and zero2 gather in one collective."""
+        return self.deepspeed.allgather_bucket_size * self.bytes_per_element if self.deepspeed else self.bucket
+
+    @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
         return {
@@ -142,9 +211,12 @@ class Plan(Config):
             "optimizer": self.bytes_per_optimizer_state,
         }
 
-    def resolve(self, model: Model, gpus: int, where: str = "plan") -> Resolved:
-        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers."""
-        return Resolved.of(self, model, gpus, where)
+    def resolve(self, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
+        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers.
+
+        per_node: GPUs of a node, by default all.
+        """
+        return Resolved.of(self, model, gpus, where, per_node or gpus)
 
 
 class Resolved(Config):
@@ -158,9 +230,10 @@ class Resolved(Config):
     chunks: int
     local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     layers: tuple[int, ...]  # per virtual stage
+    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
 
     @classmethod
-    def of(cls, plan: Plan, model: Model, gpus: int, where: str) -> Resolved:
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
         """See `Plan.resolve`."""
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence or model.context
@@ -169,21 +242,32 @@ class Resolved(Config):
         chunks = _chunks(plan, where)
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
+        belongs(plan, model, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
-        layers = _placement(plan, plan.pp * chunks, model, where)
-        return cls(plan=plan, dp=dp, sequence=sequence, microbatches=microbatches,
-                   global_batch=dp * plan.microbatch * microbatches, chunks=chunks, local_steps=local, layers=layers)  # fmt: skip
+        layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
+        recomputed(plan, layers, where)
+        synchronised(plan, dp, where)
+        inner = neighbours(plan, dp, per_node, where)
+        return cls(
+            plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
+            chunks=chunks, local_steps=local, layers=layers, inner=inner,
+        )  # fmt: skip
 
     @property
     def grid(self) -> Grid:
-        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, and the
-        ep ranks one of their own.
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, the ep
+        ranks one of their own, and the nodes that they are on one outside it.
         """
-        order = self.plan.order.replace("dp", "dp-replica") if self.replicas > 1 else self.plan.order
-        plan, dp = self.plan, self.dp // self.replicas // self.plan.ep
-        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "dp": dp, "pp": plan.pp}
-        return Grid.of(tuple(order.split("-")), **degrees | ({"replica": self.replicas} if self.replicas > 1 else {}))
+        outside = self.replicas if self.inner == 1 else self.dp // self.inner
+        plan, dp = self.plan, self.dp // outside // self.plan.ep
+        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep // plan.ep_nodes, "dp": dp, "pp": plan.pp}
+        order = plan.order.split("-")
+        for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, plan.ep_nodes)):
+            if degree > 1:
+                order.insert(order.index(inner) + 1, outer)
+                degrees[outer] = degree
+        return Grid.of(tuple(order), **degrees)
 
     @property
     def copies(self) -> int:
@@ -208,7 +292,12 @@ class Resolved(Config):
     @property
     def sharing(self) -> tuple[str, ...]:
         """The axes along which those ranks differ."""
-        return (*self.expert_sharing[:-1], "ep", "dp") if self.plan.ep > 1 else self.expert_sharing
+        if 1 < self.inner < self.dp:
+            return ("dp", "replica")
+        if self.plan.ep == 1:
+            return self.expert_sharing
+        nodes = (NODES,) if self.plan.ep_nodes > 1 else ()
+        return (*self.expert_sharing[:-1], "ep", *nodes, "dp")
 
     @property
     def expert_sharing(self) -> tuple[str, ...]:
@@ -302,20 +391,3 @@ def _chunks(plan: Plan, where: str) -> int:
     if plan.chunks not in (None, needed):
         raise UserError(f"{where}: chunks={plan.chunks} contradicts schedule={plan.schedule}, which takes {needed}")
     return needed
-
-
-def _placement(plan: Plan, stages: int, model: Model, where: str) -> tuple[int, ...]:
-    which = f"pp={plan.pp}" if stages == plan.pp else f"pp·chunks={plan.pp}·{stages // plan.pp}"
-    if stages > model.layers:
-        raise UserError(f"{where}: {which} stages exceed {model.layers} layers")
-    if plan.layers_per_stage is not None:
-        given = plan.layers_per_stage
-        if len(given) != stages or sum(given) != model.layers:
-            has = f"layers_per_stage has {len(given)} stages and {sum(given)} layers"
-            raise UserError(f"{where}: {has} ≠ {which}, {model.layers} layers")
-        return given
-    # The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed:
-    # 126 layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).
-    each, rest = divmod(model.layers, stages)
-    start = (stages - rest + 1) // 2
-    return tuple(each + (start <= stage < start + rest) for stage in range(stages))

@@ -1,9 +1,9 @@
 """Pipeline schedules as files: the CSV of PyTorch's pipelining, which reads and writes any order of passes.
 
 One row per rank, one cell per pass, in the order in which the rank runs them: `[stage][F, B, I or W][microbatch]`, as in
-`0F0,1F0,1B0`. An empty cell does nothing. `(0F3;3B1)OVERLAP_F_B` interleaves the kernels of two passes; here they run one after
-the other. What the lowered form adds (SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) follows here from the
-placement and the data parallel strategy: such cells are counted and ignored.
+`0F0,1F0,1B0`. An empty cell does nothing. `(0F3;3B1)OVERLAP_F_B` interleaves the kernels of two passes. What the lowered form
+adds (SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) follows here from the placement and the data parallel
+strategy: such cells are counted and ignored.
 
 Source: torch.distributed.pipelining.schedules, `_PipelineScheduleRuntime._load_csv`.
 """
@@ -34,6 +34,7 @@ class Pass(NamedTuple):
     kind: str
     microbatch: int
     column: int
+    beside: bool = False  # one with the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +86,12 @@ def _table(path: str, text: str) -> list[list[str]]:
 def _passes(cell: str, column: int, where: str) -> Iterator[Pass]:
     """The passes in a cell: none, one, or an overlapped pair."""
     pair = _PAIR.fullmatch(cell)
-    for part in pair[1].split(";") if pair else [cell] if cell else []:
+    parts = pair[1].split(";") if pair else [cell] if cell else []
+    for part in parts:
         found = _PASS.fullmatch(part.strip())
         if not found:
             raise UserError(f"{where}: '{cell[:40]}' is no pass; expected [stage][F, B, I or W][microbatch], such as 0F0")
-        yield Pass(int(found[1]), found[2], int(found[3]), column)
+        yield Pass(int(found[1]), found[2], int(found[3]), column, pair is not None and part is parts[0])
 
 
 def _placement(path: str, rows: Sequence[Sequence[Pass]]) -> tuple[tuple[int, ...], ...]:
@@ -112,11 +114,12 @@ def _placement(path: str, rows: Sequence[Sequence[Pass]]) -> tuple[tuple[int, ..
 
 def _order(path: str, rank: int, row: Sequence[Pass], stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:
     """The row's passes by chunk. Every microbatch passes every stage once, forward and back."""
-    order = tuple(Action(one.kind, one.microbatch, stages.index(one.stage)) for one in row)
+    order = tuple(Action(one.kind, one.microbatch, stages.index(one.stage), one.beside) for one in row)
     wrong = first_mistake(order, microbatches, len(stages))
     if wrong is not None:
-        stage, kind, microbatch, column = row[wrong]
-        raise UserError(f"{path}: row {rank + 1}, column {column}: {stage}{kind}{microbatch} is repeated or too early")
+        stage, kind, microbatch, column, beside = row[wrong]
+        rule = "is paired with what is no other microbatch's pass the other way" if beside else "is repeated or too early"
+        raise UserError(f"{path}: row {rank + 1}, column {column}: {stage}{kind}{microbatch} {rule}")
     done = {(action.chunk, action.microbatch) for action in order if action.kind in "BW"}
     for chunk, stage in enumerate(stages):
         for microbatch in range(microbatches):
@@ -133,7 +136,7 @@ def _flows(path: str, rows: Sequence[Sequence[Pass]]) -> None:
     while moved:
         moved = False
         for rank, row in enumerate(rows):
-            for stage, kind, microbatch, _ in row[position[rank] :]:
+            for stage, kind, microbatch, _, _ in row[position[rank] :]:
                 way, source = ("F", stage - 1) if kind == "F" else ("B", stage + 1)
                 if kind != "W" and 0 <= source <= last and (way, source, microbatch) not in done:
                     break
@@ -143,7 +146,7 @@ def _flows(path: str, rows: Sequence[Sequence[Pass]]) -> None:
                 moved = True
     for rank, row in enumerate(rows):
         if position[rank] < len(row):
-            stage, kind, microbatch, column = row[position[rank]]
+            stage, kind, microbatch, column, _ = row[position[rank]]
             where = f"{path}: row {rank + 1}, column {column}"
             raise UserError(f"{where}: {stage}{kind}{microbatch} waits for ever: rows wait for each other's passes")
 
@@ -156,10 +159,17 @@ def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | Non
     if found.chunks is None and chunks == 1:
         raise UserError(f"--chunks 1: schedule {name} takes 2 or more")
     virtual = _size("chunks", chunks or (found.chunks or 2), found.chunks, name)
-    rows = [
-        [f"{found.stage(rank, ranks, one.chunk)}{one.kind}{one.microbatch}" for one in actions(name, rank, ranks, count, virtual)]
-        for rank in range(ranks)
-    ]
+    rows = []
+    for rank in range(ranks):
+        order = actions(name, rank, ranks, count, virtual)
+        each = [f"{found.stage(rank, ranks, one.chunk)}{one.kind}{one.microbatch}" for one in order]
+        rows.append(
+            [
+                f"({cell};{each[number + 1]})OVERLAP_F_B" if order[number].beside else cell
+                for number, cell in enumerate(each)
+                if not (number and order[number - 1].beside)
+            ]
+        )
     return rows, found.notes
 
 
@@ -171,8 +181,10 @@ def _size(option: str, asked: int | None, written: int | None, name: str) -> int
     return asked or written or 1
 
 
-def write_schedule(rows: Sequence[Sequence[str]], path: Path) -> Path:
-    """Write cells as CSV; the path."""
+def write_schedule(rows: Sequence[Sequence[str]], path: Path, name: str = "") -> Path:
+    """Write the cells of a schedule as CSV; the path. Raises UserError for what PyTorch's form cannot say."""
+    if name and schedules[name].copies > 1:
+        raise UserError(f"--csv: schedule {name} has two copies of each stage, for which PyTorch's form has no words")
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
     return path

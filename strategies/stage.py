@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.layers.overlap import interleaved
+from strategies.model import Model
 from strategies.plan import Resolved
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
@@ -20,18 +23,37 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved) -> None:
+    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[Part], plan: Resolved,
+                 model: Model) -> None:  # fmt: skip
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
-        self.parts, self.plan = tuple(parts), plan
+        self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
+        self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
+        self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, int, int], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, int, int, bool], tuple[Block, Memory, Memory]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether its rank shares its parameters with no other rank and nothing of them with the host."""
+        return self.plan.copies == 1 and self.plan.plan.offload is None
 
     @property
     def parameters(self) -> int:
         """Elements on one rank of the stage, before any data parallel sharding."""
         return sum(part.parameters for part in self.parts) + self.tied
+
+    def buffers(self, size: float, before: bool, after: bool) -> Memory:
+        """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
+
+        Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
+        received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
+        """
+        plan, head = self.plan, self.parts[-1]
+        self.received = size if before else 0.0
+        self.output = size if after else head.logits
+        return (("buffer", plan.microbatches * size * (before + after)),)
 
     def sharded(self, shards: int) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
@@ -64,8 +86,11 @@ class Stage:
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                  allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
-        """Backward pass of parts last − 1 … first, which gives their activations back."""
-        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last)
+        """Backward pass of parts last − 1 … first, which gives their activations back.
+
+        allocate: the parameters' gradients, where they are not resident; they are made one by one.
+        """
+        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
@@ -79,21 +104,23 @@ class Stage:
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
     def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                        allocate: Memory = ()) -> Ref:  # fmt: skip
+                        allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
         """Second half of a backward pass."""
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back, microbatch))
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
-    def _block(self, direction: str, first: int, last: int) -> tuple[Block, Memory, Memory]:
+    def _block(self, direction: str, first: int, last: int, passing: bool = False) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
-        key = (direction, first, last)
+        key = (direction, first, last, passing)
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
             runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
-            saved: Memory = (("activation", sum(part.saved for part in parts)),)
+            kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
+            saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
-            work: Memory = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
+            width = self.plan.plan.bytes_per_gradient if passing else 0
+            work: Memory = (("temporary", _workspace(parts, direction, width)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -120,14 +147,24 @@ class Stage:
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
                width: int | None = None) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts. width: bytes of an element on its way.
+        the ranks that have the same experts. width: bytes of an element on its way. What is offloaded then leaves the GPU.
         """
+        if self.plan.copies == 1:
+            ref = (
+                self.host.gradients(size * count / self.plan.plan.bytes_per_gradient, after, free)
+                if self.host.updates
+                else after[0]
+            )
+            self.reduced.append(ref)
+            return ref
         ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
-            count = in_buckets(experts, self.plan.plan.bucket)
+            count = in_buckets(experts, self.plan.plan.reduce_bucket)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
+        if self.host.updates:
+            ref = self.host.gradients(size * count / self.plan.plan.bytes_per_gradient / self.plan.shards, (ref,))
         self.reduced.append(ref)
         return ref
 
@@ -161,19 +198,28 @@ class Stage:
         """
         run = self.weight_gradient if weights_only else self.backward
         plan = self.plan.plan
-        buckets = self.buckets(plan.bucket)
+        buckets = self.buckets(plan.reduce_bucket)
         experts = [self.spread(first, last) * plan.bytes_per_gradient for first, last, _, _ in buckets]
         held: list[Memory] = [
             (("gradient", size * count + more),) if passing else ()
             for (_, _, size, count), more in zip(buckets, experts, strict=True)
         ]
+        passed: list[Memory] = [()] * len(buckets)  # given back by the pass itself: copied into DeepSpeed's buffer
+        if plan.deepspeed and passing:
+            passed, held = [self._largest_gradient(first, last) for first, last, _, _ in buckets], passed
         if not plan.overlap:
-            ref = run(microbatch, after, allocate=sum(held, ()))
-        for (first, last, size, count), memory, more in zip(buckets, held, experts, strict=True):
+            most = max(passed)
+            ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
+        for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
             if plan.overlap:
-                ref, after = run(microbatch, after, first, last, allocate=memory), ()
+                ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
             self.reduce(operation, size, count, (ref,), memory, more)
         return ref
+
+    def _largest_gradient(self, first: int, last: int) -> Memory:
+        """The gradient of the largest of parts first … last − 1."""
+        largest = max(part.parameters for part in self.parts[first:last])
+        return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
     def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
         """The optimizer's pass over 1/shards of the parameters; bound by memory traffic.
@@ -185,9 +231,15 @@ class Stage:
         width = plan.bytes_per_element
         traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
         count = self.sharded(shards)
+        if self.host.updates:
+            replicated = self._replicated()
+            if replicated:
+                after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
+            return self.host.update(count, traffic * count, after)
         kernel = Kernel("optimizer", plan.optimizer, "optimizer", 0.0, traffic * count, "fp32")
         block = Block("optimizer", (Run(1, (*self._replicated(), kernel)),))
-        return self.add(Op(COMPUTE, block, after))
+        ref = self.add(Op(COMPUTE, block, after))
+        return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
@@ -200,6 +252,42 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
+    """
+    direction = BACKWARD if whole else INPUT
+    layers = [part for part in ahead.parts if part.name == "layer"], [part for part in back.parts[::-1] if part.name == "layer"]
+    first = [(FORWARD, part) for part in ahead.parts if part.name == "embedding"]
+    first += [(direction, part) for part in back.parts if part.name == "head"]
+    last = [(FORWARD, part) for part in ahead.parts if part.name == "head"]
+    last += [(direction, part) for part in back.parts if part.name == "embedding"]
+    runs = [Run(1, _items(part, way)) for way, part in first]
+    for pair, same in groupby(zip_longest(*layers)):
+        there, here = pair
+        items = _items(here, direction) if here else ()
+        runs.append(Run(len(list(same)), interleaved(items, _items(there, FORWARD)) if there else items))
+    return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
+
+
+def _workspace(parts: Sequence[Part], direction: str, width: int) -> float:
+    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
+
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
+    gradients that are taken at its start too, but made part by part.
+    """
+    most, later = 0.0, 0.0
+    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
+    earlier = sum(unmade)
+    for part in reversed(parts):
+        earlier -= unmade.pop()
+        work = part.temporary if direction == FORWARD else (part.passing if width else part.undoing) + part.restored
+        most = max(most, work - later - earlier)
+        later += part.saved
+    return most
 
 
 def _items(part: Part, direction: str) -> Items:

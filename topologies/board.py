@@ -16,7 +16,8 @@ from topologies.topology import Ids
 if TYPE_CHECKING:
     from topologies.hardware import Node
 
-KINDS = ("nvlink", "pcie", "host", "loopback", "nic", "spine")
+KINDS = ("nvlink", "pcie", "host", "loopback", "nic", "spine", "memory", "disk")
+UNPRICED = ("memory", "disk")  # of the node's CPUs: descriptions give the rate that is reached
 Path = tuple[int, ...]
 Duplex = tuple[int, int]  # link ids: away from the GPU, towards the GPU
 
@@ -39,6 +40,9 @@ class Board:
         self.rail = [gpu * node.rails // node.gpus for gpu in range(node.gpus)]  # number of each GPU's way out of the node
         self.bundles: list[tuple[int, ...]] = []  # the NICs behind each rail
         self.switch: list[tuple[Path, Path]] = []  # from each GPU up to the NVSwitch, and down; empty without one
+        self.slots_of: list[Duplex] = []  # the PCIe slot of each GPU
+        self.host: list[tuple[Path, Path]] = []  # from each GPU to the CPUs' memory, and back; empty without a way
+        self.memory, self.disk = -1, (-1, -1)  # links of an optimizer's pass over the CPUs' memory, and from and to the disks
         self._inside: dict[tuple[int, int], Path] = {}
         self._ways: list[tuple[Path, Path]] = [((), ()) for _ in range(node.gpus)]
 
@@ -76,8 +80,23 @@ class Board:
     def slots(self) -> None:
         """A PCIe slot per GPU with its NIC beside it under the same switch; nothing when the node has no NICs."""
         if self.node.nics:
-            ports = [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(self.node.gpus)]
-            self.uplink([((out,), (into,)) for out, into in ports])
+            self.slots_of = [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(self.node.gpus)]
+            self.uplink([((out,), (into,)) for out, into in self.slots_of])
+
+    def attach(self) -> None:
+        """Join the GPUs with the CPUs' memory and the disks; nothing where the node does not describe them, or no PCIe."""
+        node, cpu = self.node, self.node.cpu
+        if cpu is None or not (self.host or self.slots_of or node.pcie):
+            return
+        if not self.host:
+            slots = self.slots_of or [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(node.gpus)]
+            each = node.gpus_per_switch if node.pcie else 0
+            trunks = [self.port("pcie", f"switch {i} pcie", latency=0.0) for i in range(-(-node.gpus // each))] if each else []
+            rises = [[slot, *([trunks[gpu // each]] if each else [])] for gpu, slot in enumerate(slots)]
+            self.host = [(tuple(out for out, _ in rise), tuple(into for _, into in reversed(rise))) for rise in rises]
+        self.memory = self.link("memory", "cpu memory", cpu.memory_bandwidth * cpu.efficiency)
+        if cpu.disk:
+            self.disk = self.link("disk", "disk read", cpu.disk_read), self.link("disk", "disk write", cpu.disk_write)
 
     def uplink(self, ways: Sequence[tuple[Path, Path]], bundles: Sequence[Sequence[int]] = ()) -> None:
         """Add the NICs; `ways[g]` is the path from GPU g to its NIC and the path back. Without NICs nothing is added.
@@ -94,6 +113,10 @@ class Board:
         for gpu, (away, back) in enumerate(ways):
             out, into = nics[self.rail[gpu]]
             self._ways[gpu] = ((*away, out), (into, *back))
+
+    def host_tables(self) -> tuple[Ids, Ids]:
+        """Link ids padded with −1 from each GPU to the CPUs' memory, and back: (gpus, hops)."""
+        return _padded([away for away, _ in self.host]), _padded([back for _, back in self.host])
 
     def tables(self) -> tuple[Ids, Ids, Ids]:
         """Link ids padded with −1: inside (gpus, gpus, hops), out to the fabric (gpus, hops), in from the fabric (gpus, hops).

@@ -59,6 +59,25 @@ class Latency(Config):
     loopback: Seconds = 0.0
 
 
+class Cpu(Config):
+    """What the GPUs of a node share beside them: the memory of its CPUs, and NVMe disks. Their copies cross the GPUs' PCIe slots
+    and, with gpus_per_switch, the uplink of their PCIe switch.
+    """
+
+    memory: Bytes = Field(gt=0)
+    memory_bandwidth: BytesPerSecond = Field(gt=0)  # of all sockets together, nominal
+    efficiency: float = Field(default=0.4, gt=0, le=1)  # of it that an optimizer's pass over the states reaches; 0.4 is assumed
+    disk: Bytes = Field(default=0.0, gt=0)  # what NVMe disks have room for
+    disk_read: BytesPerSecond = Field(default=0.0, gt=0)  # of all disks together
+    disk_write: BytesPerSecond = Field(default=0.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cpu:
+        if not bool(self.disk) == bool(self.disk_read) == bool(self.disk_write):
+            raise ValueError(f"node.cpu.disk={self.disk:g} B: give disk, disk_read and disk_write, or none of them")
+        return self
+
+
 class Edge(Config):
     """A cable or trace inside a node, the same in both directions, for the wiring "graph"."""
 
@@ -85,7 +104,7 @@ class Node(Config):
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU slot, and per uplink of a PCIe switch
-    gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie")
+    gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie", copies)
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
@@ -93,6 +112,7 @@ class Node(Config):
     nics: int = Field(default=0, ge=0)
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
     latency: Latency = Latency()
+    cpu: Cpu | None = None  # absent: nothing can be offloaded to the host
 
     @property
     def rails(self) -> int:
@@ -128,13 +148,16 @@ class Node(Config):
 
     def board(self) -> Board:
         """The links inside the node and the routes over them. Raises ValueError when a field that the wiring needs is missing."""
-        return wirings[self.wiring](self)
+        board = wirings[self.wiring](self)
+        board.attach()
+        return board
 
 
 def nominal_latency(kind: str) -> float:
     """Seconds between two GPUs whose outermost link is of this kind, with the defaults above: a measured step's share."""
     inside, hop = Latency(), HOP_LATENCY
     ways = {"nvlink": inside.nvlink, "pcie": inside.pcie, "host": inside.pcie + inside.host, "loopback": inside.loopback}
+    ways |= {"memory": 0.0, "disk": 0.0}
     ways["nic"] = inside.pcie + inside.nic + hop
     ways["spine"] = ways["nic"] + 2 * hop
     return ways[kind]

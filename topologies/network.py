@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from topologies.cluster import Cluster
 
 
+PLACES = ("switch", "cpu", "nvme")  # numbers of ends after the GPUs', each with one per node
+
+
 class Network:
     """The `Topology` of a cluster.
 
@@ -32,6 +35,9 @@ class Network:
         blocks, self._between = cluster.fabric.backbone(node, cluster.nodes)
         self.gpus, self.gpus_per_node, self.nodes = cluster.gpus, node.gpus, cluster.nodes
         self._inside, self._out, self._in = board.tables()
+        self.cpu = node.cpu if board.host else None
+        self._host = board.host_tables() if board.host else None
+        self._memory, self._disk = board.memory, board.disk
         self._rail, self._switched = np.array(board.rail, dtype=np.int64), bool(board.switch)
         self.multicast = node.gpu.multicast and self._switched
         self._ragged = bool((self._out < 0).any() or (self._in < 0).any())
@@ -69,6 +75,9 @@ class Network:
         An end may also be the switch inside a node, gpus + its node, when the other end is a GPU of that node. Raises IndexError
         when an end does not exist or a switch would have to be reached from elsewhere.
         """
+        last = max(np.max(source, initial=0), np.max(destination, initial=0)) - self.gpus
+        if self._host is not None and self.nodes <= last < len(PLACES) * self.nodes:
+            return self._copies(np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64))
         a, b = self._end(source), self._end(destination)
         near = a.node == b.node if self._inside.shape[-1] else a.gpu == b.gpu
         if near.all():
@@ -80,6 +89,29 @@ class Network:
         result[~near, : routes.shape[1]] = routes
         result[near, : inside.shape[1]] = inside
         return result
+
+    def place(self, gpu: Ids, name: str) -> Ids:
+        """See `topologies.topology.Hosted`: after GPUs and switches the memory of each node is numbered, then its disks."""
+        if name == "gpu":
+            return np.asarray(gpu, dtype=np.int64)
+        return self.gpus + PLACES.index(name) * self.nodes + self.node_of(gpu)
+
+    def _copies(self, source: Ids, destination: Ids) -> Ids:
+        """Routes of copies, all of which begin at the same sort of place and end at the same sort."""
+        sorts = [np.unique(np.where(end < self.gpus, -1, (end - self.gpus) // self.nodes)) for end in (source, destination)]
+        if self._host is None or any(len(sort) > 1 for sort in sorts):
+            raise IndexError("there is no way to the CPUs of a node, or ends of several sorts at once")
+        gpu, cpu, nvme = -1, PLACES.index("cpu"), PLACES.index("nvme")
+        pair = int(sorts[0][0]), int(sorts[1][0])
+        links = (np.maximum(source, destination) - self.gpus) % self.nodes * self._per_node  # the first of each one's node
+        if pair == (gpu, cpu):
+            return _shift(self._host[0][source % self.gpus_per_node], links)
+        if pair == (cpu, gpu):
+            return _shift(self._host[1][destination % self.gpus_per_node], links)
+        link = {(cpu, cpu): self._memory, (nvme, cpu): self._disk[0], (cpu, nvme): self._disk[1]}.get(pair, -1)
+        if link < 0:
+            raise IndexError("copies go between GPUs and memory, and between memory and disks")
+        return (link + links)[:, None]
 
     def switch_of(self, gpu: Ids) -> Ids:
         """The switch beside each GPU that adds and copies (NVLink SHARP), an end of `routes`: gpus + its node; −1 without."""

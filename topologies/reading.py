@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -122,7 +122,6 @@ def _fields(config: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     """Field names of the (nested) model that `path` leads to."""
     for part in path:
         field = config.model_fields.get(str(part))
-        kind = field.annotation if field else None
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            config = kind
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()  # also of `X | None`
+        config = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), config)
     return list(config.model_fields)

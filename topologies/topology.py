@@ -5,10 +5,13 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from topologies.hardware import Cpu
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -48,6 +51,20 @@ class Topology(Protocol):
 
     def name(self, link: int) -> str:
         """For people: `"node 3 nic 2 out"`."""
+
+
+@runtime_checkable
+class Hosted(Protocol):
+    """What a `Topology` has besides when nodes describe their CPUs."""
+
+    @property
+    def cpu(self) -> Cpu | None:
+        """Memory and disks of each node."""
+
+    def place(self, gpu: Ids, name: str) -> Ids:
+        """Endpoint numbers, which `routes` knows too, of what a copy of each GPU begins or ends at: "gpu", "cpu" (the memory
+        of its node) or "nvme" (the disks of its node). From "cpu" to "cpu" is an optimizer's pass over the memory.
+        """
 
 
 @runtime_checkable

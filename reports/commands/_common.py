@@ -10,8 +10,17 @@ import click
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 
+def framework_names() -> list[str]:
+    """The frameworks whose settings are read and written, without importing them."""
+    return sorted(path.stem for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("[!_]*.py"))
+
+
 def job_options(command: Any) -> Any:
     """What makes a job."""
+    settings = [
+        click.option(f"--from-{name}", metavar="FILE", help=f"Plan from {name}'s settings; keys not used are printed.")
+        for name in framework_names()
+    ]
     for option in reversed((
         click.option("--model", help="Preset, config.json or YAML, instead of the job's."),
         click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
@@ -19,6 +28,7 @@ def job_options(command: Any) -> Any:
         click.option("--plan", help="YAML of the plan, instead of the job's."),
         click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
         click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
+        *settings,
     )):  # fmt: skip
         command = option(command)
     return command

@@ -43,7 +43,7 @@ def command(operation: str, plot: str | None, by_ranks: str | None, as_json: boo
         for note in notes:
             click.echo(note)
     if plot:
-        from reports.busbw import busbw
+        from reports.figures.busbw import busbw
 
         click.echo(f"wrote {busbw(data, Path(plot))}", err=as_json)
 
@@ -54,9 +54,9 @@ def _growth(operation: str, file: str, as_json: bool, ranks: int | None, measure
 
     if ranks or measured:
         raise UserError("--by-ranks: takes neither --ranks nor --measured")
-    from reports.scaling import Growth, scaling
+    from reports.figures.growth import Growth, growth
 
     title, lines = by_ranks(operation, **asked)
     if as_json:
         click.echo(json.dumps({name: dict(points) for name, points in lines.items()}, indent=2))
-    click.echo(f"wrote {scaling(Growth(title, lines), Path(file))}", err=as_json)
+    click.echo(f"wrote {growth(Growth(title, lines), Path(file))}", err=as_json)

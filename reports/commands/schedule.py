@@ -19,7 +19,7 @@ def command(name: str, pp: int | None, microbatches: int | None, chunks: int | N
 
     rows, notes = cells(name, pp, microbatches, chunks)
     if file:
-        click.echo(f"wrote {write_schedule(rows, Path(file))}")
+        click.echo(f"wrote {write_schedule(rows, Path(file), name)}")
     else:
         click.echo(text_table(rows))
     for note in notes:

@@ -43,9 +43,9 @@ def command(job: str | None, as_json: bool, report: str | None, unfolded: bool, 
         for note in asked.notes:
             click.echo(note)
     if folder:
-        from reports.page import write_report
+        from reports.page import Report, write_report
 
-        paths = write_report(folder, timeline, summary, inputs)
+        paths = write_report(folder, Report(timeline, summary, inputs, asked.cluster))
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)

@@ -21,8 +21,8 @@ def command(cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[s
     NAME_OR_FILE is a name from the catalogue, YAML, or the output of `nvidia-smi topo -m`, NCCL's topology dump, Slurm's
     topology.conf; several are joined by "+", as in dgx-h100+topology.conf.
     """
+    from reports.figures.topology import topology as drawing
     from reports.topology import overview
-    from reports.topology import topology as drawing
     from strategies.job import parse_changes
     from topologies.cluster import load_cluster
     from topologies.reading import UserError

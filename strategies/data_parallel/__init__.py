@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from topologies.registry import Registry
 
 if TYPE_CHECKING:
-    from sim.program import Program, Ref
+    from sim.program import Memory, Program, Ref
     from strategies.layers import Parts
     from strategies.model import Model
     from strategies.plan import Plan, Resolved
@@ -50,6 +50,10 @@ class Hook(ABC):
     @abstractmethod
     def update(self, stage: Stage) -> None:
         """Add the optimizer's update after everything in `stage.reduced`."""
+
+    def resident(self, stage: Stage) -> Memory:
+        """What the hook itself holds on the GPU all the time."""
+        return ()
 
     def synchronise(self, stage: Stage) -> None:
         """Add what happens after the last of the local steps."""

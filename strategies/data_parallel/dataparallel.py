@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Program, Ref, Run
+from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Program, Ref, Run
 from strategies.data_parallel import Hook, hooks
 from strategies.layers import Items, Part, Parts
 from strategies.model import Model
@@ -35,7 +35,7 @@ class DataParallel(Hook):
         what = f"{where}: data_parallel=dataparallel"
         if nodes > 1:
             raise UserError(f"{what} is one process, which drives the GPUs of 1 node, not of {nodes}; take data_parallel=ddp")
-        for name, degree in (("tp", plan.tp), ("pp", plan.pp)):
+        for name, degree in (("tp", plan.tp), ("pp", plan.pp), ("cp", plan.cp), ("ep", plan.ep)):
             if degree > 1:
                 raise UserError(f"{what} replicates the whole model on each GPU, which {name}={degree} contradicts")
         for name in {"bucket", "overlap"} & plan.model_fields_set:
@@ -66,10 +66,10 @@ class _Gpu:
 
     def __init__(self, rank: int, model: Model, plan: Resolved, parts: Parts) -> None:
         self.root, self.plan, self.cohort = rank == 0, plan, Cohort({"dp": rank})
-        layers = [parts.layer(i) for i in range(sum(plan.layers))]
+        layers = parts.stage(0, sum(plan.layers))
         tokens = plan.plan.microbatch * plan.sequence
         outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
-        self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan)
+        self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan, model)
         width = plan.plan.bytes_per_element
         self.inputs = self._rooted("scatter", "inputs", plan.dp * tokens * TOKEN, TOKEN)
         self.outputs = self._rooted("gather", "outputs", plan.dp * outputs * width, width)
@@ -128,7 +128,7 @@ class _Gpu:
 
 def _loss(items: Items) -> Items:
     """The kernels of the loss."""
-    return tuple(item for item in items if item.label.startswith("loss"))
+    return tuple(item for item in items if _of_loss(item))
 
 
 def _without_loss(head: Part, outputs: int) -> Part:
@@ -136,12 +136,15 @@ def _without_loss(head: Part, outputs: int) -> Part:
     if not _loss(head.forward):
         return head
     forward, gradient, backward = (
-        tuple(item for item in items if not item.label.startswith("loss"))
-        for items in (head.forward, head.input_gradient, head.backward)
+        tuple(item for item in items if not _of_loss(item)) for items in (head.forward, head.input_gradient, head.backward)
     )
     return replace(head, forward=forward, input_gradient=gradient, backward=backward, saved=head.saved - FLOAT * outputs)
 
 
-def _times(item: Kernel | Collective, count: int) -> Kernel | Collective:
+def _of_loss(item: Item) -> bool:
+    return isinstance(item, Kernel) and item.label.startswith("loss")
+
+
+def _times(item: Item, count: int) -> Item:
     """The kernel on as many times the data."""
     return replace(item, flops=item.flops * count, bytes=item.bytes * count) if isinstance(item, Kernel) else item

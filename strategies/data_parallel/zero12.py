@@ -8,7 +8,7 @@ the replicas are then all-reduced.
 
 from __future__ import annotations
 
-from sim.program import Collective, Op, Ref
+from sim.program import Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, hooks
 from strategies.stage import Stage, in_buckets
 
@@ -21,9 +21,14 @@ class Zero1(Hook):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
-        if stage.plan.copies == 1 or not last:
+        if stage.alone or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
+
+    def resident(self, stage: Stage) -> Memory:
+        """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap."""
+        plan = stage.plan.plan
+        return (("buffer", plan.reduce_bucket * (1 + plan.overlap)),) if plan.deepspeed and stage.plan.copies > 1 else ()
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
@@ -35,7 +40,7 @@ class Zero1(Hook):
         dense = stage.parameters - experts, stage.plan.sharing
         for elements, along in (dense, (stage.spread(0, every), stage.plan.expert_sharing)):
             if elements:
-                count = in_buckets(elements * width, plan.bucket)
+                count = in_buckets(elements * width, plan.gather_bucket)
                 size = elements * width / count
                 gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
                 stage.add(Op("dp", gather, (updated,)))
@@ -49,6 +54,6 @@ class Zero2(Zero1):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)

@@ -3,16 +3,21 @@
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
 for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
-overlap the next part is gathered while the present one computes (prefetch depth 1).
+overlap the next part is gathered while the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say
+what is gathered and released when (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both
+(`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.program import Collective, Memory, Op, Ref
+from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, hooks
-from strategies.stage import Stage
+from strategies.gathering import Gathering
+from strategies.prefetch import Step, steps
+from strategies.quantised import Quantised
+from strategies.stage import Stage, in_buckets
 
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
 
@@ -24,99 +29,154 @@ class Zero3(Hook):
     shards = frozenset({"optimizer", "gradient", "parameter"})
 
     def __init__(self) -> None:
-        self._gathers: dict[tuple[int, tuple[str, ...]], Collective] = {}
+        self._gatherings: dict[int, Gathering] = {}
+        self._traces: dict[int, list[Step]] = {}
+        self._gathered: dict[int, Ref] = {}  # DeepSpeed: parts on their way
+        self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
+        self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
+        self._quantised = Quantised()
+
+    def resident(self, stage: Stage) -> Memory:
+        """What DeepSpeed holds besides the rank's part."""
+        return self._of(stage).resident()
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gather, compute and release each part."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.forward(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts)), self._forward)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """The same in reverse, and a reduce-scatter of each part's gradients. Weight gradients alone need no parameters."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
+        parts = range(len(stage.parts) - 1, -1, -1)
         if not weights_only:
-            return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._backward)
-        for part in range(len(stage.parts) - 1, -1, -1):
-            ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=self._gradient(stage, part))
-            reduced = self._reduce(stage, part, ref)
-            after = () if stage.plan.plan.overlap else (reduced,)
+            ref = self._pass(stage, microbatch, after, parts, self._backward)
+        else:
+            for part in parts:
+                ref = stage.weight_gradient(microbatch, after, part, part + 1, allocate=self._gradient(stage, part))
+                self._reduce(stage, part, ref)
+                after = () if stage.plan.plan.overlap else tuple(stage.reduced[-1:])
+        self._flush(stage)
+        self._quantised.finish()
         return ref
 
     def input_gradient(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Gathers like a backward pass, reduces nothing."""
-        if stage.plan.copies == 1:
+        if stage.alone:
             return stage.input_gradient(microbatch, after)
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
+    def update(self, stage: Stage) -> None:
+        """Update the own shard; parameters are gathered when next used."""
+        updated = stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))
+        self._of(stage).again(updated)
+
+    def _of(self, stage: Stage) -> Gathering:
+        if stage.number not in self._gatherings:
+            self._gatherings[stage.number] = Gathering(stage)
+        return self._gatherings[stage.number]
+
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
-        overlap = stage.plan.plan.overlap
-        if not stage.plan.plan.reshard and compute != self._forward:  # parameters are still there
+        gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
+        if gathering.kept or (not stage.plan.plan.reshard and backward):  # parameters are still there
             for part in order:
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
             return ref
+        if stage.plan.plan.deepspeed:
+            return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
-        gathered = [self._gather(stage, order[0], self._turn(stage, () if overlap else after))]
+        gathered = [gathering.gather(order[0], self._turn(stage, () if overlap else after), backward)]
         for position, part in enumerate(order):
             if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
-                gathered.append(self._gather(stage, order[position + 1], tuple(computed[-1:])))
-            waits = (gathered[position], *(after if not position else ()))
+                gathered.append(gathering.gather(order[position + 1], tuple(computed[-1:]), backward))
+            waits = (gathering.ready(part, gathered[position], backward), *(after if not position else ()))
             computed.append(compute(stage, microbatch, part, waits))
             if not overlap and position + 1 < len(order):
-                gathered.append(self._gather(stage, order[position + 1], (computed[-1], *stage.reduced[-1:])))
+                ready = (computed[-1], *stage.reduced[-1:])
+                gathered.append(gathering.gather(order[position + 1], ready, backward))
         return computed[-1]
+
+    def _traced(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], compute: Compute) -> Ref:
+        """A pass whose gathers and releases follow DeepSpeed's trace. Without overlap gathers hold up compute."""
+        gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
+        count = len(stage.parts)
+        if stage.number not in self._traces:
+            self._traces[stage.number] = steps([gathering.moving(part) for part in range(count)], self._of(stage).options)
+        trace = self._traces[stage.number]
+        for step in trace[count:] if backward else trace[:count]:
+            turn = self._turn(stage, after if not overlap else ())
+            for part in (step.part, *step.ahead) if step.needed else step.ahead:
+                self._gathered[part] = gathering.gather(part, turn, backward)
+            held_up = () if overlap else tuple(self._gathered[part] for part in step.ahead)
+            if step.part in self._gathered:
+                self._there[step.part] = gathering.ready(step.part, self._gathered.pop(step.part), backward)
+            waits = (self._there[step.part], *held_up, *after)
+            ref = compute(stage, microbatch, step.part, waits)
+            after = () if overlap else tuple(stage.reduced[-1:])
+        return ref
 
     def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What the first gather of a pass waits for: the last compute of the pass before."""
         before = stage.last_compute()
         return after if before is None else (*after, before)
 
+    def _released(self, stage: Stage, part: int, backward: bool) -> Memory:
+        """What the part's pass gives back."""
+        if stage.plan.plan.deepspeed and not self._of(stage).kept:
+            trace, count = self._traces[stage.number], len(stage.parts)
+            released = trace[2 * count - 1 - part if backward else part].release
+        else:
+            released = backward or stage.plan.plan.reshard
+        return self._of(stage).whole(part) if released else ()
+
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        free = self._whole(stage, part) if stage.plan.plan.reshard else ()
-        return stage.forward(microbatch, after, part, part + 1, free=free)
+        return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        return stage.input_gradient(microbatch, after, part, part + 1, free=self._whole(stage, part))
+        return stage.input_gradient(microbatch, after, part, part + 1, free=self._released(stage, part, True))
 
     def _backward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        gradient = self._gradient(stage, part)
-        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=self._whole(stage, part))
+        gradient, free = self._gradient(stage, part), self._released(stage, part, True)
+        if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
+            free += gradient
+        ref = stage.backward(microbatch, after, part, part + 1, allocate=gradient, free=free)
         self._reduce(stage, part, ref)
         return ref
 
-    def _reduce(self, stage: Stage, part: int, after: Ref) -> Ref:
-        dense, experts = (elements * stage.plan.plan.bytes_per_gradient for elements in self._elements(stage, part))
-        return stage.reduce("reduce_scatter", dense, 1, (after,), self._gradient(stage, part), experts)
-
     def _gradient(self, stage: Stage, part: int) -> Memory:
         """The unsharded gradient of a part, until it is reduced."""
-        return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_gradient),)
+        if stage.plan.copies == 1 and not stage.host.updates:  # there is but one rank, and it accumulates its gradients
+            return ()
+        return (("temporary", sum(self._of(stage).elements(part)) * stage.plan.plan.bytes_per_gradient),)
 
-    def _gather(self, stage: Stage, part: int, after: tuple[Ref, ...]) -> Ref:
-        dense, experts = self._elements(stage, part)
-        ref = self._gathering(stage, dense, stage.plan.sharing, after, self._whole(stage, part))
-        return self._gathering(stage, experts, stage.plan.expert_sharing, after, ()) if experts else ref
+    def _reduce(self, stage: Stage, part: int, after: Ref) -> None:
+        """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
+        if stage.plan.plan.deepspeed is None:
+            self._send(stage, self._of(stage).elements(part), after, self._gradient(stage, part))
+            return
+        room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
+        held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
+        if held + sum(self._of(stage).elements(part)) > room:
+            self._flush(stage)
+        self._waiting.append((part, after))
 
-    def _gathering(self, stage: Stage, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory) -> Ref:
-        plan, key = stage.plan.plan, (elements, along)
-        if key not in self._gathers:  # one object for equal parts: each distinct piece of work is priced once
-            width = plan.bytes_per_element
-            size = float(elements * width)
-            self._gathers[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
-        return stage.add(Op("dp gather", self._gathers[key], after, allocate=allocate))
+    def _flush(self, stage: Stage) -> None:
+        """Reduce what is in the bucket."""
+        if self._waiting:
+            elements = [self._of(stage).elements(part) for part, _ in self._waiting]
+            dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
+            self._send(stage, (dense, experts), self._waiting[-1][1], ())
+            self._waiting.clear()
 
-    def _whole(self, stage: Stage, part: int) -> Memory:
-        """The gathered parameters of a part."""
-        return (("temporary", sum(self._elements(stage, part)) * stage.plan.plan.bytes_per_element),)
-
-    def _elements(self, stage: Stage, part: int) -> tuple[int, int]:
-        """Elements of a part that all ranks along dp and cp share; of its experts, if other ranks have the same."""
-        one, last = stage.parts[part], part == len(stage.parts) - 1
-        return one.parameters - one.experts + (stage.tied if last else 0), stage.spread(part, part + 1)
-
-    def update(self, stage: Stage) -> None:
-        """Update the own shard; parameters are gathered when next used."""
-        stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))
+    def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory) -> None:
+        plan = stage.plan.plan
+        dense, experts = (count * plan.bytes_per_gradient for count in elements)
+        if plan.deepspeed and plan.deepspeed.zero_quantized_gradients and stage.plan.copies > 1:
+            self._quantised.reduce(stage, elements[0], after)
+            return
+        count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
+        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
-from sim.program import Collective, Kernel
+from sim.program import Collective, Item, Kernel
 from strategies.layers.ends import embedding, head
-from strategies.layers.pieces import Item, Items, Piece, Share
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
-from strategies.plan import Resolved
+from strategies.plan import Plan, Resolved
 from topologies.reading import UserError
 
 __all__ = ["Item", "Items", "Part", "Parts", "parts", "restored_tensors", "saved_tensors"]
@@ -39,22 +40,27 @@ class Part:
     recompute: Items  # forward work repeated just before the backward pass
     saved: float  # bytes of activations kept from its forward to its backward
     restored: float  # bytes of activations that recomputation makes anew: they exist only while its backward runs
-    temporary: float  # bytes of the largest workspace of its backward or forward, besides saved and restored
+    temporary: float  # bytes of workspace of its forward besides saved, where most is needed: not all of saved is there yet
+    undoing: float  # the same of its backward besides saved and restored, of which less and less is there
+    passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
+    logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
-    backward: Items  # recompute, input gradient, weight gradient: an order in which the whole can run
+    backward: Items  # recompute, then both gradients: the whole, piece by piece
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A model under a plan: the embedding, one `Part` per kind of layer, the head."""
 
+    plan: Plan
     embedding: Part
     layers: tuple[Part, ...]  # one per kind
+    kept: tuple[Part, ...]  # the same without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: Part  # final norm, language-model head and loss
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
@@ -63,6 +69,19 @@ class Parts:
         """Layer 0 … layers − 1 of the model."""
         return self.layers[self.kinds[index]]
 
+    def stage(self, first: int, count: int) -> list[Part]:
+        """Layers first … first + count − 1 of the model as a stage runs them: which of them recompute their activations, and
+        which do so together.
+        """
+        every = [self.layer(index) for index in range(first, first + count)]
+        number = self.plan.recompute_layers
+        if number is None:
+            return every
+        if self.plan.recompute_method == "uniform":
+            return [_joined(tuple(every[start : start + number])) for start in range(0, count, number)]
+        again = range(number) if self.plan.recompute_method == "block" else range(number - 1, count, number)
+        return [part if place in again else self.kept[self.kinds[first + place]] for place, part in enumerate(every)]
+
 
 @lru_cache(maxsize=1024)
 def parts(model: Model, plan: Resolved) -> Parts:
@@ -70,9 +89,14 @@ def parts(model: Model, plan: Resolved) -> Parts:
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
+    layers, kept = (
+        tuple(_part("layer", transformer_layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none")
+    )
     return Parts(
+        plan=plan.plan,
         embedding=_part("embedding", embedding(share), share, "none"),
-        layers=tuple(_part("layer", transformer_layer(share, moe), share, recompute) for moe in kinds),
+        layers=layers,
+        kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
@@ -107,11 +131,26 @@ def _check(model: Model, plan: Resolved) -> None:
             f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
+    if plan.plan.kernels == "torch":
+        _check_eager(model, plan)
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
     if model.window is not None and model.window < plan.sequence and plan.plan.attention == "flash":
         rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
         raise UserError(f"{where}: window={model.window}: {rule}")
+
+
+def _check_eager(model: Model, plan: Resolved) -> None:
+    """What PyTorch's own operators are not written down for."""
+    share = Share(model, plan)
+    unknown = {
+        "dropout": share.dropout or share.attention_dropout, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
+        "recompute=selective": plan.plan.recompute == "selective",
+    }  # fmt: skip
+    for what, there in unknown.items():
+        if there:
+            raise UserError(f"model {model.name}: kernels=torch is not simulated with {what}: use kernels=megatron")
 
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
@@ -129,27 +168,74 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
     again = [piece for piece in pieces if recompute == "full" or (recompute == "selective" and piece.core)]
+    plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
+    whole = tuple(chain.from_iterable(piece.whole or piece.input_gradient + piece.weight_gradient for piece in reversed(pieces)))
     return Part(
         name=name,
         forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
         input_gradient=inputs,
         weight_gradient=weights,
         recompute=repeated,
-        backward=repeated + inputs + weights,
+        backward=repeated + whole,
         held=_held(weights, share),
+        logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
         saved=sum(kept.values()),
         restored=sum(restored.values()),
-        temporary=float(gradient + max((piece.temporary for piece in pieces), default=0)),
+        temporary=gradient + _workspace(pieces, kept),
+        undoing=gradient + _workspace(pieces, kept | restored),
+        passing=gradient + _workspace(pieces, kept | restored, plan.bytes_per_gradient),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),
         model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
         recomputed_flops=share.cp * sum(piece.flops for piece in again),
     )
+
+
+@lru_cache(maxsize=64)
+def _joined(layers: tuple[Part, ...]) -> Part:
+    """Consecutive layers that keep only the first one's input and are recomputed together before the backward pass of all."""
+    if len(layers) == 1:
+        return layers[0]
+    back = layers[::-1]
+    recompute = _chained(layers, "recompute")
+    whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
+    sums = ("parameters", "replicated", "experts", "model_flops", "recomputed_flops", "held")
+    return replace(
+        layers[0],
+        forward=_chained(layers, "forward"),
+        input_gradient=_chained(back, "input_gradient"),
+        weight_gradient=_chained(back, "weight_gradient"),
+        recompute=recompute,
+        backward=recompute + whole,
+        restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
+        **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
+        **{name: sum(getattr(part, name) for part in layers) for name in sums},
+    )
+
+
+def _chained(layers: Sequence[Part], name: str) -> Items:
+    return tuple(chain.from_iterable(getattr(part, name) for part in layers))
+
+
+def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0) -> float:
+    """Bytes beyond all of `tensors` that are needed at most while the pieces run one by one, forward or backward.
+
+    A tensor is there while the piece that first names it and those after it run. Negative when all are never there at once.
+    width: bytes per parameter of gradients, beyond all of which the bytes are then counted: backward, those of the piece and of
+    the pieces after it are there.
+    """
+    left, gone, unmade = dict(tensors), sum(tensors.values()), 0.0
+    most = -gone - width * sum(piece.parameters - piece.experts for piece in pieces)
+    for piece in pieces:
+        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner})
+        most = max(most, piece.temporary - gone - unmade)
+        unmade += width * (piece.parameters - piece.experts)
+    return most
 
 
 def _held(weights: Items, share: Share) -> float:
@@ -161,7 +247,7 @@ def _held(weights: Items, share: Share) -> float:
     for item in weights:
         if isinstance(item, Collective):
             gathered = True
-        elif item.kind == "gemm":
+        elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
             total += batch * k * (m + (n / share.tp if gathered else n))
             gathered = False

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies.layers.pieces import Items, Piece, Share
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share
 
 Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
 

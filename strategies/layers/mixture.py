@@ -12,7 +12,13 @@ Expert parallelism (GShard, arXiv:2006.16668): the experts of a layer are spread
 copies to the ranks of their experts and another takes the results back: chosen · tokens · hidden elements each, forward and
 backward. `plan.imbalance` is what the busiest rank has relative to the mean: all ranks are played as if they had so much.
 With sequence parallelism a tp rank routes its own tokens; copies are gathered over tp before the experts and reduce-scattered
-after them.
+after them. With `expert_tp: 1` experts are whole, spread over the tp and ep ranks, and the all-to-all takes that gather's place.
+
+With a capacity factor (GShard; Switch, arXiv:2101.03961) an expert takes no more than that many times the mean, and what is above
+is dropped; padded to capacity, all experts compute as much. Counted FLOPs of the model are of all copies, dropped or not.
+
+With `ep_nodes` the exchange has two steps (DeepSeek-V3, arXiv:2412.19437, section 3.2.2): a token goes once to each of its
+`routed_nodes` nodes, to the rank with the same place in it, and copies go on from there to the ranks of their experts.
 """
 
 from __future__ import annotations
@@ -20,9 +26,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sim.program import Kernel
-from strategies.layers.pieces import Items, Piece, Share, column_linear, pointwise, row_linear, whole_linear
+from sim.program import Collective, Kernel
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear, whole_linear
 from strategies.model import Experts
+from strategies.plan import NODES
 
 INPUT = "mlp input"
 
@@ -31,7 +39,7 @@ def mixture(share: Share, moe: Experts) -> list[Piece]:
     """The pieces of a layer's mixture, in the order of the forward pass, after its norm."""
     model, rows = share.model, _Rows(share, moe)
     width = moe.ffn * (2 if model.gated else 1)
-    elements = rows.held * moe.ffn // share.tp
+    elements = rows.held * moe.ffn // rows.tp
     router = whole_linear(share, "router", share.parted, moe.experts, share.tokens // share.parted, moe.router_bias, INPUT)
     scores = share.parted * moe.experts
     routed = [
@@ -51,9 +59,14 @@ class _Rows:
 
     def __init__(self, share: Share, moe: Experts) -> None:
         plan = share.resolved.plan
-        self.moe, self.experts = moe, moe.experts // plan.ep
-        self.own, whole = share.parted * moe.chosen, share.tokens * moe.chosen
-        self.held = math.ceil(whole * plan.imbalance)
+        self.whole = plan.expert_tp == 1 and plan.tp > 1  # experts are not cut
+        self.moe, self.tp, self.spread = moe, (1 if self.whole else plan.tp), plan.ep * (plan.tp if self.whole else 1)
+        self.experts = moe.experts // self.spread
+        limit = plan.capacity_factor or math.inf
+        self.load = limit if plan.pad_to_capacity else min(plan.imbalance, limit)  # of the busiest rank, relative to the mean
+        self.own = math.ceil(share.parted * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
+        self.sent = share.parted * moe.chosen * self.load
+        self.held = math.ceil((share.parted if self.whole else share.tokens) * moe.chosen * self.load)
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
         self.each = math.ceil(self.held / self.busy)  # copies of one of them
 
@@ -61,11 +74,20 @@ class _Rows:
 def _moved(share: Share, rows: _Rows, label: str) -> tuple[Items, Items]:
     """(copies to their experts, results back); the gradients' ways are the same the other way round."""
     plan, hidden = share.resolved.plan, share.element * share.model.hidden
-    swap = share.along("ep", plan.ep, "all_to_all", label, rows.own * hidden * plan.imbalance)
-    if not plan.sequence_parallel:
+    if rows.whole:
+        swap: Items = (Collective("all_to_all", rows.sent * hidden, "ep", label, plan.algorithm, along=("tp", "ep")),)
         return swap, swap
+    swap = share.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, rows.sent * hidden)
+    if plan.routed_nodes:
+        size = rows.sent * hidden / rows.moe.chosen * plan.routed_nodes
+        across = Collective("all_to_all", size, "ep", f"{label} across nodes", plan.algorithm, along=(NODES,))
+        there, back = (across, *swap), (*swap, across)
+    else:
+        there = back = swap
+    if not plan.sequence_parallel:
+        return there, back
     gather = share.collective("all_gather", label, rows.held * hidden)
-    return (*swap, *gather), (*share.collective("reduce_scatter", label, rows.held * hidden), *swap)
+    return (*there, *gather), (*share.collective("reduce_scatter", label, rows.held * hidden), *back)
 
 
 def _dispatch(share: Share, rows: _Rows) -> Piece:
@@ -97,11 +119,11 @@ def _combine(share: Share, rows: _Rows) -> Piece:
 
 def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, columns: bool) -> Piece:
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
-    bias, tp = share.model.mlp_bias, share.tp
+    bias, tp = share.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
     weight = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy)
     sums = (share.memory(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
-    parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns)
+    parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
     return Piece(
         forward=(_exact(share.gemm(label, "forward", rows.each, n, k, rows.busy), rows),),
         input_gradient=(_exact(share.gemm(label, "backward", rows.each, k, n, rows.busy), rows),),

@@ -3,7 +3,7 @@
 A piece says once what it runs forward, what it runs backward, which tensors it keeps in between, and which parameters it holds;
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
-Work follows Megatron-LM with Transformer Engine's fusions:
+Work follows Megatron-LM with Transformer Engine's fusions, or with `kernels: torch` what `strategies.layers.eager` says:
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
   their own over all tokens;
@@ -15,23 +15,27 @@ Work follows Megatron-LM with Transformer Engine's fusions:
 Tensor parallelism cuts matrices by columns, then rows (arXiv:1909.08053 section 3). Forward, an all-reduce follows a matrix cut
 by rows; backward, one follows the input gradient of a matrix cut by columns. With sequence parallelism (arXiv:2205.05198 section
 4.2.2) a reduce-scatter takes the all-reduce's place and an all-gather stands before the other matrix; and as only 1/tp of the
-input is kept, backward gathers it once more for the weight gradient. A real run hides that gather behind the input gradient,
-and the input gradient's reduction behind the weight gradient; here the compute stream waits for both.
+input is kept, backward gathers it once more for the weight gradient. With `overlap_tp: weight_gradient` that gather runs beside
+the product that makes the input gradient, and the input gradient's reduction beside the one that makes the weight gradient, as
+Megatron-LM does by default (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication); a
+backward pass that a schedule splits in two has nothing to hide them behind. With `overlap_tp: pieces` also the gather before a
+product, and the reduce-scatter after one, go round a ring of tp ranks beside the product of the tokens that have come
+(Transformer Engine's userbuffers, PyTorch's async TP).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sim.program import Collective, Kernel
+from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
 from strategies.plan import Resolved
 
-Item = Kernel | Collective
-Items = tuple[Item, ...]
 Split = Literal["columns", "rows", "none"]
+FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Piece:
     forward: Items = ()
     input_gradient: Items = ()
     weight_gradient: Items = ()
+    whole: Items = ()  # both gradients, where they are not simply one after the other
     saved: Mapping[str, float] = field(default_factory=dict)  # tensors kept for backward: name -> bytes; one name, one tensor
     core: bool = False  # part of the attention core, which selective recomputation runs again
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
@@ -72,6 +77,11 @@ class Share:
     def element(self) -> int:
         """Bytes of an activation element."""
         return self.resolved.plan.bytes_per_element
+
+    @property
+    def eager(self) -> bool:
+        """PyTorch's own operators in place of fused kernels."""
+        return self.resolved.plan.kernels == "torch"
 
     @property
     def batch(self) -> int:
@@ -144,20 +154,63 @@ class Share:
         """A kernel bound by `moved` bytes."""
         return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.plan.precision)
 
-    def collective(self, operation: str, label: str, size: float) -> Items:
+    def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
-        return self.along("tp", self.tp, operation, label, size)
+        return self.along("tp", self.tp, operation, label, size, width=width)
 
-    def along(self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "") -> Items:
-        """A collective along `axis` over a full buffer of `size` bytes; nothing when its degree is 1."""
+    def along(
+        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: int = 0
+    ) -> Items:
+        """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
+        nothing when its degree is 1.
+        """
         if degree == 1:
             return ()
-        return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
+        algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
+        return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
     def gather(self, label: str, features: int = 0) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
         size = self.element * self.tokens * (features or self.model.hidden)
         return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
+
+    def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
+        """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
+        the sums of the gradient and of its product with the input backward (torch/nn/modules/_functions.py, SyncBatchNorm).
+        """
+        plan, along, width = self.resolved.plan, self.resolved.sharing, 4  # fp32
+        size = width * (2 * features + 1) * self.resolved.copies
+        return (
+            Collective("all_gather", size, "dp", f"{label} statistics", plan.algorithm, width=width, along=along),
+            Collective("all_reduce", width * 2 * features, "dp", f"{label} sums", plan.algorithm, width=width, along=along),
+        )
+
+    def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
+        """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
+        asked = self.resolved.plan.overlap_tp or ("none" if self.eager else "weight_gradient")
+        return self.tp > 1 and (asked == what or asked == "pieces")
+
+    def after_gather(self, gather: Items, kernel: Kernel) -> Items:
+        """A product of tokens (its m) that are gathered."""
+        if not (gather and self.overlap("pieces")):
+            return (*gather, kernel)
+        return gathered(self._cut(kernel), self._round(gather))
+
+    def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
+        """A product of tokens (its m) whose sums are reduced."""
+        if not (reduce and self.overlap("pieces")):
+            return (kernel, *reduce)
+        return scattered(self._cut(kernel), self._round(reduce))
+
+    def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """The product in one kernel for the tokens of each tp rank."""
+        batch, m, n, k = kernel.shape
+        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch),) * self.tp
+
+    def _round(self, whole: Items) -> Collective:
+        """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
+        assert isinstance(whole[0], Collective)
+        return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
 
     def reduce(self, label: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
@@ -173,13 +226,18 @@ def column_linear(
     local = local or outputs // share.tp
     gathered = share.element * tokens * hidden
     gather = share.gather(f"{label} input", hidden)
+    again = () if share.eager else gather
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
+    reduce = share.reduce(f"{label} input gradient", hidden)
+    inputs_product = share.gemm(label, "backward", tokens, hidden, local)
+    weights = (share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
     return Piece(
-        forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
-        input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient", hidden)),
-        weight_gradient=(*gather, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
-        saved={source or f"{label} input": share.element * share.parted * hidden},
-        temporary=gathered + (gathered if gather else 0),  # the input's gradient, and the input of all tokens
+        forward=share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)),
+        input_gradient=(inputs_product, *reduce),
+        weight_gradient=(*again, *weights),
+        whole=(*beside((inputs_product,), again), *beside(weights, reduce)) if share.overlap("weight_gradient") else (),
+        saved={source or f"{label} input": gathered if share.eager else share.element * share.parted * hidden},
+        temporary=gathered + (gathered if again else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
         flops=2.0 * tokens * hidden * outputs,
     )
@@ -192,8 +250,8 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     gather = share.gather(f"{label} gradient")
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * share.stream),)
     return Piece(
-        forward=(share.gemm(label, "forward", tokens, hidden, local), *share.reduce(label)),
-        input_gradient=(*gather, share.gemm(label, "backward", tokens, local, hidden)),
+        forward=share.before_reduce(share.gemm(label, "forward", tokens, hidden, local), share.reduce(label)),
+        input_gradient=share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden)),
         weight_gradient=(share.weight_gemm(f"{label} weight", hidden, local, tokens), *(bias_gradient if bias else ())),
         saved={f"{label} input": share.element * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)),
@@ -226,10 +284,24 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
+    forward_passes: tuple[int, ...] = (2,)
+    backward_passes: tuple[int, ...] = (3,)
+    kept = {source or f"{label} input": size}
+    if share.eager:
+        whole = share.model.norm == "layernorm"
+        kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
+        if not whole:  # written out: see strategies.layers.eager
+            forward_passes, backward_passes, kept[f"{label} normed"] = (2, 1, 2, 2), (2, 3, 1, 2, 3, 1, 2, 2, 3), size
+    forward: Items = tuple(share.memory(label, "forward", times * size) for times in forward_passes)
+    backward: Items = tuple(share.memory(label, "backward", times * size) for times in backward_passes)
+    if share.resolved.plan.sync_norm:
+        gather, reduce = share.statistics(label, features)
+        forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)
+        backward = (share.memory(f"{label} sums", "backward", 2 * size), reduce, *backward)
     return Piece(
-        forward=(share.memory(label, "forward", 2 * size),),
-        input_gradient=(share.memory(label, "backward", 3 * size), *(addition if residual else ())),
-        saved={source or f"{label} input": size},
+        forward=forward,
+        input_gradient=(*backward, *(addition if residual else ())),
+        saved=kept,
         parameters=parameters,
         replicated=parameters,
     )

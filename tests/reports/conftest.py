@@ -26,7 +26,9 @@ MODEL = Model(name="small", hidden=1024, layers=4, heads=16, vocabulary=32000, c
 @pytest.fixture
 def summary() -> Summary:
     """32 GPUs, 1.23 s, 61.2 of 85.5 GB on stage 0; the components are 0.1 s each, and the bubble the rest."""
-    breakdown = dict.fromkeys(COMPONENTS, 0.1) | {"cp exposed": 0.0, "ep exposed": 0.0}
+    breakdown = dict.fromkeys(COMPONENTS, 0.1) | dict.fromkeys(
+        (f"{axis} exposed" for axis in ("cp", "ep", "host", "nvme", "cpu")), 0.0
+    )
     breakdown["bubble"] = 1.23 - sum(seconds for name, seconds in breakdown.items() if name != "bubble")
     stages = (
         StageMemory(0, 0, NO_BYTES | {"parameter": 4e9, "activation": 41e9, "optimizer": 12e9}, 4.2e9, 61.2e9, 0.5, "forward"),

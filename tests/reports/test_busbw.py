@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from reports.busbw import accuracy, busbw, comparison, size_of, table
+from reports.busbw import accuracy, comparison, size_of, table
 from reports.figures import figures
+from reports.figures.busbw import busbw
 from shardyard import main
 from sim.sweep import Point, Sweep
 

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from reports.figures import COLOURS, MEMORY, breakdown, figures, gantt, memory
+from reports.figures import COLOURS, MEMORY, figures
+from reports.figures.breakdown import breakdown
+from reports.figures.comparison import comparison
+from reports.figures.gantt import gantt
+from reports.figures.memory import memory
+from reports.figures.memory_over_time import memory_over_time
+from reports.figures.traffic import traffic
 from reports.lanes import chosen, lane_names, strips
+from sim.links import matrix
+from sim.memory import ledger
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
 from topologies.reading import UserError
@@ -54,7 +62,7 @@ def test_strips_hold_each_pass_once(timeline: Timeline) -> None:
         assert sorted(bar.microbatch for bar in passes) == [0, 0, 1, 1, 2, 2, 3, 3]
         assert sum("recompute" in bar.shares for bar in passes) == 4
         assert [set(bar.shares) for bar in row.passes if bar.microbatch < 0] == [{"optimizer"}]
-        assert {"dp", "pp"} >= set(row.transfers)
+        assert {"tp", "dp", "pp"} >= set(row.transfers)
         assert all(left.end <= right.start for left, right in zip(row.passes, row.passes[1:], strict=False))
 
 
@@ -101,3 +109,31 @@ def test_figures_are_found_by_name() -> None:
 def test_neighbouring_colours_differ() -> None:
     phases = [COLOURS[name] for name in ("forward", "backward", "recompute", "optimizer", "tp", "dp", "pp", "launch", "bubble")]
     assert len(set(phases)) == len(phases)
+
+
+def test_a_comparison_shows_every_run_in_full(summary: Summary, too_big: Summary) -> None:
+    left, right = comparison.draw({"fits": summary, "not": too_big}).axes[:2]
+    for axes, totals in ((left, [1.23, 1.23]), (right, [61.2, 91.7])):
+        for y, total in enumerate(totals):
+            bars = [group[y] for group in axes.containers]
+            assert sum(bar.get_width() for bar in bars) == pytest.approx(total, rel=1e-12)
+    assert [text.get_text().strip() for text in left.texts] == ["1.23 s", "1.23 s, does not fit"]
+    assert {group[1].get_alpha() for group in left.containers} == {0.35}
+
+
+def test_memory_over_time_reaches_the_peak_of_the_fullest_gpu(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = max(ledger(timeline, lane).peak for lane in range(len(timeline.lanes)))
+    for moments in (1500, 4):
+        monkeypatch.setattr("reports.figures.memory_over_time.MOMENTS", moments)
+        stacks = memory_over_time.draw(timeline).axes[0].collections
+        top = max(path.vertices[:, 1].max() for stack in stacks for path in stack.get_paths())
+        assert top == pytest.approx(peak / 1e9)
+
+
+def test_traffic_between_ranks_is_what_they_send(timeline: Timeline) -> None:
+    sent = matrix(timeline)
+    by_volume = sum(lane.ranks * sum(size for size, _ in volume.values()) for lane, volume in
+                    zip(timeline.lanes, timeline.volumes(), strict=True))  # fmt: skip
+    assert sent.sum() == pytest.approx(by_volume)
+    assert not sent.diagonal().any()
+    assert traffic.draw(timeline).axes[0].images[0].get_array().sum() == pytest.approx(sent.sum() / 1e9)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ from typing import Any
 import pytest
 
 from reports import page
-from reports.page import FILES, write_report
+from reports.figures.comparison import comparison
+from reports.page import DATA, Picture, Report, Section, Sheet, write_report
 from sim.summary import summarise
 from sim.timeline import Timeline
 from topologies.reading import UserError
+
+PICTURES = ("breakdown.png", "memory.png", "gantt.png", "memory_over_time.png", "traffic.png")
 
 
 class Links(HTMLParser):
@@ -36,19 +41,20 @@ class Links(HTMLParser):
 def folder(timeline: Timeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("report") / "new"
     job = {"model": "<script>alert(1)</script>", "cluster": "1 × DGX & co", "plan": {"tp": 2}, "command": 'shardyard "x"'}
-    assert write_report(where, timeline, summarise(timeline), job) == [where / name for name in FILES]
+    written = write_report(where, Report(timeline, summarise(timeline), job))
+    assert [path.name for path in written] == ["report.html", *PICTURES, *DATA]
     return where
 
 
 def test_everything_is_there_and_nothing_else(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(("report.html", *PICTURES, *DATA))
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
 def test_the_page_fetches_nothing_and_runs_nothing(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     links = Links(text)
-    assert "script" not in links.tags
+    assert "script" not in links.tags  # without a table to sort
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     for tag, where in links.found:
         assert where.startswith("data:image/png;base64,") if tag == "img" else (folder / where).is_file()
@@ -83,24 +89,76 @@ def test_tables_beside_the_page_are_complete(folder: Path, timeline: Timeline) -
 def test_the_same_inputs_give_the_same_bytes(timeline: Timeline, tmp_path: Path) -> None:
     summary = summarise(timeline)
     for name in ("a", "b"):
-        write_report(tmp_path / name, timeline, summary, {"model": "m"})
-    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in FILES)
+        write_report(tmp_path / name, Report(timeline, summary, {"model": "m"}), ("png", "svg"))
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+    assert (tmp_path / "a/gantt.svg").exists()
 
 
 def test_a_failure_leaves_the_old_report_whole(timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarise(timeline)
-    before = {path.name: path.read_bytes() for path in write_report(tmp_path, timeline, summary, {"model": "old"})}
+    before = {path.name: path.read_bytes() for path in write_report(tmp_path, Report(timeline, summary, {"model": "old"}))}
 
     def fail(*_: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(page, "page", fail)
     with pytest.raises(KeyboardInterrupt):
-        write_report(tmp_path, timeline, summary, {"model": "new"})
+        write_report(tmp_path, Report(timeline, summary, {"model": "new"}))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_folder_that_cannot_be_is_one_line(timeline: Timeline, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file: the report cannot be written: File exists$"):
-        write_report(tmp_path / "file", timeline, summarise(timeline), {})
+        write_report(tmp_path / "file", Report(timeline, summarise(timeline), {}))
+
+
+SHEET = Sheet(
+    ("plan", "step", "fits"), [*([f"tp={n}", n % 7 + 0.25, n % 2 == 0] for n in range(1000)), ["</script><b>", None, True]]
+)
+
+
+@pytest.fixture(scope="session")
+def large(timeline: Timeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with runs side by side and a table of 1,001 plans."""
+    runs = {"one": summarise(timeline), "other": summarise(timeline)}
+    section = Section("Plans", (Picture("runs", "Runs", comparison, runs),), ("1,001 plans",), SHEET)
+    report = Report(timeline, summarise(timeline), {"model": "m"}, runs=runs, sections=(section,))
+    return write_report(tmp_path_factory.mktemp("large"), report)[0]
+
+
+def test_a_page_of_a_thousand_plans_stays_below_a_megabyte(large: Path) -> None:
+    text = large.read_text(encoding="utf-8")
+    assert len(text.encode()) < 1_000_000
+    assert "</script><b>" not in text
+    assert text.count("<tr><td>tp=") == 20  # without scripts the first can be read
+    assert not re.search(r"https?:|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def browse(page: Path, state: str = "") -> tuple[list[list[str]], str]:
+    """What a real browser makes of the page: the rows of the table of plans, and what it complained of."""
+    profile = page.parent / "profile"
+    asked = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+             "--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000",
+             "--dump-dom", f"{page.as_uri()}{state}"]  # fmt: skip
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    body = done.stdout.split("<tbody>")[1].split("</tbody>")[0]
+    rows = [re.findall(r"<td>(.*?)</td>", line) for line in body.split("<tr>")[1:]]
+    return rows, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_browser_sorts_and_filters_without_complaint(large: Path) -> None:
+    every, complaints = browse(large)
+    assert (len(every), complaints) == (1001, "")
+    assert every[-1] == ["&lt;/script&gt;&lt;b&gt;", "", "true"]
+    rows, complaints = browse(large, "#sort=step&order=descending&filter=fits%3Dtrue+step%3E3")
+    assert complaints == ""
+    assert len(rows) == sum(step is not None and step > 3 and fits for _, step, fits in SHEET.rows)
+    steps = [float(row[1]) for row in rows]
+    assert steps == sorted(steps, reverse=True)
+    assert [row[0] for row in browse(large, "#filter=tp%3D77")[0]] == [f"tp={n}" for n in (77, *range(770, 780))]

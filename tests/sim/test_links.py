@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.links import hottest, link_loads
+from sim.links import carried, hottest, link_loads
 from sim.run import run
 from strategies.lower import lower
 
@@ -30,6 +30,16 @@ def test_bytes_are_conserved(plan, nodes, toy_job, toy_prices) -> None:
     assert total["nic"] == pytest.approx(total["pcie"])
     assert total["nvlink"] / 2 + total["nic"] / 2 == pytest.approx(sent)
     assert (total["nic"] > 0) == (nodes > 1)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_single_links_carry_together_what_alike_links_carry(plan, toy_job, toy_prices) -> None:
+    job = toy_job(8, 2, bucket="20 kB", **plan)
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    each, topology = carried(timeline), job.cluster.topology()
+    names = {topology.name(link): load for link, load in enumerate(each)}
+    assert sum(load.count * load.bytes for load in link_loads(timeline)) == pytest.approx(each.sum())
+    assert all(names[load.name] == pytest.approx(load.bytes) for load in link_loads(timeline))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

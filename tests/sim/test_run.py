@@ -165,7 +165,7 @@ def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
         plan = dict(tp=8, pp=8, accumulation=64, recompute="full", algorithm="ring")
         runs.append(simulate(read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=plan)))
     assert len(runs[0].end) == len(runs[1].end)
-    assert runs[1].events == pytest.approx(runs[0].events, rel=0.3)
+    assert runs[1].events == pytest.approx(runs[0].events, rel=0.5)
 
 
 def test_runs_repeat_exactly(toy_job, toy_prices) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.program import Collective, Kernel
+from sim.program import Collective, Kernel, Start
 from strategies.layers import Items, Part, parts, restored_tensors, saved_tensors
 from strategies.model import Model, load_model
 from strategies.plan import Plan, Resolved
@@ -33,7 +33,8 @@ def flops(items: Items) -> float:
 
 
 def operations(items: Items) -> dict[str, int]:
-    return dict(Counter(item.operation for item in items if isinstance(item, Collective)))
+    every = (item.collective if isinstance(item, Start) else item for item in items)
+    return dict(Counter(item.operation for item in every if isinstance(item, Collective)))
 
 
 def moved(items: Items) -> dict[str, float]:
@@ -122,7 +123,7 @@ def test_recomputation_restores_what_it_does_not_keep(fields: dict[str, Any], at
     assert flops(part["selective"].recompute) == 4 * 32 * 32 * 64 * (0.5 if attention == "flash" else 1)
     assert {item.phase for item in part["selective"].recompute if isinstance(item, Kernel)} == {"recompute"}
     full = part["full"]
-    assert full.backward == full.recompute + full.input_gradient + full.weight_gradient
+    assert Counter(full.backward) == Counter(full.recompute + full.input_gradient + full.weight_gradient)
 
 
 # FLOPs
@@ -421,3 +422,12 @@ def test_what_is_not_simulated_is_refused(fields: dict[str, Any], text: str) -> 
         parts(model, resolved(model))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4)])
+def test_collectives_know_the_width_of_their_elements(precision: str, width: int) -> None:
+    """Volumes are also told in elements; the loss is in fp32 whatever the precision."""
+    work = parts(Model(**GPT), resolved(Model(**GPT), tp=2, precision=precision))
+    widths = {i.label: i.width for part in (work.layer(0), work.head) for i in part.forward if isinstance(i, Collective)}
+    assert widths.pop("loss sum") == widths.pop("loss maximum") == widths.pop("loss target") == 4
+    assert set(widths.values()) == {width}

@@ -37,6 +37,7 @@ BERT = {
 }
 # gpt2-xl and Llama 3.1 on huggingface.co; BertForPreTraining
 PRESETS = {
+    "deepseek-v3": 671_026_419_200,  # 671B without multi-token prediction, arXiv:2412.19437
     "mixtral-8x7b": 46_702_792_704,
     "gpt2-1.5b": 1_557_611_200,
     "bert-large": 336_226_108,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.program import Block, Kernel, Program, Run, Send
+from sim.program import Block, Collective, Kernel, Program, Run, Send
 from sim.run import run
 from strategies.lower import lower
 from strategies.schedules import Action, Schedule, actions, schedules
@@ -22,10 +22,16 @@ def chunks_of(name: str) -> int:
 @pytest.mark.parametrize("name", list(schedules))
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 def test_every_pass_runs_once(name: str, ranks: int, microbatches: int) -> None:
-    chunks = chunks_of(name)
+    chunks, copies = chunks_of(name), schedules[name].copies
+    if copies > 1 and (ranks % 2 or microbatches % 2):
+        with pytest.raises(UserError, match="needs even pp and microbatches"):
+            actions(name, 0, ranks, microbatches, chunks)
+        return
     for rank in range(ranks):
         order = actions(name, rank, ranks, microbatches, chunks)
         everything = {(mb, chunk) for mb in range(microbatches) for chunk in range(chunks)}
+        if copies > 1:  # half of the microbatches on each
+            everything = {(mb, chunk) for mb, chunk in everything if (mb >= microbatches // 2) == chunk}
         assert sorted((a.microbatch, a.chunk) for a in order if a.kind == "F") == sorted(everything)
         assert sorted((a.microbatch, a.chunk) for a in order if a.kind in "BW") == sorted(everything)
 
@@ -51,7 +57,7 @@ def in_flight(name: str, rank: int, ranks: int, microbatches: int) -> int:
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 4), (4, 16), (8, 64)])
 def test_activations_in_flight(p: int, m: int) -> None:
     """Huang 2019: m; Narayanan 2021: min(p − s, m) and interleaved (p·(v − 1) + 2(p − 1 − s) + 1); Qi 2023: H1 as 1F1B on rank 0,
-    H2 up to 2p − 1, ZB-V 2p chunks of half the size; DualPipe's table: 2p + 1."""
+    H2 up to 2p − 1, ZB-V 2p chunks of half the size; DualPipe's table: p + 1, its V 2p + 1 of half the size; Chimera's: p."""
     for rank in range(p):
         assert in_flight("naive", rank, p, m) == 1
         assert in_flight("gpipe", rank, p, m) == m
@@ -61,6 +67,8 @@ def test_activations_in_flight(p: int, m: int) -> None:
         assert in_flight("zb-h2", rank, p, m) <= min(2 * p - 1, m)
         assert in_flight("zb-v", rank, p, m) <= 2 * p
         assert in_flight("dualpipe-v", rank, p, m) <= 2 * p + 1
+        assert in_flight("dualpipe", rank, p, m) <= p + 1
+        assert in_flight("chimera", rank, p, m) <= p
 
 
 PYTORCH = {
@@ -79,19 +87,43 @@ def test_orders_are_those_of_pytorch(name: str, p: int, m: int) -> None:
     theirs = visualizer.get_schedule_ops(PYTORCH[name], p, m, num_stages_per_rank=chunks if chunks > 1 else None)
     for rank in range(p - (name == "1f1b")):  # PyTorch's plain 1F1B visualizer is off by one on the last stage
         ours = [f"{schedules[name].stage(rank, p, a.chunk)}{a.kind}{a.microbatch}" for a in actions(name, rank, p, m, chunks)]
+        if name == "dualpipe-v":
+            pairs = [
+                bool(op.sub_actions) and one is op.sub_actions[0] for op in theirs[rank] if op for one in op.sub_actions or (op,)
+            ]
+            assert [action.beside for action in actions(name, rank, p, m, chunks)] == pairs
         flat = [str(one) for op in theirs[rank] if op is not None for one in op.sub_actions or (op,)]
         assert ours == [op for op in flat if "REDUCE" not in op]
 
 
-def equal_stages(program: Program) -> Program:
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
+def test_dualpipe_is_two_dualpipe_v_back_to_back(p: int, m: int) -> None:
+    """Both halves of its ranks run a V of p/2 ranks with half of the microbatches, the second half with the copies exchanged."""
+    for rank in range(p):
+        folded = actions("dualpipe-v", min(rank, p - 1 - rank), p // 2, m // 2, 2)
+        copies = [1, 0] if rank >= p // 2 else [0, 1]
+        expected = [(kind, mb + copies[c] * m // 2, copies[c], beside) for kind, mb, c, beside in folded]
+        assert [tuple(action) for action in actions("dualpipe", rank, p, m, 2)] == expected
+
+
+def equal_stages(program: Program, backward: float = 2.0) -> Program:
     """The lowered program with equal chunks: F takes 1 s, B 2 s, I and W 1 s each; free transfers."""
-    seconds = {"forward": 1.0, "backward": 2.0, "input gradient": 1.0, "weight gradient": 1.0, "optimizer": 0.0}
+    seconds = {
+        "forward": 1.0,
+        "backward": backward,
+        "forward + backward": 1.0 + backward,
+        "input gradient": 1.0,
+        "weight gradient": 1.0,
+        "optimizer": 0.0,
+    }
     blocks = {
         name: Block(name, (Run(1, (Kernel("memory", name, "forward", 0.0, time * 1e12),)),)) for name, time in seconds.items()
     }
     for cohort in program.cohorts:
         sends: dict[tuple[int, str], Send] = {}
         for op in cohort.ops:
+            if isinstance(op.work, Collective):
+                op.work = replace(op.work, bytes=0.0)
             if isinstance(op.work, Block):
                 op.work = blocks[op.work.name]
             elif isinstance(op.work, Send):
@@ -99,19 +131,21 @@ def equal_stages(program: Program) -> Program:
     return program
 
 
-def bubble(name: str, p: int, m: int, toy_job, toy_prices, **plan) -> float:
+def bubble(name: str, p: int, m: int, toy_job, toy_prices, backward: float = 2.0, **plan) -> float:
     """Fraction of the step that ranks are idle, with F = 1 s and B = 2 s per stage of a chunk."""
-    chunks = plan.get("chunks") or chunks_of(name)
+    chunks = (plan.get("chunks") or chunks_of(name)) // schedules[name].copies
     job = toy_job(p, model={"layers": p * chunks, "tied": False}, pp=p, accumulation=m, schedule=name, **plan)
-    timeline = run(equal_stages(lower(job.model, job.resolve())), job.cluster.topology(), toy_prices())
-    return 1 - 3.0 * m * chunks / timeline.step
+    timeline = run(equal_stages(lower(job.model, job.resolve()), backward), job.cluster.topology(), toy_prices())
+    return 1 - (1 + backward) * m * chunks / timeline.step
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16)])
 def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> None:
     """GPipe and 1F1B (p − 1)/(m + p − 1) of the step; interleaved (p − 1)/(v·m) over the ideal (Narayanan 2021, section 2.2);
     ZB-H1 (p − 1)(F + I − W) over the ideal, a third of 1F1B's when F = I = W (Qi 2023, table 1);
-    DualPipeV at most (p − 1)(F&B + B − 3W) over the ideal; PipeDream's steady state none."""
+    DualPipe (p/2 − 1)(F&B + B − 3W) and DualPipeV (p − 1)(F&B + B − 3W) over the ideal (github.com/deepseek-ai/DualPipe), here
+    with F&B = F + B; Chimera p − 2 passes when B = F, and 2(p − 2) forward passes for m = p when B = 2F (Li and Hoefler 2021,
+    table 2: (p − 2)/(2m + p − 2) and (p − 2)/(3m/2 + p − 2)); PipeDream's steady state none; pairs have 1F1B's."""
 
     def of(name: str, **plan) -> float:
         return bubble(name, p, m, toy_job, toy_prices, **plan)
@@ -130,8 +164,16 @@ def test_bubbles_are_the_published_ones(p: int, m: int, toy_job, toy_prices) -> 
         assert of("pipedream-2bw") == pytest.approx(0.0)
     if m >= 2 * p:  # enough to fill the longer warm-up
         assert of("zb-h2") <= of("zb-h1") + 1e-12
-        over = (p - 1) * (3.0 + 2.0 - 3.0) / (3.0 * 2 * m)  # github.com/deepseek-ai/DualPipe, with F&B = F + B
-        assert 0.0 < of("dualpipe-v") <= over / (1 + over)
+        over = (p - 1) * (3.0 + 2.0 - 3.0) / (3.0 * 2 * m)
+        assert of("dualpipe-v") == pytest.approx(over / (1 + over))
+        over = (p / 2 - 1) * (3.0 + 2.0 - 3.0) / (3.0 * m)
+        assert of("dualpipe") == pytest.approx(over / (1 + over))
+    assert of("chimera", backward=1.0) == pytest.approx((p - 2) / (2 * m + p - 2))
+    if m == p:
+        assert of("chimera") == pytest.approx((p - 2) / (1.5 * m + p - 2))
+    assert of("1f1b-overlapped") == pytest.approx(of("1f1b"))
+    if m % p == 0:
+        assert of("interleaved-overlapped") == pytest.approx(of("interleaved"))
 
 
 BAD = {

@@ -99,13 +99,17 @@ def test_one_switch_has_no_spine() -> None:
 
 def test_links_are_counted_and_named_once() -> None:
     topology = load_cluster("dgx-h100", nodes=33).topology()
-    assert topology.links == 33 * (8 * 2 + 8 * 2 + 8 * 2) + 2 * 16  # NVLink, PCIe and NIC ports; two units of 8 leaves
+    assert (
+        topology.links == 33 * (8 * 2 + 8 * 2 + 8 * 2 + 3) + 2 * 16
+    )  # NVLink, PCIe and NIC ports, memory and disks; two units of 8 leaves
     assert len({topology.name(link) for link in range(topology.links)}) == topology.links
 
 
 def test_unknown_gpus_are_refused() -> None:
     with pytest.raises(IndexError, match="0 to 15"):
-        load_cluster("dgx-h100", nodes=2).topology().routes(np.array([0]), np.array([18]))  # 16 and 17 are switches
+        load_cluster("dgx-h100", nodes=2).topology().routes(
+            np.array([0]), np.array([22])
+        )  # 16 to 21 are switches, memories, disks
 
 
 def test_shifting_by_a_node_loads_every_nic_once_each_way() -> None:

@@ -52,6 +52,7 @@ def test_links_are_counted_once() -> None:
     assert sum(sort.number for sort in sorts) == topology.links
     assert [(sort.kind, sort.number, sort.capacity) for sort in sorts] == [
         ("nvlink", 64, 450e9), ("pcie", 64, 63e9), ("nic", 32, 50e9), ("nic", 32, 50e9), ("spine", 16, 1600e9),
+        ("memory", 4, 245.6e9), ("disk", 4, 50e9), ("disk", 4, 25e9),
     ]  # fmt: skip
     assert sorts[0].example == "node 0 gpu 0 nvlink out"
 

@@ -44,6 +44,9 @@ class _Graph:
             up = {gpu: next((s.link for s in self.steps[gpu] if s.to == "nvswitch"), -1) for gpu in self._gpus()}
             if all(up[gpu] >= 0 for gpu in self._gpus()):
                 self.board.switch = [((up[gpu],), (down[gpu],)) for gpu in self._gpus()]
+        slots = [next((step.link for step in self.steps[gpu] if step.kind == "pcie"), -1) for gpu in self._gpus()]
+        if min(slots) >= 0:  # links are numbered there and back
+            self.board.slots_of = [(slot, slot ^ 1) for slot in slots]
         if node.nics:
             self._uplink()
 

@@ -36,6 +36,7 @@ class _Tree:
             for b in range(node.gpus):
                 if a != b:
                     self.board.join(a, b, self._between(a, b))
+        self.board.host = [self._rise(gpu) for gpu in range(node.gpus)]
         self.board.uplink([self._to_nic(gpu) for gpu in range(node.gpus)])
 
     def _switch(self, gpu: int) -> int:

@@ -20,8 +20,8 @@ class Growth(NamedTuple):
     lines: Mapping[str, Sequence[tuple[int, float]]]
 
 
-@figure("scaling")
-def scaling(data: Growth) -> Figure:
+@figure("growth")
+def growth(data: Growth) -> Figure:
     """Time against ranks on logarithmic axes: a colour per algorithm, a style per size."""
     from matplotlib.figure import Figure
 

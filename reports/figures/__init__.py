@@ -1,0 +1,92 @@
+"""The figures: a file of this folder each, one function that draws and is registered by its decorator.
+
+Colours are safe for colour-blind eyes. The same data give the same bytes: no dates, no random ids, the font that comes with
+matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.words import KINDS
+from topologies.registry import Registry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
+BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
+GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
+
+COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED,
+           "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
+HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
+           "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip
+MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
+
+DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
+LANES = 32  # rows of a Gantt chart
+NUMBERED = 16  # microbatches up to which passes are numbered
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "hatch.linewidth": 0.6, "hatch.color": "#00000066", "svg.hashsalt": "shardyard", "svg.fonttype": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A registered figure: `draw` makes it from its data; calling it saves it, as PNG or SVG by the name of the file."""
+
+    draw: Callable[[Any], Figure]
+
+    def __call__(self, data: Any, path: Path) -> Path:
+        import matplotlib
+
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
+            metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+            drawn = self.draw(data)
+            drawn.savefig(path, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
+        return path
+
+
+figures: Registry[Drawing] = Registry("figure", package="reports.figures")
+
+
+def figure(name: str) -> Callable[[Callable[[Any], Figure]], Drawing]:
+    """Decorator: registers a function from data to a Figure."""
+
+    def register(draw: Callable[[Any], Figure]) -> Drawing:
+        return figures(name)(Drawing(draw))
+
+    return register
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of `width` × `height` inches. Not by pyplot, whose state is global."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    return drawn, drawn.add_subplot()
+
+
+def patch(name: str, label: str) -> Any:
+    """A legend entry."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=COLOURS[name], hatch=HATCHES.get(name), edgecolor=DARK, linewidth=0.5, label=label)
+
+
+def time_unit(step: float) -> tuple[float, str]:
+    """(factor from seconds, name of the unit)."""
+    if step >= 1:
+        return 1.0, "s"
+    return (1e3, "ms") if step >= 1e-3 else (1e6, "µs")

@@ -1,0 +1,52 @@
+"""Who sends how much to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reports.figures import DARK, LIGHT, canvas, figure
+from sim.links import matrix
+from sim.timeline import Timeline
+from topologies.reading import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RANKS = 256  # shown one by one; of more, nodes are shown
+MOST = 8192
+
+
+@figure("traffic")
+def traffic(timeline: Timeline) -> Figure:
+    """Bytes from rank to rank (or node to node) in a step, colours on a logarithmic scale; lines between nodes.
+
+    Raises UserError above MOST ranks.
+    """
+    from matplotlib.colors import LogNorm
+
+    world = timeline.program.grid.world
+    if world > MOST:
+        raise UserError(f"a matrix of {world} ranks is too large to draw; at most {MOST}")
+    sent, node = matrix(timeline) / 1e9, timeline.pricing.topology.node_of(np.arange(world))
+    what, ends = "rank", np.flatnonzero(np.diff(node)) + 0.5
+    if world > RANKS:
+        count = int(node.max()) + 1
+        each = np.zeros((count, world))
+        each[node, np.arange(world)] = 1.0
+        sent, what, ends = each @ sent @ each.T, "node", np.empty(0)
+    drawn, ax = canvas(6.4, 5.4)
+    ax.set_facecolor(LIGHT)
+    if sent.any():
+        shades = LogNorm(sent[sent > 0].min() * 0.999, sent.max() * 1.001)
+        image = ax.imshow(np.ma.masked_equal(sent, 0), cmap="cividis", norm=shades, interpolation="none")
+        drawn.colorbar(image, ax=ax, label="GB in a step")
+    for end in ends if len(ends) <= 40 else ():
+        ax.axhline(end, color=DARK, linewidth=0.5)
+        ax.axvline(end, color=DARK, linewidth=0.5)
+    ax.set(xlabel=f"to {what}", ylabel=f"from {what}")
+    for spine in ax.spines.values():
+        spine.set_visible(True)
+    ax.set_title("Who sends how much to whom" + ("" if sent.any() else ": nobody sends"))
+    return drawn

@@ -1,0 +1,110 @@
+"""Settings of training frameworks: one file each, which reads them as a job and writes a job as them.
+
+A reader returns fields of a job and says which keys it did not use; a writer says which fields of the plan the framework cannot
+express. Both are exact by construction: `Keys` remembers what was asked for, `Told` what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strategies.importers import Reader
+from topologies.registry import Registry
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+    from strategies.plan import Plan
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file of settings says: fields of a plan and of a model, the number of nodes and of all GPUs where it has them."""
+
+    where: str
+    plan: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    nodes: int | None = None
+    gpus: int | None = None
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """Settings for one framework: the text of its file, the line that starts it, and what it cannot express."""
+
+    text: str
+    launch: str
+    unexpressed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How one framework's settings are read and written. file: the usual name of its file."""
+
+    file: str
+    read: Callable[[Path], Found]
+    write: Callable[[Job], Written]
+
+
+class Keys(Reader):
+    """The keys of one (nested) section of a file; what was not asked for is ignored and said so."""
+
+    def __init__(self, data: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        super().__init__(data, where)
+        self._prefix = prefix
+        self._sections: list[Keys] = []
+
+    def section(self, key: str) -> Keys:
+        """The mapping under `key`; empty when it is not there."""
+        from topologies.reading import UserError
+
+        value = self.value(key) or {}
+        if not isinstance(value, Mapping):
+            raise UserError(f"{self.where}: {self._prefix}{key}={value!r} must be a mapping")
+        self._sections.append(Keys(value, self.where, f"{self._prefix}{key}."))
+        return self._sections[-1]
+
+    def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
+        """What `known` makes of the value, or of `absent` when the key is not there. Raises UserError for another value."""
+        from topologies.reading import UserError
+
+        value = self.value(key, absent)
+        if value not in known:
+            names = ", ".join(str(name) for name in known)
+            raise UserError(f"{self.where}: {self._prefix}{key}={value!r} is not known here; known: {names}")
+        return known[value]
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Dotted names of keys that nobody asked for, sorted."""
+        own = [self._prefix + key for key in self._data if key not in self.read]
+        return tuple(sorted([*own, *(key for section in self._sections for key in section.ignored)]))
+
+
+class Told:
+    """Fields of a job's plan, remembered when they were said; `rest` is what no setting expresses."""
+
+    def __init__(self, job: Job) -> None:
+        self._plan = job.plan
+        self._told = {"dp", "accumulation", "global_batch", "sequence", "microbatch"}  # each framework has a batch of some form
+
+    def __call__(self, name: str, *, only: tuple[Any, ...] | None = None) -> Any:
+        """The value of a field, which counts as said unless it is not one of `only`."""
+        value = getattr(self._plan, name)
+        if only is None or value in only:
+            self._told.add(name)
+        return value
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """`field=value` of what differs from the default and was not said."""
+        plan: Plan = self._plan
+        fields = type(plan).model_fields
+        unsaid = [name for name in fields if name not in self._told and getattr(plan, name) != fields[name].get_default()]
+        return tuple(f"{name}={getattr(plan, name)}" for name in unsaid)
+
+
+frameworks: Registry[Framework] = Registry("framework", package="strategies.frameworks")

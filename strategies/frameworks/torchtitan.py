@@ -1,0 +1,120 @@
+"""torchtitan: the TOML of v0.2.2 and before. Names: pytorch/torchtitan, torchtitan/config."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
+from topologies.reading import UserError, load_text
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+
+_DEGREES = {
+    "tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
+    "ep": "expert_parallel_degree",
+}  # fmt: skip
+_SCHEDULES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
+    "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
+}  # fmt: skip  # classes of torch.distributed.pipelining
+_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def _read(path: Path) -> Found:
+    try:
+        keys = Keys(tomllib.loads(load_text(path)), str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    training, parallel = keys.section("training"), keys.section("parallelism")
+    plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := parallel.optional(name)) is not None}
+    plan |= {
+        "microbatch": training.integer("local_batch_size"),
+        "sequence": training.integer("seq_len"),
+        "precision": training.choice("mixed_precision_param", _TYPES, "bfloat16"),
+        "gradients": {"fp32": "fp32"}.get(training.choice("mixed_precision_reduce", _TYPES, "float32"), "same"),
+        "sequence_parallel": plan.get("tp", 1) > 1,  # torchtitan's tensor parallel plans always split norms
+    }
+    if (batch := training.value("global_batch_size", -1)) != -1:
+        plan["global_batch"] = batch
+    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan)
+    mode = keys.section("activation_checkpoint").choice(
+        "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
+    )
+    return Found(str(path), plan | {"recompute": mode}, ignored=keys.ignored)
+
+
+def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
+    replicate = parallel.optional("data_parallel_replicate_degree", 1) or 1
+    shard = parallel.value("data_parallel_shard_degree", -1)
+    reshard = parallel.choice("fsdp_reshard_after_forward", {"default": plan.get("pp", 1) == 1, "always": True, "never": False},
+                              "default")  # fmt: skip  # default: not with pipeline parallelism
+    if shard == 1:
+        return {"data_parallel": "ddp", "dp": replicate}
+    if replicate == 1:
+        return {"data_parallel": "zero3", "reshard": reshard} | ({"dp": shard} if shard != -1 else {})
+    if shard == -1:
+        raise UserError(f"{parallel.where}: parallelism.data_parallel_shard_degree=-1: give its value beside a replicate degree")
+    return {"data_parallel": "zero3", "reshard": reshard, "dp": replicate * shard, "shard": shard}
+
+
+def _read_pipeline(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
+    """The microbatch of the pipeline is cut out of the local batch."""
+    if plan.get("pp", 1) == 1:
+        return {}
+    known = {theirs: ours for ours, theirs in _SCHEDULES.items()}
+    schedule = parallel.value("pipeline_parallel_schedule_csv") or parallel.choice("pipeline_parallel_schedule", known, "1F1B")
+    local, each = plan["microbatch"], parallel.optional("pipeline_parallel_microbatch_size", 1) or 1
+    if local % each:
+        raise UserError(f"{parallel.where}: pipeline_parallel_microbatch_size={each} does not divide local_batch_size={local}")
+    found: dict[str, Any] = {"schedule": schedule, "microbatch": each}
+    return found if "global_batch" in plan else found | {"accumulation": local // each}
+
+
+def _write(job: Job) -> Written:
+    told, plan = Told(job), job.resolve()
+    sections: dict[str, dict[str, Any]] = {"training": {
+        "local_batch_size": job.plan.microbatch * (plan.microbatches if job.plan.pp > 1 else 1),
+        "global_batch_size": plan.global_batch, "seq_len": plan.sequence,
+    }}  # fmt: skip
+    sections["training"] |= _types(told)
+    sections["parallelism"] = {name: told(field) for field, name in _DEGREES.items()} | _sharding(told, plan.dp)
+    if job.plan.tp > 1:
+        told("sequence_parallel", only=(True,))
+    if job.plan.pp > 1:
+        schedule = told("schedule", only=tuple(_SCHEDULES))
+        told("chunks")
+        sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
+        if schedule in _SCHEDULES:
+            sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
+    sections["activation_checkpoint"] = {"mode": told("recompute")}
+    lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
+             for name, section in sections.items()]  # fmt: skip
+    launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
+              '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
+    unsaid = (*told.rest, f"model: the flavor with {job.model.name}'s sizes")
+    return Written("\n".join(lines), launch, unsaid)
+
+
+def _types(told: Told) -> dict[str, str]:
+    names = {ours: theirs for theirs, ours in _TYPES.items()}
+    precision = told("precision", only=tuple(names))
+    reduce = "float32" if told("gradients") == "fp32" else names.get(precision, "float32")
+    return {"mixed_precision_param": names.get(precision, "float32"), "mixed_precision_reduce": reduce}
+
+
+def _sharding(told: Told, dp: int) -> dict[str, Any]:
+    if told("data_parallel", only=("ddp", "zero3")) != "zero3":
+        return {"data_parallel_replicate_degree": dp, "data_parallel_shard_degree": 1}
+    shard = told("shard") or dp
+    return {
+        "data_parallel_replicate_degree": dp // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "always" if told("reshard") else "never",
+    }
+
+
+frameworks("torchtitan")(Framework("train.toml", _read, _write))

@@ -1,0 +1,128 @@
+"""How ZeRO-3 brings a part's parameters together: from the host or not, quantised or not, from all ranks or from the node's.
+
+ZeRO++ (Wang et al. 2023, arXiv:2306.10209): qwZ gathers 8-bit integers, with passes over memory to make them of the rank's own
+part and to turn the whole back; as in DeepSpeed's code forward and backward. hpZ keeps a second copy sharded over the ranks of a
+node, from which backward passes gather. Scales, a number per block of thousands of parameters, are left out.
+"""
+
+from __future__ import annotations
+
+from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.options import DeepSpeed
+from strategies.stage import Stage
+from strategies.tensors import matrices
+
+NARROW = 1  # bytes of a quantised parameter
+
+
+class Gathering:
+    """Gathers of a stage's parts."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.options = stage, stage.plan.plan.deepspeed or DeepSpeed.model_validate({})
+        self._works: dict[tuple[float, tuple[str, ...], bool], Collective] = {}  # each distinct piece of work is priced once
+        self._persistent: dict[int, int] = {}
+        self._passes: dict[tuple[str, str, float], Block] = {}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the only rank has its parameters all the time."""
+        return self.stage.plan.copies == 1 and not self.stage.host.has_parameters
+
+    @property
+    def quantised(self) -> bool:
+        """Whether parameters travel as integers."""
+        return self.options.zero_quantized_weights and not self.kept
+
+    def elements(self, part: int) -> tuple[int, int]:
+        """Elements of a part that all ranks along dp and cp share; of its experts, if other ranks have the same."""
+        one, last = self.stage.parts[part], part == len(self.stage.parts) - 1
+        return one.parameters - one.experts + (self.stage.tied if last else 0), self.stage.spread(part, part + 1)
+
+    def persistent(self, part: int) -> int:
+        """Elements of the part that DeepSpeed never releases. Vectors count as if each had the width of the model."""
+        if self.stage.plan.plan.deepspeed is None or self.kept:
+            return 0
+        if part not in self._persistent:
+            self._persistent[part] = self._small(part)
+        return self._persistent[part]
+
+    def _small(self, part: int) -> int:
+        stage, threshold = self.stage, self.options.stage3_param_persistence_threshold
+        found = matrices(stage.parts[part], stage.model, stage.tied if part == len(stage.parts) - 1 else 0)
+        sizes = [(n * m, count) for (n, m), count in found.items()]
+        vectors = sum(self.elements(part)) - sum(size * count for size, count in sizes)
+        small = sum(size * count for size, count in sizes if size <= threshold)
+        return small + (vectors if stage.model.hidden <= threshold else 0)
+
+    def moving(self, part: int) -> int:
+        """Elements that all ranks share and that come and go."""
+        return self.elements(part)[0] - self.persistent(part)
+
+    def whole(self, part: int) -> Memory:
+        """The gathered parameters of a part."""
+        if self.kept:
+            return ()
+        return (("temporary", float((self.moving(part) + self.elements(part)[1]) * self.stage.plan.plan.bytes_per_element)),)
+
+    def gather(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
+        """Add all that brings the part's parameters here."""
+        stage, experts, dense = self.stage, self.elements(part)[1], self.moving(part)
+        if stage.host.has_parameters:
+            alone = stage.plan.copies == 1
+            after = (stage.host.fetch(dense / stage.plan.shards, after, self.whole(part) if alone else ()),)
+            if alone:
+                return after[0]
+        local = backward and self.options.zero_hpz_partition_size > 1
+        along = ("dp",) if local else stage.plan.sharing
+        if self.quantised:
+            shards = self.options.zero_hpz_partition_size if local else stage.plan.shards
+            after = (self._pass("quantise parameters", "backward" if backward else "forward", dense / shards, after),)
+        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part))
+        return self._gather(experts, stage.plan.expert_sharing, (ref,), ()) if experts else ref
+
+    def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
+        """What the part's pass waits for, just before it."""
+        if not self.quantised:
+            return gathered
+        phase = "backward" if backward else "forward"
+        return self._pass("dequantise parameters", phase, self.moving(part), (gathered,), self._narrow(part))
+
+    def again(self, after: Ref) -> None:
+        """After the update: gather what is never released."""
+        elements = sum(self.persistent(part) for part in range(len(self.stage.parts)))
+        if elements and self.stage.plan.copies > 1:
+            self._gather(elements, self.stage.plan.sharing, (after,), (), quantised=False)
+
+    def resident(self) -> Memory:
+        """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
+        stage, plan = self.stage, self.stage.plan.plan
+        if plan.deepspeed is None or stage.plan.copies == 1:
+            return ()
+        small = sum(self.persistent(part) for part in range(len(stage.parts))) * plan.bytes_per_element
+        second = stage.parameters * plan.bytes_per_element / self.options.zero_hpz_partition_size
+        copy = second if self.options.zero_hpz_partition_size > 1 else 0.0
+        return ("parameter", float(small + copy)), ("buffer", float(plan.reduce_bucket))
+
+    def _narrow(self, part: int) -> Memory:
+        return (("temporary", float(self.moving(part) * NARROW)),) if self.quantised else ()
+
+    def _gather(
+        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, quantised: bool = True
+    ) -> Ref:
+        plan, narrow = self.stage.plan.plan, quantised and self.quantised
+        key = elements, along, narrow
+        if key not in self._works:
+            width = NARROW if narrow else plan.bytes_per_element
+            size = float(elements * width)
+            self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
+        return self.stage.add(Op("dp gather", self._works[key], after, allocate=allocate))
+
+    def _pass(self, label: str, phase: str, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:
+        """Read one type, write the other."""
+        key = label, phase, elements
+        if key not in self._passes:
+            moved = elements * (NARROW + self.stage.plan.plan.bytes_per_element)
+            kernel = Kernel("memory", label, phase, 0.0, moved, self.stage.plan.plan.precision)
+            self._passes[key] = Block(phase, (Run(1, (kernel,)),))
+        return self.stage.add(Op(COMPUTE, self._passes[key], after, (), free))

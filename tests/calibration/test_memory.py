@@ -1,0 +1,125 @@
+"""The simulator's peak memory, with `kernels: torch`, against all tensors that are alive in a step of PyTorch's own parts.
+
+`Holding` equals the allocator's level in PyTorch's profiler to the byte where no operator has workspace of its own. Gradients
+stay allocated between steps (`zero_grad(set_to_none=False)`; DDP's are views of its buckets), as the simulator says: Megatron-LM
+and DeepSpeed have such buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.memory import ledger
+from sim.run import run
+from strategies.lower import lower
+from topologies.reading import UserError
+
+GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 128}
+LLAMA: dict[str, Any] = GPT | {
+    "name": "llama", "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
+    "attention_bias": False, "output_bias": False, "mlp_bias": False,
+}  # fmt: skip
+FEW_TOKENS = LLAMA | {"hidden": 128, "kv_heads": 8, "ffn": 512, "layers": 6, "vocabulary": 64, "context": 32}
+PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
+TP_SP = {"tp": 4, "sequence_parallel": True}
+PIPELINE = {"pp": 2, "accumulation": 4, "microbatch": 1}
+
+
+@pytest.fixture
+def peak(toy_job, toy_prices):
+    """peak(model, gpus, stage=0, **plan): bytes that a rank of the stage holds at most in a simulated step."""
+
+    def simulate(model: dict[str, Any], gpus: int, stage: int = 0, **plan: Any) -> float:
+        job = toy_job(gpus, 1, model, **PLAN | {"kernels": "torch"} | plan)
+        return ledger(run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices()), stage).peak
+
+    return simulate
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "plan"),
+    [
+        (GPT, 1, {}),
+        (LLAMA, 1, {}),
+        (GPT, 1, {"attention": "materialised"}),
+        (LLAMA, 1, {"attention": "materialised"}),
+        (GPT, 1, {"recompute": "full"}),
+        (LLAMA, 1, {"recompute": "full"}),
+        (GPT, 4, {}),  # DDP
+        (LLAMA, 4, {"accumulation": 2}),
+        (LLAMA, 4, {"data_parallel": "zero1"}),
+        (GPT, 4, {"data_parallel": "zero3"}),  # FSDP2
+        (LLAMA, 4, {"data_parallel": "zero3"}),
+        (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
+        (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),
+        (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
+        (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
+        (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (GPT, 4, {"tp": 4}),
+        (LLAMA, 4, {"tp": 4}),
+        (LLAMA, 4, TP_SP),
+        (LLAMA, 8, {"tp": 4}),
+        (LLAMA, 8, {"tp": 4, "data_parallel": "zero3"}),
+        (LLAMA, 8, TP_SP | {"data_parallel": "zero3"}),
+    ],
+)
+def test_peaks(peak, rehearse, model, gpus, plan) -> None:
+    assert peak(model, gpus, **plan) == pytest.approx(rehearse(model, gpus, **PLAN | plan).peak, rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_peaks_of_pipelines(peak, rehearse, schedule, stage) -> None:
+    plan = PIPELINE | {"schedule": schedule}
+    assert peak(LLAMA, 2, stage, **plan) == pytest.approx(rehearse(LLAMA, 2, stage, **PLAN | plan).peak, rel=0.05)
+
+
+def test_peak_in_the_middle_of_a_pipeline(peak, rehearse) -> None:
+    plan = {"pp": 4, "accumulation": 8, "microbatch": 1}
+    assert peak(LLAMA, 4, 1, **plan) == pytest.approx(rehearse(LLAMA, 4, 1, **PLAN | plan).peak, rel=0.05)
+
+
+def test_holding_is_what_the_profiler_sees_allocated() -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from calibration.execute.holding import Holding
+    from calibration.execute.model import Transformer, loss
+    from strategies.model import Model
+
+    net = Transformer(Model(**LLAMA), 128)
+    tokens = torch.randint(0, 512, (1, 128))
+
+    def step() -> None:
+        loss(net(tokens), tokens).backward()
+        net.zero_grad(set_to_none=False)
+
+    step()
+    with Holding() as holding:
+        holding.add([tokens, *net.parameters(), *net.buffers(), *(p.grad for p in net.parameters() if p.grad is not None)])
+        before = holding.held
+        step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = sorted((e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    level = peak = 0
+    for event in events:
+        level += event.nbytes()
+        peak = max(peak, level)
+    assert holding.peak - before == peak
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "message"),
+    [
+        (GPT | {"dropout": True}, {}, "kernels=torch is not simulated with dropout"),
+        (GPT, {"recompute": "selective"}, "kernels=torch is not simulated with recompute=selective"),
+        (GPT, {"cp": 2}, "kernels=torch is not simulated with cp"),
+    ],
+)
+def test_refused(peak, model, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        peak(model, plan.get("cp", 1), **plan)

@@ -1,0 +1,181 @@
+"""DeepSpeed's buckets and prefetch, and ZeRO++: what is gathered when, what crosses nodes, what is held."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.links import link_loads
+from sim.memory import ledger
+from sim.run import run
+from sim.summary import summarise
+from sim.timeline import Timeline
+from strategies.lower import lower
+from strategies.options import DeepSpeed
+from strategies.prefetch import steps
+from topologies.reading import UserError
+
+ALL = {"stage3_param_persistence_threshold": 0}  # every parameter comes and goes
+TWICE = ALL | {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}  # and each pass gathers it
+PLUS = ALL | {"zero_quantized_weights": True, "zero_hpz_partition_size": 4, "zero_quantized_gradients": True}
+
+
+@pytest.fixture
+def played(toy_job, toy_prices):
+    def play(hook: str, options: dict | None, gpus=4, nodes=4, fold=True, node=None, prices=None, **plan) -> Timeline:
+        plan = {"algorithm": "ring, all_to_all/direct"} | plan
+        job = toy_job(gpus, nodes, {"tied": False}, node, data_parallel=hook, deepspeed=options, **plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(**(prices or {})), fold=fold)
+
+    return play
+
+
+# -- when parts are gathered: four parts of ten elements ---------------------------------------------------------------------
+
+
+def trace(**limits: int) -> list[tuple[int, bool, tuple[int, ...], bool]]:
+    none = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+    return [tuple(step) for step in steps([10] * 4, DeepSpeed.model_validate(none | limits))]
+
+
+def test_without_prefetch_each_part_is_gathered_when_it_is_needed() -> None:
+    assert trace() == [(part, True, (), True) for part in (0, 1, 2, 3, 3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize(("bucket", "ahead"), [(1, 1), (10, 1), (11, 2), (1000, 3)])
+def test_the_prefetch_bucket_counts_elements(bucket, ahead) -> None:
+    """Parts are gathered ahead until they have as many elements as the bucket."""
+    first = trace(stage3_prefetch_bucket_size=bucket)[0]
+    assert first == (0, True, tuple(range(1, 1 + ahead)), bucket < 1000)
+
+
+def test_live_parameters_stop_the_prefetch() -> None:
+    assert [step[2] for step in trace(stage3_prefetch_bucket_size=1000, stage3_max_live_parameters=20)][:3] == [(1,), (2,), (3,)]
+    assert {step[2] for step in trace(stage3_prefetch_bucket_size=1000, stage3_max_live_parameters=10)} == {()}
+
+
+@pytest.mark.parametrize(("distance", "kept"), [(1, {3}), (20, {3}), (21, {3, 2}), (41, {3, 2, 1}), (1000, {3, 2, 1, 0})])
+def test_parts_that_are_used_again_soon_are_kept(distance, kept) -> None:
+    """Between the two uses of part i there are 2 · (3 − i) others; the last backward use of each is the end."""
+    forward, backward = trace(stage3_max_reuse_distance=distance)[:4], trace(stage3_max_reuse_distance=distance)[4:]
+    assert {part for part, _, _, release in forward if not release} == kept
+    assert {part for part, needed, _, _ in backward if not needed} == kept
+    assert all(release for *_, release in backward)
+
+
+# -- what that does to a step -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("distance", "expected"), [(0, 3), (10**9, 2)])
+def test_volume_follows_reuse(played, distance, expected) -> None:
+    """Everything is gathered twice, or once where nothing is released in between; gradients are reduced once."""
+    timeline = played("zero3", TWICE | {"stage3_max_reuse_distance": distance})
+    assert summarise(timeline).volume["dp"].elements == pytest.approx(expected * timeline.program.parameters * 15 / 16)
+
+
+def test_small_parameters_stay(played) -> None:
+    """Norms and biases, by the default threshold: gathered once after the update, whole on every rank."""
+    released = played("zero3", TWICE)
+    kept = played("zero3", TWICE | {"stage3_param_persistence_threshold": 1000})
+    psi, small = kept.program.parameters, 4 * (2 * 2 * 64 + 192 + 64 + 256 + 64) + 2 * 64  # layers, final norm
+    assert summarise(kept).volume["dp"].elements == pytest.approx((3 * (psi - small) + 2 * small) * 15 / 16)
+    held = [sum(size for kind, size in one.program.cohorts[0].resident if kind == "parameter") for one in (released, kept)]
+    assert held[1] - held[0] == 2 * small
+
+
+def test_prefetch_hides_gathers_and_takes_memory(played) -> None:
+    base = TWICE
+    none, one, every = (
+        played("zero3", base | {"stage3_prefetch_bucket_size": size}, microbatch=8, node={"nvlink": "1 TB/s", "nic": "1 TB/s"})
+        for size in (0, 1, 10**9)
+    )
+    assert none.step > one.step
+    peaks = [ledger(timeline, 0).peak for timeline in (none, one, every)]
+    assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_buckets_in_elements(played) -> None:
+    """Gradients of 60,000 elements at a time, whatever their bytes; with overlap there are two buffers."""
+    for gradients, width in (("same", 2), ("fp32", 4)):
+        timeline = played("zero1", {"reduce_bucket_size": 60_000, "allgather_bucket_size": 10**9}, gradients=gradients)
+        sizes = {op.work.bytes for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "reduce_scatter"}
+        assert max(sizes) <= 2 * 60_000 * width  # a bucket is full at the end of a part
+        gathers = [op.work for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "all_gather"]
+        assert [work.repeat for work in gathers] == [1]
+        assert dict(timeline.program.cohorts[0].resident)["buffer"] == 2 * 60_000 * width
+
+
+def test_zero3_reduces_full_buckets(played) -> None:
+    """A bucket that holds the whole model is reduced once, at the end of the backward pass; volumes are the same."""
+    whole, each = (played("zero3", ALL | {"reduce_bucket_size": size}) for size in (10**9, 1))
+    counts = [
+        sum(getattr(op.work, "operation", "") == "reduce_scatter" for op in one.program.cohorts[0].ops) for one in (whole, each)
+    ]
+    assert counts == [1, 6]
+    assert summarise(whole).volume["dp"].elements == pytest.approx(summarise(each).volume["dp"].elements)
+
+
+# -- ZeRO++ -------------------------------------------------------------------------------------------------------------------
+
+
+def across_nodes(timeline: Timeline) -> float:
+    """Bytes that leave a node in the step."""
+    return sum(load.count * load.bytes for load in link_loads(timeline) if load.kind == "nic") / 2 / 4  # as much comes in
+
+
+def test_zero_plus_plus_sends_a_quarter_across_nodes(played) -> None:
+    """arXiv:2306.10209: 3M between nodes become 0.75M, M = 2Ψ bytes: 0.5M of the forward gather and 0.25M of gradients."""
+    base = TWICE
+    plain, plus = played("zero3", base), played("zero3", base | PLUS)
+    m = 2 * plain.program.parameters
+    assert across_nodes(plain) == pytest.approx(3 * m * 15 / 16, rel=1e-6)
+    assert across_nodes(plus) == pytest.approx(0.5 * m * 15 / 16 + 0.25 * m * 3 / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"zero_quantized_weights": True}, (0.5 + 0.5 + 1) * 15 / 16),
+    ({"zero_hpz_partition_size": 4}, (1 + 1) * 15 / 16),
+    ({"zero_quantized_gradients": True}, (1 + 1) * 15 / 16 + 0.25 * 3 / 4),
+])  # fmt: skip
+def test_each_of_the_three(played, options, expected) -> None:
+    timeline = played("zero3", TWICE | options)
+    assert across_nodes(timeline) / (2 * timeline.program.parameters) == pytest.approx(expected, rel=1e-6)
+
+
+def test_second_copy_takes_memory(played) -> None:
+    plain, hpz = (played("zero3", ALL | {"zero_hpz_partition_size": size}) for size in (1, 4))
+    more = ledger(hpz, 0).held[-1].sum() - ledger(plain, 0).held[-1].sum()
+    assert more == pytest.approx(2 * plain.program.parameters / 4)
+
+
+def test_quantising_costs_compute(played) -> None:
+    """Two passes over 3 bytes per parameter to turn integers back, as much over each rank's part, at 1 TB/s."""
+    base = TWICE
+    plain, plus = (summarise(played("zero3", options)) for options in (base, base | {"zero_quantized_weights": True}))
+    psi = played("zero3", base).program.parameters
+    more = sum(plus.breakdown[phase] - plain.breakdown[phase] for phase in ("forward", "backward"))
+    assert more == pytest.approx(2 * 3 * psi * (1 + 1 / 16) / 1e12, rel=1e-4)
+
+
+@pytest.mark.parametrize("plan", [{}, {"overlap": False}, {"accumulation": 2}])
+@pytest.mark.parametrize("shape", [(4, 4), (4, 1), (1, 4), (1, 1)])
+def test_memory_comes_back_and_folding_changes_nothing(played, plan, shape) -> None:
+    options = PLUS | {"zero_hpz_partition_size": 1}
+    folded, unfolded = (played("zero3", options, *shape, fold=fold, **plan) for fold in (True, False))
+    assert folded.step == pytest.approx(unfolded.step, rel=1e-3)
+    held = ledger(folded, 0).held
+    assert held.min() >= -1e-6
+    assert held[-1].sum() == pytest.approx(sum(size for _, size in folded.program.cohorts[0].resident))
+
+
+@pytest.mark.parametrize(("plan", "message"), [
+    ({"data_parallel": "ddp", "deepspeed": {}}, "deepspeed contradicts data_parallel=ddp"),
+    ({"data_parallel": "zero2", "deepspeed": {}, "bucket": "1 MB"}, "bucket contradicts deepspeed"),
+    ({"data_parallel": "zero2", "deepspeed": PLUS}, "stage3_param_persistence_threshold contradicts data_parallel=zero2"),
+    ({"data_parallel": "zero3", "deepspeed": {}, "pp": 2}, "contradicts pp=2: DeepSpeed's ZeRO-3 has no pipelines"),
+    ({"data_parallel": "zero3", "deepspeed": {}, "reshard": False}, "contradicts reshard=false"),
+    ({"data_parallel": "zero3", "deepspeed": PLUS | {"zero_hpz_partition_size": 2}}, "needs zero_hpz_partition_size=1 or 4"),
+    ({"data_parallel": "zero3", "deepspeed": {"zero_hpz_partition_size": 3}}, "does not divide dp=16"),
+])  # fmt: skip
+def test_refused(toy_job, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_job(4, 4, **plan).resolve()

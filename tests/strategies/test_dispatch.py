@@ -1,0 +1,143 @@
+"""Capacity, whole experts and exchanges across nodes: copies and volumes counted by hand; and norms over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.program import Collective, Kernel
+from sim.run import run
+from strategies.layers import Part, parts
+from strategies.lower import lower
+from strategies.model import Model
+from strategies.plan import Plan
+from topologies.reading import UserError
+
+MOE: dict[str, Any] = {
+    "name": "moe", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "gated": True, "ffn": 96,
+    "tied": False, "mlp_bias": False, "experts": {"experts": 8, "chosen": 2, "ffn": 32},
+}  # fmt: skip
+TOKENS, HIDDEN, BYTES = 32, 64, 2
+
+
+def layer(gpus: int = 8, **plan: Any) -> Part:
+    model = Model(**MOE)
+    return parts(model, Plan(**plan).resolve(model, gpus)).layer(1)
+
+
+def rows(part: Part) -> float:
+    """Tokens that the rank's experts compute."""
+    up = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "expert up")
+    return up.flops / (2 * HIDDEN * 64)
+
+
+def exchanged(part: Part) -> float:
+    """Bytes of the first exchange's buffer."""
+    return next(item.bytes for item in part.forward if isinstance(item, Collective) and item.axis == "ep")
+
+
+@pytest.mark.parametrize(("plan", "load"), [
+    ({}, 1.0), ({"imbalance": 1.5}, 1.5), ({"imbalance": 1.5, "capacity_factor": 1.25}, 1.25), ({"capacity_factor": 1.25}, 1.0),
+    ({"capacity_factor": 1.25, "pad_to_capacity": True}, 1.25), ({"capacity_factor": 0.5}, 0.5),
+])  # fmt: skip
+def test_an_expert_takes_no_more_than_its_capacity(plan, load) -> None:
+    """GShard, arXiv:2006.16668: what exceeds the capacity is dropped; Megatron-LM can pad all experts to it."""
+    part = layer(ep=4, **plan)
+    assert rows(part) == TOKENS * 2 * load
+    assert exchanged(part) == TOKENS * 2 * load * HIDDEN * BYTES
+    assert layer(ep=4).model_flops == part.model_flops
+
+
+def test_whole_experts_are_spread_over_tp_ranks_too() -> None:
+    """tp 2 and ep 2: cut experts are gathered for over tp; whole ones are on 4 ranks, with one exchange among these."""
+    common = {"tp": 2, "ep": 2, "sequence_parallel": True}
+    cut, whole = layer(**common), layer(**common, expert_tp=1)
+    assert (cut.experts, whole.experts) == (4 * 3 * HIDDEN * 32 // 2, 2 * 3 * HIDDEN * 32)
+    assert cut.parameters == whole.parameters
+    assert rows(cut) == rows(whole) == TOKENS  # half of the columns for all 64 copies, or all of them for half
+    forward = [item for item in whole.forward if isinstance(item, Collective)]
+    assert [item.axes for item in forward if item.axis == "ep"] == [("tp", "ep")] * 2
+    labels = {item.label for item in forward if item.axis == "tp"}
+    assert "dispatch" in {item.label for item in cut.forward if isinstance(item, Collective) and item.axis == "tp"}
+    assert not labels & {"dispatch", "combine"}
+    assert sum(i.flops for i in cut.backward if isinstance(i, Kernel)) == sum(
+        i.flops for i in whole.backward if isinstance(i, Kernel)
+    )
+
+
+@pytest.fixture
+def play(toy_job, toy_prices):
+    def player(**plan: Any):
+        job = toy_job(4, 4, model=MOE, **plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+
+    return player
+
+
+def test_whole_experts_are_played(play) -> None:
+    """All-to-all among tp·ep = 8 ranks of 16 tokens, two copies each: 4 layers, there and back, forward and backward."""
+    volume = play(tp=2, ep=4, dp=8, sequence_parallel=True, expert_tp=1).volumes()[0]["ep"][1]
+    assert volume == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 7 / 8)
+
+
+@pytest.mark.parametrize("routed", [1, 2])
+def test_tokens_cross_to_a_node_once(play, routed: int) -> None:
+    """DeepSeek-V3: `routed` copies of a token cross the network of 4 nodes, then `chosen` go on among the 2 ranks of a node."""
+    timeline = play(ep=8, ep_nodes=4, routed_nodes=routed, order="tp-cp-ep-dp-pp")
+    assert timeline.volumes()[0]["ep"][1] == pytest.approx(4 * 4 * TOKENS * HIDDEN * (routed * 3 / 4 + 2 * 1 / 2))
+    across = [
+        item for item in layer(gpus=16, ep=8, ep_nodes=4, routed_nodes=routed).input_gradient if isinstance(item, Collective)
+    ]
+    assert [item.axes for item in across if item.axis == "ep"] == [("ep_node",), ("ep",), ("ep",), ("ep_node",)]
+    assert timeline.program.grid.sizes[2:5] == (("ep", 2), ("ep_node", 4), ("dp", 2))
+
+
+def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> None:
+    """Two ways to lay out the same ranks reduce the same gradients."""
+    one, two = play(ep=8), play(ep=8, ep_nodes=4, routed_nodes=2)
+    assert one.volumes()[0]["dp"] == pytest.approx(two.volumes()[0]["dp"])
+
+
+@pytest.mark.parametrize(("plan", "message"), [
+    ({"pad_to_capacity": True}, "pad_to_capacity=true needs capacity_factor"),
+    ({"expert_tp": 4, "tp": 2}, "expert_tp=4 is not simulated: only tp=2 and 1 are"),
+    ({"expert_tp": 1, "tp": 2}, "expert_tp=1 with tp=2 needs sequence_parallel=true"),
+    ({"expert_tp": 1, "tp": 4, "ep": 4, "sequence_parallel": True}, "ep·tp = 4·4 does not divide 8 experts"),
+    ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 and routed_nodes=None go together"),
+    ({"ep": 4, "routed_nodes": 2}, "ep_nodes=1 and routed_nodes=2 go together"),
+    ({"ep": 4, "ep_nodes": 3, "routed_nodes": 2}, "ep_nodes=3 does not divide ep=4"),
+    ({"ep": 4, "ep_nodes": 4, "routed_nodes": 3}, "routed_nodes=3 exceeds 2"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused(plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        layer(gpus=16, **plan)
+
+
+@pytest.mark.parametrize("field", [{"capacity_factor": 1.25}, {"expert_tp": 1}])
+def test_a_dense_model_has_no_experts(toy_job, field) -> None:
+    with pytest.raises(UserError, match="needs a mixture of experts, and small has none"):
+        toy_job(8, **field).resolve()
+
+
+# norms over all ranks
+
+
+@pytest.mark.parametrize("plan", [{"dp": 4}, {"dp": 2, "cp": 2}])
+def test_norms_exchange_what_torch_exchanges(toy_job, toy_prices, plan) -> None:
+    """torch.nn.SyncBatchNorm of C features on n ranks: an all-gather of n·(2C + 1) numbers, backward an all-reduce of 2C."""
+    norms, features, n = 2 * 4 + 1, 64, 4  # of 4 layers, and the final one
+
+    def sent(sync: bool) -> float:
+        job = toy_job(4, **plan, sync_norm=sync)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices()).volumes()[0]["dp"][1]
+
+    expected = norms * ((n - 1) * (2 * features + 1) + 2 * (n - 1) / n * 2 * features)
+    assert sent(True) - sent(False) == pytest.approx(expected)
+
+
+def test_norms_are_over_several_ranks_of_whole_features(toy_job) -> None:
+    with pytest.raises(UserError, match="sync_norm=true needs dp or cp above 1"):
+        toy_job(1, sync_norm=True).resolve()
+    with pytest.raises(UserError, match="sync_norm=true with sequence_parallel=true is not simulated"):
+        toy_job(4, tp=2, sequence_parallel=True, sync_norm=True).resolve()
