@@ -73,7 +73,7 @@ class Fit:
         self.launch()
         for step in (self.gemm, self.attention, self.memory, self.collectives, self.side_effects, self.footprint):
             step()
-        disturbed = sum(one.disturbed > 0 for one in self.merged)
+        disturbed = sum(one.disturbed == one.visits for one in self.merged)
         if disturbed:
             share = disturbed / len(self.merged)
             self.result.notes.append(

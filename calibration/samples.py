@@ -1,7 +1,7 @@
 """Samples: what was measured, one line of JSON each, appended as soon as it is there, so that nothing is lost.
 
 The first line of a journal says on which machine and with which settings; a journal of another machine is refused. A sample is
-one visit: the fit takes the median over visits, of those during which nobody else used the machine.
+one visit: the fit takes the median over visits during which nobody else used the machine.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Merged(NamedTuple):
 
 
 def merge(samples: Iterable[Sample]) -> list[Merged]:
-    """Cases in the order of their first visit; disturbed visits count only where there are no others."""
+    """Cases in the order of their first visit; where all visits were disturbed, the one that was disturbed least counts."""
     found: dict[Key, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.key, []).append(sample)
     result = []
     for those in found.values():
         calm = [sample for sample in those if sample.foreign <= QUIET]
-        used = calm or those
+        used = calm or [min(those, key=lambda sample: sample.foreign)]
         value, least = (median(getattr(sample, name) for sample in used) for name in ("value", "least"))
         between = (max(s.value for s in used) - min(s.value for s in used)) / value if value else 0.0
         spread = max(between, median(sample.spread for sample in used))

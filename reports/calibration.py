@@ -132,6 +132,7 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
     series: dict[str, list[Point]] = {}
     for point in data.points[part]:
         series.setdefault(point.series, []).append(point)
+    series = {name: those for name, those in series.items() if any(point.bytes > 0 for point in those)}  # a barrier has no size
     for number, (name, those) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         _dots(

@@ -271,7 +271,7 @@ def test_disturbed_visits_count_only_where_there_are_no_others() -> None:
     calm = merge([sample(1.0), sample(9.0, 1, foreign=0.5), sample(1.2, 2)])
     assert (calm[0].value, calm[0].visits, calm[0].disturbed) == (pytest.approx(1.1), 3, 1)
     assert calm[0].spread == pytest.approx(0.2 / 1.1)
-    assert merge([sample(9.0, foreign=0.5)])[0].value == 9.0
+    assert merge([sample(9.0, foreign=0.5), sample(3.0, 1, foreign=0.2)])[0].value == 3.0
 
 
 # -- the real thing ----------------------------------------------------------------------------------------------------------
