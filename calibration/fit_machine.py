@@ -22,7 +22,6 @@ WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",), "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
 }  # fmt: skip
-SIDE_ERROR = "spread"  # of repeated measurements, beside the errors of the fit
 
 
 @dataclass
@@ -115,7 +114,7 @@ class Fit:
             "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
             "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache",
             found, ranges,
-            {SIDE_ERROR: _spread(every)},
+            _quality(every),
         )  # fmt: skip
 
     def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
@@ -143,7 +142,7 @@ class Fit:
         ranges = {"batch": batch, "heads": heads, "head_dim": dim, "queries": length, "keys": length}
         self.note(
             "attention", f"{len(fused)} passes of causal scaled_dot_product_attention, {dtype}, forward and backward",
-            "formula of sim/prices.py fitted to half of them", points, ranges, {SIDE_ERROR: _spread(fused)},
+            "formula of sim/prices.py fitted to half of them", points, ranges, _quality(fused),
         )  # fmt: skip
 
     def memory(self) -> None:
@@ -153,7 +152,7 @@ class Fit:
             return
         curve, points = kernels.fit_memory(those, self.gpu, self._launch)
         self.change["memory"] = curve
-        kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), {SIDE_ERROR: _spread(those)}
+        kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), _quality(those)
         for kind in kinds:
             own = [one for one in those if one.case["kind"] == kind]
             price = self._launch + _price(curve, own, self.gpu.memory_bandwidth)
@@ -203,7 +202,7 @@ class Fit:
         self.note(
             "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
-            more | {SIDE_ERROR: _spread(self.of("collective"))},
+            more | _quality(self.of("collective")),
         )  # fmt: skip
 
     def side_effects(self) -> None:
@@ -257,8 +256,10 @@ def _price(curve: MemoryCurve, those: Sequence[Merged], bandwidth: float) -> Any
     return curve.fixed + kernels.columns(those, "bytes")[0] / (bandwidth * curve.efficiency)
 
 
-def _spread(those: Sequence[Merged]) -> float:
-    return float(np.median([one.spread for one in those]))
+def _quality(those: Sequence[Merged]) -> dict[str, float]:
+    """Median spread of repeated measurements, and the share of cases that were never measured undisturbed."""
+    disturbed = sum(one.disturbed == one.visits for one in those) / len(those)
+    return {"spread": float(np.median([one.spread for one in those])), "disturbed": disturbed}
 
 
 def _short(value: float | None) -> float | None:
