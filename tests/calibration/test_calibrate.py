@@ -20,7 +20,9 @@ from calibration.fit_tables import errors, leave_out, rows, tables
 from calibration.profile_file import described, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
+from sim.fusing import fused
 from sim.prices import AttentionCurve, GemmCurve, Prices, Profile, Tile, attention_seconds, gemm_seconds
+from sim.program import Collective
 from sim.run import run
 from sim.summary import summarise
 from sim.sweep import lone, sweep
@@ -193,6 +195,12 @@ def test_wrapper_costs_its_fixed_time_and_its_copies() -> None:
     more = sum(times * (1e-3 + work.bytes / 1e9) for times, work in reduced)
     assert len(reduced) > 4
     assert summarise(steps[1]).step_seconds - summarise(steps[0]).step_seconds == pytest.approx(more, rel=1e-6)
+
+
+def test_wrapper_of_a_gpu_is_host_time() -> None:
+    """A GPU that is busy hides it; one that waits for the host does not: launch 1 s, wrapper 5 s, collective 2 s."""
+    found = fused([(Collective("all_reduce", 1.0, "tp", "x"), 2.0)], 1.0, 1.0, [5.0])
+    assert (found.busy, found.critical, found.host) == (2.0, 8.0, 6.0)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------------
