@@ -39,6 +39,7 @@ calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped p
 	$(BIN)/shardyard calibrate --cluster cpu-gloo --samples out/cpu-gloo.samples.jsonl --output out/cpu-gloo.yaml
 	cp out/cpu-gloo.yaml calibration/profiles/cpu-gloo.yaml
 	cp out/cpu-gloo.png docs/calibration.png
+	mv out/cpu-gloo.samples.jsonl out/cpu-gloo.measured.jsonl
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
