@@ -33,7 +33,7 @@ def of_collective(
     """
     if not prices.profile.tables:
         return
-    (operation, algorithm), (ranks, nodes) = name.split("/"), extent
+    (operation, _, algorithm), (ranks, nodes) = name.partition("/"), extent
     what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
     if table is None or table.algorithm != algorithm:
         by = f" by {algorithm}" if table else ""

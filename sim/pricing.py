@@ -153,7 +153,7 @@ class Pricing:
             found = self._values.get(value)
             if found is None:
                 traffic, protocol = self._choose(work, cohort)
-                table = self._table(traffic.algorithm.split("/")[0], traffic)
+                table = self._table(traffic.algorithm.partition("/")[0], traffic)
                 said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
                 self.notes |= dict.fromkeys(said)
                 found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
@@ -193,7 +193,7 @@ class Pricing:
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
             n = members(self.program.grid, traffic).shape[1]
-            own = own_piece(traffic.algorithm.split("/")[0], n)
+            own = own_piece(traffic.algorithm.partition("/")[0], n)
             found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
         return found
 
@@ -207,7 +207,7 @@ class Pricing:
         price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
-        operation, algorithm = traffic.algorithm.split("/")
+        operation, _, algorithm = traffic.algorithm.partition("/")
         table = self._table(operation, traffic) if demands else None
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
             scale = table.seconds(work.bytes) / (latency + sum(transfers))
