@@ -38,14 +38,14 @@ class Fused(NamedTuple):
     kernels: float
 
 
-def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float) -> Fused:
+def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, wrapping: Sequence[float] = ()) -> Fused:
     """Items with the seconds that each takes by itself. launch: seconds of the host for each; slowdown: of kernels beside
-    collectives, as a factor.
+    collectives, as a factor; wrapping: more seconds of the host for each item.
     """
     ready, late = _Player(0.0, -inf, launch, slowdown), _Player(-inf, 0.0, launch, slowdown)
-    for item, seconds in works:
-        ready.play(item, seconds)
-        late.play(item, seconds)
+    for (item, seconds), more in zip(works, wrapping or (0.0,) * len(works), strict=True):
+        ready.play(item, seconds, more)
+        late.play(item, seconds, more)
     return Fused(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
 
 
@@ -77,12 +77,12 @@ class _Player:
         self.parts: Parts = {}
         self.kernels = 0.0
 
-    def play(self, item: Item, seconds: float) -> None:
+    def play(self, item: Item, seconds: float, more: float = 0.0) -> None:
         """Run one item, or launch it beside."""
         if isinstance(item, Join):
             self._wait(self.ends[id(item.collective)].popleft(), item.collective)
             return
-        self.host += self.launch
+        self.host += self.launch + more
         if isinstance(item, Start):
             self.beside = max(self.gpu, self.beside, self.host) + seconds
             self.ends.setdefault(id(item.collective), deque()).append(self.beside)

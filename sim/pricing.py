@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
+from sim import notes
 from sim.clock import on_grid
 from sim.collectives import offered
 from sim.fusing import Fused, chained, fused
@@ -14,6 +15,7 @@ from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.tables import CollectiveTable
 from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
@@ -41,7 +43,7 @@ class Pricing:
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
         self.notes: dict[str, None] = {}  # what a reader must know about these prices
-        self._note_profile()
+        self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
@@ -138,6 +140,8 @@ class Pricing:
         priced = self.prices.profile.protocols
         if names == offered(work.operation):
             names = considered(work.operation, names, priced, each)
+            table = self._table(work.operation, one)
+            names = (table.algorithm,) if table else names
         return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
@@ -149,6 +153,9 @@ class Pricing:
             found = self._values.get(value)
             if found is None:
                 traffic, protocol = self._choose(work, cohort)
+                table = self._table(traffic.algorithm.partition("/")[0], traffic)
+                said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+                self.notes |= dict.fromkeys(said)
                 found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
@@ -160,6 +167,17 @@ class Pricing:
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
+
+    def _table(self, operation: str, traffic: Traffic) -> CollectiveTable | None:
+        """The measured prices of `operation` among such groups."""
+        if not self.prices.profile.tables:
+            return None
+        return self.prices.table(operation, *self._extent(traffic))
+
+    def _extent(self, traffic: Traffic) -> tuple[int, int]:
+        """(ranks, nodes) of the first group."""
+        first = members(self.program.grid, traffic._replace(group=max(0, traffic.group)))[0]
+        return len(first), len(set(self.topology.node_of(first).tolist()))
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""
@@ -175,7 +193,7 @@ class Pricing:
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
             n = members(self.program.grid, traffic).shape[1]
-            own = own_piece(traffic.algorithm.split("/")[0], n)
+            own = own_piece(traffic.algorithm.partition("/")[0], n)
             found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
         return found
 
@@ -189,6 +207,11 @@ class Pricing:
         price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
+        operation, _, algorithm = traffic.algorithm.partition("/")
+        table = self._table(operation, traffic) if demands else None
+        if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
+            scale = table.seconds(work.bytes) / (latency + sum(transfers))
+            latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):
@@ -222,7 +245,12 @@ class Pricing:
             profile = self.prices.profile
             launch = profile.launch * self.program.turns
             ahead, extra = (0.0, launch) if profile.synchronous else (launch, 0.0)
-            found = fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown)
+            wrapping = [self.wrapping(item) for item in items]
+            if profile.synchronous:  # the host's work is the item's own
+                works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]
+                found = fused(works, ahead, profile.slowdown)
+            else:
+                found = fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown, wrapping)
             self._runs[key] = found
         return found
 
@@ -235,10 +263,13 @@ class Pricing:
             return 0.0
         return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
 
-    def _note_profile(self) -> None:
-        profile, gpu = self.prices.profile, self.prices.gpu.name
-        if gpu != profile.gpu:
-            self.notes[f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"] = None
+    def wrapping(self, item: Item | Send) -> float:
+        """Host seconds that PyTorch's wrapper adds to a collective, when it is started."""
+        work = item.collective if isinstance(item, Start) else item
+        if not isinstance(work, Collective):
+            return 0.0
+        found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}")
+        return on_grid(found.seconds(work.bytes) * work.repeat) if found else 0.0
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

@@ -128,7 +128,7 @@ def test_pcie_without_switches_and_with_a_remote_nic() -> None:
 
 
 def test_processes_of_one_machine() -> None:
-    topology = load_cluster("cpu-gloo", overrides={"node.gpus": 4}).topology()
+    topology = load_cluster("cpu-gloo", overrides={"node.gpus": 4, "node.latency.loopback": "200 us"}).topology()
     assert topology.links == 8
     assert route(topology, 2, 0) == ["node 0 process 2 loopback out", "node 0 process 0 loopback in"]
     assert topology.latency(topology.routes(np.array([2]), np.array([0]))[0]).sum() == pytest.approx(200e-6)

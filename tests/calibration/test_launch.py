@@ -1,0 +1,76 @@
+"""Ranks start, meet, answer and die."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import yaml
+
+from calibration.launch import RankError, launch
+from calibration.launch_text import launch_text
+from topologies.reading import UserError
+
+
+def add_ranks(place, start):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([start + place.rank])
+    dist.all_reduce(total)
+    place.tell({"rank": place.rank})
+    return place.rank, int(total), os.environ["MALLOC_TRIM_THRESHOLD_"]
+
+
+def fail(place, how):
+    import torch
+    import torch.distributed as dist
+
+    if place.rank == 1 and how == "raise":
+        raise ValueError("the line\nand more")
+    if place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_every_rank_answers_and_tells():
+    heard = []
+    assert launch(add_ranks, 2, 10, hear=heard.append) == [(0, 21, str(2**33)), (1, 21, str(2**33))]
+    assert sorted(one["rank"] for one in heard) == [0, 1]
+
+
+@pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL; out of memory?")])
+def test_a_dead_rank_is_named_with_its_error(how, line):
+    with pytest.raises(RankError) as caught:
+        launch(fail, 2, how)
+    assert str(caught.value) == f"rank 1 of 2 failed: {line}"
+
+
+def test_the_environment_of_a_launcher_must_fit(monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="WORLD_SIZE=4 of the launcher ≠ 2 ranks of the job"):
+        launch(add_ranks, 2, 10)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(UserError, match="environment: RANK='first': must be a whole number"):
+        launch(add_ranks, 2, 10)
+
+
+def test_commands_for_clusters():
+    command = ["execute", "my job.yaml"]
+    assert launch_text("local", command, 1, 2).endswith(
+        "torchrun --standalone --nproc-per-node=2 -m shardyard execute 'my job.yaml'"
+    )
+    assert "#SBATCH --nodes=4" in launch_text("slurm", command, 4, 8)
+    service, job = yaml.safe_load_all(launch_text("k8s", command, 4, 8))
+    assert service["metadata"]["name"] == "shardyard"
+    assert job["spec"]["completions"] == 4
+    with pytest.raises(UserError, match="the job has 2 nodes"):
+        launch_text("local", command, 2, 8)
