@@ -110,18 +110,25 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     return made(found), points("attention", flops, seconds, price(found), out)
 
 
-def fit_memory(
-    rows: Sequence[Merged], gpu: Hardware, launch: float, kinds: Sequence[str] = STREAMS + REDUCTIONS
-) -> tuple[MemoryCurve, list[Point]]:
-    """One curve for operations bound by memory, of the kinds that a transformer has; and the points by bytes."""
-    chosen = [row for row in rows if row.case["kind"] in kinds]
+def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[MemoryCurve, list[Point]]:
+    """One fixed time, a rate of operations that stream and one of those that reduce, for the kinds that a transformer has; and
+    the points by bytes.
+    """
+    chosen = [row for row in rows if row.case["kind"] in STREAMS + REDUCTIONS]
     (size,), seconds, out = columns(chosen, "bytes"), seconds_of(chosen), kept(chosen)
+    reduces = np.array([row.case["kind"] in REDUCTIONS for row in chosen])
 
     def price(found: Mapping[str, float]) -> Array:
-        return np.asarray(launch + found["fixed"] + size / (gpu.memory_bandwidth * found["efficiency"]))
+        share = np.where(reduces, found["reduction"], found["efficiency"])
+        return np.asarray(launch + found["fixed"] + size / (gpu.memory_bandwidth * share))
 
-    found: dict[str, Any] = search(price, {"efficiency": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out)
-    return MemoryCurve.model_construct(**found), points("memory", size, seconds, price(found), out)
+    found: dict[str, Any] = search(
+        price, {"efficiency": (0.005, 1.0), "reduction": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out
+    )
+    predicted = price(found)
+    parts = [("streams", ~reduces), ("reductions", reduces)]
+    made = [point for name, at in parts for point in points(name, size[at], seconds[at], predicted[at], out[at])]
+    return MemoryCurve.model_construct(**found), made
 
 
 def error(those: Sequence[Point], heldout: bool) -> float | None:

@@ -62,7 +62,7 @@ class Fit:
             source=SOURCE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
             heldout_error=_short(kernels.error(points, True)),
             errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
-            measured_range=extent,
+            measured_range=extent, spread=_percentiles(points),
         )  # fmt: skip
         if points:
             self.result.points[part] = [*self.result.points.get(part, []), *points]
@@ -155,7 +155,7 @@ class Fit:
         kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), _quality(those)
         for kind in kinds:
             own = [one for one in those if one.case["kind"] == kind]
-            price = self._launch + _price(curve, own, self.gpu.memory_bandwidth)
+            price = self._launch + _price(curve, kind, own, self.gpu.memory_bandwidth)
             more[kind] = float(np.median(np.abs(price / kernels.seconds_of(own) - 1)))
         update = self.value("optimizer", kind="adam", variant="default")
         if update:
@@ -163,8 +163,8 @@ class Fit:
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
             "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
-            "one rate and one fixed time for all kinds but copy, dropout and accumulation, fitted to half of the sizes; errors "
-            "are of each kind",
+            f"one fixed time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions "
+            f"{', '.join(kernels.REDUCTIONS)}, fitted to half of the sizes; errors are of each kind",
             points, {"bytes": kernels.columns(those, "bytes")[0]}, more,
         )  # fmt: skip
 
@@ -252,14 +252,24 @@ def _wrapping(those: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
     return Wrapping.model_construct(fixed=low, rate=rate)
 
 
-def _price(curve: MemoryCurve, those: Sequence[Merged], bandwidth: float) -> Any:
-    return curve.fixed + kernels.columns(those, "bytes")[0] / (bandwidth * curve.efficiency)
+def _price(curve: MemoryCurve, kind: str, those: Sequence[Merged], bandwidth: float) -> Any:
+    share = curve.reduction if kind in kernels.REDUCTIONS else curve.efficiency
+    return curve.fixed + kernels.columns(those, "bytes")[0] / (bandwidth * share)
 
 
 def _quality(those: Sequence[Merged]) -> dict[str, float]:
     """Median spread of repeated measurements, and the share of cases that were never measured undisturbed."""
     disturbed = sum(one.disturbed == one.visits for one in those) / len(those)
     return {"spread": float(np.median([one.spread for one in those])), "disturbed": disturbed}
+
+
+def _percentiles(points: Sequence[Point]) -> dict[str, tuple[float, float, float]]:
+    """10th, 50th and 90th percentile of measured over predicted − 1 of what was kept out, by series."""
+    found: dict[str, list[float]] = {}
+    for point in points:
+        if point.heldout:
+            found.setdefault(point.series, []).append(point.measured / point.predicted - 1)
+    return {name: tuple(float(f"{x:.3g}") for x in np.quantile(those, (0.1, 0.5, 0.9))) for name, those in found.items()}  # type: ignore[misc]
 
 
 def _short(value: float | None) -> float | None:

@@ -77,12 +77,17 @@ def test_attention_of_a_known_core_is_found_again() -> None:
     assert max(abs(point.error) for point in points) < 0.03
 
 
-def test_memory_rate_and_fixed_time_are_found_again() -> None:
+def test_memory_rates_and_fixed_time_are_found_again() -> None:
     sizes = [2.0**power for power in range(14, 27)]
-    samples = [case("memory", LAUNCH + 1e-6 + size / 20e9, kind="norm", bytes=size) for size in sizes]
-    curve, _ = fit_memory(samples, CORE, LAUNCH)
+    rates = {"gelu": 20e9, "softmax": 8e9}
+    samples = [
+        case("memory", LAUNCH + 1e-6 + size / rate, kind=kind, bytes=size) for kind, rate in rates.items() for size in sizes
+    ]
+    curve, points = fit_memory(samples, CORE, LAUNCH)
     assert curve.efficiency * CORE.memory_bandwidth == pytest.approx(20e9, rel=0.01)
+    assert curve.reduction * CORE.memory_bandwidth == pytest.approx(8e9, rel=0.01)
     assert curve.fixed == pytest.approx(1e-6, rel=0.1)
+    assert {point.series for point in points} == {"streams", "reductions"}
 
 
 def collective(seconds: Any, operation: str = "all_reduce", ranks: int = 2) -> list[Merged]:
