@@ -36,8 +36,8 @@ def command(is_published: bool, names: tuple[str, ...], rows: bool, as_json: boo
     asked = list(published(names))
     bar = track(compared(asked), "playing rows", len(asked), console=Console(stderr=True), transient=True)
     found = list(bar)
+    from reports.figures.published import published as draw
     from reports.validation import as_csv, every_row, overview
-    from reports.validation import published as draw
 
     if as_json:
         click.echo(json.dumps([row.to_dict() for row in found], indent=2))
