@@ -53,17 +53,32 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page between the step and its inputs."""
+    """A part of the page. table: a short one, shown as it is; sheet: a long one, which is sorted and filtered."""
 
     title: str
     pictures: tuple[Picture, ...] = ()
     text: tuple[str, ...] = ()
+    table: Sheet | None = None
     sheet: Sheet | None = None
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a framework runs the plan: its file of settings, the line that starts it, and what it cannot express."""
+
+    framework: str
+    file: str
+    text: str
+    line: str
+    unexpressed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
-    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked."""
+    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked.
+
+    sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside.
+    """
 
     timeline: Timeline
     summary: Summary
@@ -71,6 +86,8 @@ class Report:
     cluster: Cluster | None = None
     runs: Mapping[str, Summary] = field(default_factory=dict)
     sections: tuple[Section, ...] = ()
+    evidence: tuple[Section, ...] = ()
+    launch: tuple[Launch, ...] = ()
 
     @property
     def step(self) -> dict[str, Picture]:
@@ -93,7 +110,7 @@ class Report:
     def pictures(self) -> Iterator[Picture]:
         """Every figure of the page."""
         yield from self.step.values()
-        for section in self.sections:
+        for section in (*self.sections, *self.evidence):
             yield from section.pictures
 
 
@@ -124,7 +141,11 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
     report.timeline.frame().to_csv(folder / "timeline.csv", index=False, lineterminator="\n")
     text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA]
+    for one in report.launch:
+        if one.file:  # what cannot express the plan has none
+            (folder / one.file).write_text(one.text, encoding="utf-8")
+    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA,
+              *(one.file for one in report.launch if one.file)]  # fmt: skip
     (folder / "report.html").write_text(page(report, folder, beside), encoding="utf-8")
     return ["report.html", *beside]
 
@@ -143,7 +164,9 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         step=report.step,
         pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
         sections=report.sections,
-        sheets=[{"columns": s.sheet.columns, "rows": s.sheet.rows} for s in report.sections if s.sheet],
+        evidence=report.evidence,
+        launch=report.launch,
+        sheets=[{"columns": s.sheet.columns, "rows": s.sheet.rows} for s in (*report.sections, *report.evidence) if s.sheet],
         components=_components(summary),
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],

@@ -44,14 +44,14 @@ def show(renderable: Any) -> None:
     console.print(renderable)
 
 
-def report_folder(report: str | None) -> Path | None:
+def report_folder(report: str | None, option: str = "--report") -> Path | None:
     """The folder of a report, refused before any work is done."""
     if report is None:
         return None
     from topologies.reading import UserError
 
     if not report or (Path(report).exists() and not Path(report).is_dir()):
-        raise UserError(f"--report {report!r}: must name a folder, and no file")
+        raise UserError(f"{option} {report!r}: must name a folder, and no file")
     return Path(report)
 
 

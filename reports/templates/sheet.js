@@ -45,7 +45,11 @@ function sheet(box, {columns, rows}) {
   }
   heads.forEach((head, number) => {
     head.addEventListener("click", () => by(number));
-    head.addEventListener("keydown", event => { if (event.key === "Enter") by(number); });
+    head.addEventListener("keydown", event => { 
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      by(number);
+    });
   });
   input.addEventListener("input", draw);
   const asked = new URLSearchParams(location.hash.slice(1));
