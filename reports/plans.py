@@ -17,8 +17,8 @@ from topologies.reading import UserError
 Row = Mapping[str, Any]  # of `calibration.results`
 PANELS = 6  # heatmaps that are shown
 SHORT = {"plan.tp": "tp{}", "plan.pp": "pp{}", "plan.cp": "cp{}", "plan.ep": "ep{}", "plan.microbatch": "mb{}",
-         "plan.chunks": "v{}",
-                 "plan.data_parallel": "{}", "plan.schedule": "{}", "plan.recompute": "recompute {}", "nodes": "{} nodes"}  # fmt: skip
+         "plan.chunks": "v{}", "plan.data_parallel": "{}", "plan.schedule": "{}", "plan.recompute": "recompute {}",
+         "nodes": "{} nodes"}  # fmt: skip
 SILENT = ("plan.sequence_parallel", "plan.order", "plan.reshard", "plan.shard")  # left out of a plan's short name
 
 

@@ -39,9 +39,10 @@ def scaling(read: Read, job: Job, engine: Engine) -> Section:
     lines = {name: line for name, line in lines.items() if line}
     if sum(len(line) > 1 for line in lines.values()) == 0:
         return Section("Scaling", text=(*told, "No other number of GPUs is possible with this plan."))
-    nodes = {"a node": job.cluster.node.gpus}
+    inside = {"node": 1, "leaf": getattr(job.cluster.fabric, "leaf_nodes", 0), "pod": getattr(job.cluster.fabric, "pod_nodes", 0)}
+    boundaries = {name: nodes * job.cluster.node.gpus for name, nodes in inside.items() if nodes}
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    picture = Picture("efficiency", alt, efficiency, Scaling(lines, nodes))
+    picture = Picture("efficiency", alt, efficiency, Scaling(lines, boundaries))
     return Section("Scaling", (picture,), tuple(told))
 
 

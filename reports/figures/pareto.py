@@ -47,7 +47,7 @@ def pareto(data: Front) -> Figure:
     _panel(panels[-1], data.plans, [plan.memory / 1e9 for plan in data.plans], "peak memory of the fullest GPU (GB)")
     for ax in panels:
         ax.set_xlabel(f"hours for {data.tokens}")
-    panels[0].set_title(f"{len(data.plans):,} plans that fit; named: nothing is better in time, cost and memory at once")
+    panels[0].set_title(f"{len(data.plans):,} plans that fit; blue: nothing is better in time, cost and memory at once")
     return drawn
 
 
@@ -69,12 +69,12 @@ def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str
 
 
 def _named(ax: Axes, best: Sequence[tuple[float, float, str]]) -> None:
-    """Names where there is room for them: from the left, each at least a line's height below or above the last."""
+    """Names where there is room for them: from the left, none over another."""
     lines: list[tuple[float, float]] = []
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     for hours, height, name in best:
         x, y = (hours - left) / (right - left), (height - low) / (high - low)
-        if len(lines) == NAMED or any(abs(y - other) < 0.06 and abs(x - at) < 0.5 for at, other in lines):
+        if len(lines) == NAMED or any(abs(y - other) < 0.055 and abs(x - at) < 0.0095 * len(name) for at, other in lines):
             continue
         lines.append((x, y))
         side = "left" if x < 0.6 else "right"
