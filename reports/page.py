@@ -29,6 +29,8 @@ from sim.timeline import Timeline
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 
+LONG = 40  # characters of a cell that is a sentence
+FULL = 1400  # dots of a figure that takes the whole width
 DATA = ("timeline.csv", "summary.json", "trace.json.gz")
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -50,16 +52,22 @@ class Sheet:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
+    @property
+    def texts(self) -> list[int]:
+        """Columns with sentences, which are wrapped and stand on the left."""
+        found = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}
+        return sorted(found)
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. table: a short one, shown as it is; sheet: a long one, which is sorted and filtered."""
+    """A part of the page. sheet: a long table, which is sorted and filtered; table: a short one, shown as it is."""
 
     title: str
     pictures: tuple[Picture, ...] = ()
     text: tuple[str, ...] = ()
-    table: Sheet | None = None
     sheet: Sheet | None = None
+    table: Sheet | None = None
 
 
 @dataclass(frozen=True)
@@ -163,10 +171,15 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
         step=report.step,
         pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
+        full={picture.name for picture in report.pictures if _width(folder / f"{picture.name}.png") > FULL},
         sections=report.sections,
         evidence=report.evidence,
         launch=report.launch,
-        sheets=[{"columns": s.sheet.columns, "rows": s.sheet.rows} for s in (*report.sections, *report.evidence) if s.sheet],
+        sheets=[
+            {"columns": s.sheet.columns, "rows": s.sheet.rows, "texts": s.sheet.texts}
+            for s in (*report.sections, *report.evidence)
+            if s.sheet
+        ],
         components=_components(summary),
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
@@ -180,6 +193,11 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
 def _embedded(path: Path) -> str:
     """A picture as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _width(path: Path) -> int:
+    """Dots of a PNG, whose header has them."""
+    return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
 def _hint(label: str) -> str:

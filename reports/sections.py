@@ -72,12 +72,13 @@ def sensitivity(job: Job, by: float = 0.1) -> Section:
 
 def profile_errors(profile: Profile) -> Section:
     """Where the prices come from, and how far they are off on what was measured."""
-    columns = ("prices of", "measured", "error, fitted", "error, held out", "machine", "date", "source", "range")
+    columns = ("prices of", "measured", "error, fitted", "error, held out", "measured range", "where they come from")
     rows = []
     for part, source in profile.provenance.items():
         errors = ["–" if error is None else percent(error) for error in (source.fit_error, source.heldout_error)]
         extent = ", ".join(f"{name} {low:g}–{high:g}" for name, (low, high) in source.measured_range.items() if low < high)
-        rows.append([part, "yes" if source.measured else "by rule", *errors, source.machine, source.date, source.source, extent])
+        origin = ", ".join(filter(None, (source.machine, source.date, source.source)))
+        rows.append([part, "yes" if source.measured else "by rule", *errors, extent, origin])
     text = "Errors are medians over sizes; held out: of sizes that were kept out of the fit. Nothing is fitted to training steps."
     return Section(f"How far to trust it: prices of profile {profile.name}", text=(text,), table=Sheet(columns, rows))
 
@@ -95,9 +96,13 @@ def published(job: Job, engine: Engine) -> Section:
     found = [row for row in engine.map(compare, chosen) if row.error is not None]
     if not found:
         return Section(title, text=("None is known that can be expressed.",))
-    of = f"the {len(chosen)} of {len(near)} nearest in GPUs" if len(near) > len(chosen) else f"all {len(near)}"
-    text = f"{len(found)} runs ({of}, without those that cannot be expressed), predicted with the prices of this page."
-    return Section(title, (_scatter("published", found),), (text,), _errors(found))
+    of = (
+        f"of the {len(chosen)} nearest in GPUs ({len(near)} can be expressed)"
+        if len(near) > len(chosen)
+        else "all that there are"
+    )
+    text = f"{len(found)} runs, {of}, predicted with the shipped prices. No price was fitted to any of them."
+    return Section(title, (_scatter("published", found),), (text,), table=_errors(found))
 
 
 def measured(rows: Sequence[Compared], name: str) -> Section:
@@ -106,7 +111,7 @@ def measured(rows: Sequence[Compared], name: str) -> Section:
     title = f"How far to trust it: {name}"
     if not found:
         return Section(title, text=("No row has a measured and a predicted step.",))
-    return Section(title, (_scatter("measured", found),), (), _errors(found))
+    return Section(title, (_scatter("measured", found),), table=_errors(found))
 
 
 def _scatter(name: str, rows: Sequence[Compared]) -> Picture:
