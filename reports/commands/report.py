@@ -65,7 +65,7 @@ def command(
     asked, read = read_job(job, overrides, **given), changing(job, overrides, given)
     rows = from_csv(Path(validation)) if validation else None
     rate = rates(asked.cluster.node.gpu, price)
-    money = {"tokens": tokens_of(tokens), "rates": rate} if tokens or price is not None else {}
+    money = {"tokens": tokens_of(tokens), "rates": rate} if tokens is not None or price is not None else {}
     with engine(workers, dask, ray) as runs, _progress() as tell:
         tell("simulating the step")
         timeline = simulate(asked)

@@ -66,8 +66,7 @@ def _small(path: Path) -> None:
 
     with Image.open(path) as image:
         dots = image.info.get("dpi", (DOTS, DOTS))
-        small = image.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    small.putpalette([255 if part >= 252 else part for part in small.getpalette() or []])  # white stays white
+        small = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     small.save(path, optimize=True, dpi=dots)
 
 
