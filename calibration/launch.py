@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +39,9 @@ _PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 
 
 class RankError(UserError):
-    """A rank failed: which, and its error line."""
+    """A rank failed: which, and its error line; `details` is all that it printed."""
+
+    details = ""
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,9 @@ class _Local:
         failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
         if failed:  # the cause goes before ranks that died because another one did
             rank, line = min(failed, key=lambda one: (any(part in one[1] for part in _PEER), _ENDED in one[1]))
-            raise RankError(f"rank {rank} of {self.ranks} failed: {line}")
+            failure = RankError(f"rank {rank} of {self.ranks} failed: {line}")
+            failure.details = (self.folder / f"errors {rank}").read_text(errors="replace")
+            raise failure
         return [outcome[1] for outcome in outcomes]
 
     def _start(self, rank: int) -> None:
@@ -294,8 +299,7 @@ def _main(folder: Path, device: Device, cores: str) -> None:
         work, arguments = pickle.loads((folder / "task").read_bytes())
         outcome = "result", work(place, *arguments)
     except Exception as error:
-        if os.environ.get("SHARDYARD_TRACEBACK"):
-            raise
+        traceback.print_exc()
         outcome = "error", _line(error)
     whole = folder / f"whole {rank}"
     whole.write_bytes(pickle.dumps(outcome))
