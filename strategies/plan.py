@@ -63,6 +63,11 @@ class Plan(Config):
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
     recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
     attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    kernels: Literal["megatron", "torch"] = Field(
+        "megatron",
+        description="what runs and is kept for backward: the fused kernels of Megatron-LM with Transformer Engine, or PyTorch's "
+        "own operators one by one (which keep more, and gather nothing twice under sequence parallelism)",
+    )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )

@@ -93,7 +93,7 @@ class Stage:
             runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
             saved: Memory = (("activation", sum(part.saved for part in parts)),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
-            work: Memory = (("temporary", max(part.temporary + (0.0 if forward else part.restored) for part in parts)),)
+            work: Memory = (("temporary", _workspace(parts, direction)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -200,6 +200,22 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+
+
+def _workspace(parts: Sequence[Part], direction: str) -> float:
+    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
+
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet).
+    """
+    most, later = 0.0, 0.0
+    earlier = sum(part.held for part in parts) if direction == INPUT else 0.0
+    for part in reversed(parts):
+        earlier -= part.held if direction == INPUT else 0.0
+        restored = 0.0 if direction == FORWARD else part.restored
+        most = max(most, part.temporary + restored - later - earlier)
+        later += part.saved
+    return most
 
 
 def _items(part: Part, direction: str) -> Items:

@@ -33,7 +33,10 @@ NAMES = {  # operator -> operation; coalesced and in-place forms have the same n
     "broadcast_": "broadcast", "broadcast": "broadcast", "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter",
     "send": "send", "isend": "send",
 }  # fmt: skip
-SILENT = {"recv_", "recv_any_source_", "irecv", "wait_tensor", "barrier", "monitored_barrier_", "check_for_nan"}  # send no data
+SILENT = {  # no data is sent
+    "recv_", "recv_any_source_", "irecv", "wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_",
+    "check_for_nan",
+}  # fmt: skip
 NAMESPACES = ("c10d", "_c10d_functional")
 
 

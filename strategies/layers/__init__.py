@@ -107,11 +107,26 @@ def _check(model: Model, plan: Resolved) -> None:
             f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
+    if plan.plan.kernels == "torch":
+        _check_eager(model, plan)
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
     if model.window is not None and model.window < plan.sequence and plan.plan.attention == "flash":
         rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
         raise UserError(f"{where}: window={model.window}: {rule}")
+
+
+def _check_eager(model: Model, plan: Resolved) -> None:
+    """What PyTorch's own operators are not written down for."""
+    share = Share(model, plan)
+    unknown = {
+        "dropout": share.dropout or share.attention_dropout, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
+        "recompute=selective": plan.plan.recompute == "selective",
+    }  # fmt: skip
+    for what, there in unknown.items():
+        if there:
+            raise UserError(f"model {model.name}: kernels=torch is not simulated with {what}: use kernels=megatron")
 
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:

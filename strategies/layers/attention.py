@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Kernel
+from strategies.layers import eager
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent import projections
 from strategies.layers.pieces import Piece, Share, column_linear, pointwise, row_linear
@@ -35,7 +36,8 @@ def _projections(share: Share) -> list[Piece]:
         normed = pointwise(share, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
         pieces.append(replace(normed, parameters=parameters, replicated=parameters))
     if model.positions == "rotary":
-        pieces.append(pointwise(share, "rotary", queries + keys, queries + keys))
+        turned = queries + keys
+        pieces.append(eager.rotary(share, turned) if share.eager else pointwise(share, "rotary", turned, turned))
     return pieces
 
 

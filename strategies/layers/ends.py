@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, whole_linear
-
-FLOAT = 4  # bytes of fp32, in which the loss is computed whatever the precision
+from strategies.layers import eager
+from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
 
 
 def embedding(share: Share) -> list[Piece]:
@@ -73,7 +72,7 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        pieces += [replace(matrix, parameters=matrix.parameters - tied), _loss(share)]
+        pieces += [replace(matrix, parameters=matrix.parameters - tied), eager.loss(share) if share.eager else _loss(share)]
     return pieces
 
 
@@ -84,7 +83,9 @@ def _loss(share: Share) -> Piece:
     probabilities stay for backward, which makes the gradient from them in one pass.
     """
     logits, cast = share.tokens * share.rows, share.element != FLOAT
-    small = {name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens) for name in ("maximum", "target", "sum")}
+    small = {
+        name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
+    }
     first = share.memory("loss maximum", "forward", logits * (share.element + FLOAT * cast))
     second = share.memory("loss exponential", "forward", logits * 2 * FLOAT)
     third = share.memory("loss division", "forward", logits * 2 * FLOAT)

@@ -3,7 +3,7 @@
 A piece says once what it runs forward, what it runs backward, which tensors it keeps in between, and which parameters it holds;
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
-Work follows Megatron-LM with Transformer Engine's fusions:
+Work follows Megatron-LM with Transformer Engine's fusions, or with `kernels: torch` what `strategies.layers.eager` says:
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
   their own over all tokens;
@@ -32,6 +32,7 @@ from strategies.plan import Resolved
 Item = Kernel | Collective
 Items = tuple[Item, ...]
 Split = Literal["columns", "rows", "none"]
+FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Share:
     def element(self) -> int:
         """Bytes of an activation element."""
         return self.resolved.plan.bytes_per_element
+
+    @property
+    def eager(self) -> bool:
+        """PyTorch's own operators in place of fused kernels."""
+        return self.resolved.plan.kernels == "torch"
 
     @property
     def batch(self) -> int:
@@ -144,15 +150,20 @@ class Share:
         """A kernel bound by `moved` bytes."""
         return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.plan.precision)
 
-    def collective(self, operation: str, label: str, size: float) -> Items:
+    def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
-        return self.along("tp", self.tp, operation, label, size)
+        return self.along("tp", self.tp, operation, label, size, width=width)
 
-    def along(self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "") -> Items:
-        """A collective along `axis` over a full buffer of `size` bytes; nothing when its degree is 1."""
+    def along(
+        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: int = 0
+    ) -> Items:
+        """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
+        nothing when its degree is 1.
+        """
         if degree == 1:
             return ()
-        return (Collective(operation, float(size), axis, label, algorithm or self.resolved.plan.algorithm),)
+        algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
+        return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
     def gather(self, label: str, features: int = 0) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
@@ -173,13 +184,14 @@ def column_linear(
     local = local or outputs // share.tp
     gathered = share.element * tokens * hidden
     gather = share.gather(f"{label} input", hidden)
+    again = () if share.eager else gather
     bias_gradient = (share.memory(f"{label} bias", "backward", share.element * tokens * local),)
     return Piece(
         forward=(*gather, share.gemm(label, "forward", tokens, local, hidden)),
         input_gradient=(share.gemm(label, "backward", tokens, hidden, local), *share.reduce(f"{label} input gradient", hidden)),
-        weight_gradient=(*gather, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
-        saved={source or f"{label} input": share.element * share.parted * hidden},
-        temporary=gathered + (gathered if gather else 0),  # the input's gradient, and the input of all tokens
+        weight_gradient=(*again, share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ())),
+        saved={source or f"{label} input": gathered if share.eager else share.element * share.parted * hidden},
+        temporary=gathered + (gathered if again else 0),  # the input's gradient, and the input of all tokens
         parameters=local * (hidden + bias),
         flops=2.0 * tokens * hidden * outputs,
     )
@@ -226,10 +238,18 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
+    forward: tuple[int, ...] = (2,)
+    backward: tuple[int, ...] = (3,)
+    kept = {source or f"{label} input": size}
+    if share.eager:
+        whole = share.model.norm == "layernorm"
+        kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
+        if not whole:  # written out: see strategies.layers.eager
+            forward, backward, kept[f"{label} normed"] = (2, 1, 2, 2), (2, 3, 1, 2, 3, 1, 2, 2, 3), size
     return Piece(
-        forward=(share.memory(label, "forward", 2 * size),),
-        input_gradient=(share.memory(label, "backward", 3 * size), *(addition if residual else ())),
-        saved={source or f"{label} input": size},
+        forward=tuple(share.memory(label, "forward", times * size) for times in forward),
+        input_gradient=(*(share.memory(label, "backward", times * size) for times in backward), *(addition if residual else ())),
+        saved=kept,
         parameters=parameters,
         replicated=parameters,
     )

@@ -5,6 +5,7 @@ Models that norm after the residual addition (the original BERT) run the same ke
 
 from __future__ import annotations
 
+from strategies.layers import eager
 from strategies.layers.attention import attention
 from strategies.layers.mixture import mixture
 from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, residual, row_linear
@@ -29,6 +30,8 @@ def _mlp(share: Share) -> list[Piece]:
     tokens, columns = share.tokens, model.ffn // share.tp
     return [
         column_linear(share, "mlp up", width, model.mlp_bias),  # gate and up are one product
-        pointwise(share, "activation", tokens * width // share.tp, tokens * columns, saved="mlp up output"),
+        eager.gated(share, columns)
+        if share.eager and model.gated
+        else pointwise(share, "activation", tokens * width // share.tp, tokens * columns, saved="mlp up output"),
         row_linear(share, "mlp down", model.ffn, model.mlp_bias),
     ]

@@ -421,3 +421,12 @@ def test_what_is_not_simulated_is_refused(fields: dict[str, Any], text: str) -> 
         parts(model, resolved(model))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4)])
+def test_collectives_know_the_width_of_their_elements(precision: str, width: int) -> None:
+    """Volumes are also told in elements; the loss is in fp32 whatever the precision."""
+    work = parts(Model(**GPT), resolved(Model(**GPT), tp=2, precision=precision))
+    widths = {i.label: i.width for part in (work.layer(0), work.head) for i in part.forward if isinstance(i, Collective)}
+    assert widths.pop("loss sum") == widths.pop("loss maximum") == widths.pop("loss target") == 4
+    assert set(widths.values()) == {width}

@@ -1,0 +1,232 @@
+"""A plan's training step in PyTorch itself, as one of many ranks whose others are fake: what it sends and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from strategies.model import Model
+from strategies.plan import Plan, Resolved
+
+AXES = ("pp", "replica", "dp", "tp")  # outermost first
+
+
+class Rehearsed(NamedTuple):
+    """What one rank does in its second step."""
+
+    sent: dict[str, float]  # bytes by axis
+    operations: dict[tuple[str, str, float], int]  # (axis, operation, full buffer in bytes) -> how often
+    peak: float  # bytes
+
+
+@pytest.fixture(scope="session")
+def rehearse() -> Callable[..., Rehearsed]:
+    """rehearse(model, gpus, stage=0, **plan): one step of PyTorch's own parts, each as its documentation uses it."""
+
+    def step(model: dict[str, Any], gpus: int, stage: int = 0, **fields: Any) -> Rehearsed:
+        from torch._subclasses import FakeTensorMode
+
+        one, plan = Model(**model), Plan(**fields)
+        resolved = plan.resolve(one, gpus)
+        with _ranks(gpus, stage * gpus // plan.pp):
+            meshes = _meshes(resolved)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                return _steps(one, resolved, meshes, stage)
+
+    return step
+
+
+@contextlib.contextmanager
+def _ranks(world: int, rank: int) -> Iterator[None]:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _meshes(plan: Resolved) -> Any:
+    """The device mesh, and its slices by axis; made outside of fake mode, because ranks are real tensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (plan.plan.pp, plan.replicas, plan.dp // plan.replicas, plan.plan.tp)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+    return mesh, {axis: mesh[axis] for axis in AXES} | {"hsdp": mesh["replica", "dp"]}
+
+
+def _steps(model: Model, plan: Resolved, meshes: Any, stage: int) -> Rehearsed:
+    import torch.distributed as dist
+
+    from calibration.execute.counting import Counting
+    from calibration.execute.holding import Holding
+
+    with Holding() as holding:
+        train = _trainer(model, plan, meshes, stage)
+        train()
+        holding.peak = holding.held
+        with Counting() as counting:
+            train()
+    mesh, by_axis = meshes
+    axis_of = {
+        frozenset(dist.get_process_group_ranks(by_axis[axis].get_group())): axis
+        for axis in AXES
+        if mesh.size(AXES.index(axis)) > 1
+    }
+    sent, operations = Counter[str](), Counter[tuple[str, str, float]]()
+    for one in counting.moved:
+        axis = "pp" if one.operation == "send" else axis_of[frozenset(one.ranks)]
+        sent[axis] += one.sent
+        operations[axis, one.operation, one.bytes] += 1
+    return Rehearsed(dict(sent), dict(operations), holding.peak)
+
+
+def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[[], None]:
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    from calibration.execute.model import Transformer, loss, tensor_parallel
+
+    fields, (_, mesh) = plan.plan, meshes
+    first = sum(plan.layers[:stage])
+    net = Transformer(
+        model,
+        plan.sequence,
+        range(first, first + plan.layers[stage]),
+        embedding=stage == 0,
+        head=stage == fields.pp - 1,
+        attention=fields.attention,
+        recompute=fields.recompute == "full",
+    )
+    if fields.tp > 1:
+        tensor_parallel(net, mesh["tp"], fields.sequence_parallel)
+    module = _data_parallel(net, plan, mesh)
+    optimizer = _optimizer(module, plan, mesh)
+    batch = plan.global_batch // plan.dp
+    tokens = torch.randint(0, model.vocabulary, (batch, plan.sequence))
+    passes = _pipeline(module, plan, mesh, stage, tokens, model) if fields.pp > 1 else None
+
+    def train() -> None:
+        with loss_parallel() if fields.tp > 1 else contextlib.nullcontext():
+            if passes:
+                passes()
+            else:
+                for number, part in enumerate(tokens.split(fields.microbatch)):
+                    last = number == plan.microbatches - 1
+                    with (
+                        module.no_sync()
+                        if fields.data_parallel in ("ddp", "zero1") and plan.dp > 1 and not last
+                        else contextlib.nullcontext()
+                    ):
+                        loss(module(part), part).backward()
+        if fields.sequence_parallel:  # once: an optimizer would sum partial gradients at each use
+            for parameter in net.parameters():
+                if isinstance(parameter.grad, DTensor) and parameter.grad.placements[-1].is_partial():
+                    parameter.grad = parameter.grad.redistribute(placements=[*parameter.grad.placements[:-1], Replicate()])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return train
+
+
+def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    if plan.dp == 1:
+        return net
+    if plan.plan.data_parallel == "zero3":
+        from torch.distributed.fsdp import fully_shard
+
+        over = mesh["hsdp"] if plan.replicas > 1 else mesh["dp"]
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        units = [part for part in (net.embedding, *net.layers, net.head) if part is not None]
+        with unset_fake_temporarily():  # it computes with ranks
+            for part in units if not net.tied else net.layers:
+                fully_shard(part, mesh=over, reshard_after_forward=plan.plan.reshard)
+            return fully_shard(net, mesh=over, reshard_after_forward=plan.plan.reshard)
+    group = mesh["dp"].get_group()
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        net,
+        device_mesh=mesh["dp"],
+        init_sync=False,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+        bucket_cap_mb=plan.plan.bucket / 2**20,
+    )
+    ddp.reducer = _Kept(ddp.reducer)
+
+    def hook(_: Any, bucket: Any) -> Any:
+        """What DDP does by itself, which needs real work objects."""
+        dist.all_reduce(bucket.buffer(), group=group)
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    hook.__annotations__ = {}
+    ddp.register_comm_hook(None, hook)
+    return ddp
+
+
+class _Kept:
+    """DDP's reducer without the second look at the order of gradients, which reads values."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _optimizer(module: Any, plan: Resolved, mesh: Any) -> Any:
+    import torch
+
+    if plan.plan.data_parallel == "zero1" and plan.dp > 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group())
+    return torch.optim.Adam(module.parameters())
+
+
+def _pipeline(module: Any, plan: Resolved, mesh: Any, stage: int, tokens: Any, model: Model) -> Callable[[], None]:
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    from calibration.execute.model import loss
+
+    fields = plan.plan
+    features = torch.empty(fields.microbatch, plan.sequence, model.hidden, requires_grad=True)
+    logits = torch.empty(fields.microbatch, plan.sequence, model.padded_vocabulary)
+
+    class Voted(PipelineStage):  # stages vote whether shapes are known; here they are, and nobody else votes
+        def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> Any:
+            return SimpleNamespace(item=lambda: 1)
+
+        _warmup_backward_result = _warmup_forward_vote
+
+    one = Voted(
+        module,
+        stage,
+        fields.pp,
+        tokens.device,
+        input_args=tokens[: fields.microbatch] if stage == 0 else features,
+        output_args=logits if stage == fields.pp - 1 else features,
+        group=mesh["pp"].get_group(),
+    )
+    kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[fields.schedule]
+    schedule = kind(one, plan.microbatches, loss, scale_grads=False)
+    given = (tokens,) if stage == 0 else ()
+    target = {"target": tokens} if stage == fields.pp - 1 else {}
+    return lambda: schedule.step(*given, **target, return_outputs=False)

@@ -1,0 +1,94 @@
+"""What the simulator says that a rank sends, against what PyTorch's own DDP, FSDP2, ZeRO, tensor parallelism and pipelines send.
+
+PyTorch runs as one rank of a fake process group; every operation of torch.distributed in its step is counted. Equal to the byte,
+per axis, except where a test says what PyTorch does otherwise and by how much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.run import run
+from strategies.lower import lower
+
+GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
+LLAMA: dict[str, Any] = GPT | {
+    "name": "llama", "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
+    "attention_bias": False, "output_bias": False, "mlp_bias": False,
+}  # fmt: skip
+PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
+
+
+@pytest.fixture
+def sent(toy_job, toy_prices):
+    """sent(model, gpus, stage=0, **plan): bytes by axis that a rank of the stage sends in a simulated step."""
+
+    def simulate(model: dict[str, Any], gpus: int, stage: int = 0, **plan: Any) -> dict[str, float]:
+        job = toy_job(gpus, 1, model, algorithm="ring", **PLAN | plan)
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+        return {axis: size for axis, (size, _) in timeline.volumes()[stage].items()}
+
+    return simulate
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "plan"),
+    [
+        (GPT, 1, {}),
+        (GPT, 4, {}),  # DDP
+        (LLAMA, 4, {"accumulation": 3}),
+        (LLAMA, 4, {"data_parallel": "zero3"}),  # FSDP2
+        (GPT, 4, {"data_parallel": "zero3"}),  # its tied head is in the root's unit, gathered with the embedding
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
+        (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
+        (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
+        (LLAMA, 64, {"data_parallel": "zero3", "shard": 8}),
+        (GPT, 4, {"tp": 4}),
+        (LLAMA, 2, {"tp": 2}),
+        (LLAMA, 8, {"tp": 4}),  # DDP × TP
+        (LLAMA, 8, {"tp": 4, "data_parallel": "zero3"}),  # FSDP2 × TP
+    ],
+)
+def test_volumes(sent, rehearse, model, gpus, plan) -> None:
+    assert sent(model, gpus, **plan) == rehearse(model, gpus, **PLAN | plan).sent
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_volumes_of_pipelines(sent, rehearse, schedule, stage) -> None:
+    """The middle stage sends both ways. 2 data parallel ranks of each stage (PP × DP)."""
+    plan = {"pp": 3, "accumulation": 4, "schedule": schedule}
+    model = LLAMA | {"layers": 3}
+    assert sent(model, 6, stage, **plan) == rehearse(model, 6, stage, **PLAN | plan).sent
+
+
+def test_stock_zero_1_moves_half_as_much_again(sent, rehearse) -> None:
+    """ZeroRedundancyOptimizer lets DDP all-reduce gradients (2Ψ) and broadcasts parameters (Ψ); a reduce-scatter would be Ψ."""
+    theirs, ours = rehearse(LLAMA, 4, data_parallel="zero1", **PLAN), sent(LLAMA, 4, data_parallel="zero1")
+    assert theirs.sent["dp"] == 1.5 * ours["dp"]
+    assert {operation for _, operation, _ in theirs.operations} == {"all_reduce", "broadcast"}
+
+
+def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse) -> None:
+    """PyTorch's pipeline stages keep FSDP2's gradients whole until the last microbatch, and its parameters after a backward pass.
+
+    In 1F1B's order F F B F B F B B the third and fourth forward and the last backward pass find them gathered: 5 gathers and
+    1 reduce-scatter where the simulator, which releases them after every pass, has 8 and 4.
+    """
+    plan = {"pp": 2, "accumulation": 4, "data_parallel": "zero3"}
+    theirs, ours = rehearse(LLAMA, 4, **PLAN | plan), sent(LLAMA, 4, **plan)
+    assert theirs.sent["pp"] == ours["pp"]
+    assert theirs.sent["dp"] / ours["dp"] == (5 + 1) / (8 + 4)
+    embedding = 4 * 512 * 64
+    assert (theirs.operations["dp", "all_gather", embedding], theirs.operations["dp", "reduce_scatter", embedding]) == (5, 1)
+
+
+def test_rows_that_ranks_do_not_divide_are_padded(sent, rehearse) -> None:
+    """FSDP2 cuts each parameter along its first dimension, padded to the next multiple of the ranks."""
+    model = LLAMA | {"ffn": 97, "vocabulary": 513}
+    theirs, ours = rehearse(model, 4, data_parallel="zero3", **PLAN), sent(model, 4, data_parallel="zero3")
+    rows = model["layers"] * 2 * 3 + 2 * 3  # gate and up of 97 rows, embedding and head of 513: to 100 and 516
+    assert theirs.sent["dp"] - ours["dp"] == 3 * (3 / 4) * 4 * rows * model["hidden"]
