@@ -17,12 +17,16 @@ from calibration.execute.setup import SEED, Setup
 
 @dataclass(eq=False)
 class Chunk:
-    """Virtual stage `number`, whose first layer is the model's layer `first`. cut: how tp ranks hold a parameter."""
+    """Virtual stage `number`, whose first layer is the model's layer `first`.
+
+    cut: how tp ranks hold a parameter. held: parameters by name, as they are once the data parallel strategy has them.
+    """
 
     number: int
     first: int
     net: Transformer
     cut: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> device mesh, placements
+    held: dict[str, Tensor] = field(default_factory=dict)
 
     def global_name(self, name: str) -> str:
         """The name that the whole model has for a parameter of this chunk."""

@@ -22,7 +22,7 @@ from strategies.data_parallel import hooks
 # allowed distance, relative to the largest element of a gradient, to the loss, and to the norm of all updates: rounding in
 # another order, with a margin; 16-bit gradients and weights have 8 to 11 bits
 TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}
-SUBNORMAL = 2.0**-24  # the smallest fp16: gradients that travel in 16 bits are rounded to multiples of it
+SUBNORMAL = 2.0**-24  # the smallest fp16: gradients that travel in 16 bits are rounded to multiples of it, on each rank and summed
 QUIET = 1e-5  # gradients this small beside the largest are rounding noise, which Adam divides by itself
 
 
@@ -117,10 +117,10 @@ def distance(runner: Runner, losses: list[float], steps: int) -> Distance:
     farthest, worst, off, all_of_it = 0.0, "", 0.0, 0.0
     known = bool(one.gradients)
     compressed = setup.plan.data_parallel == "ddp_fp16"
-    step = SUBNORMAL if compressed else 0.0
+    step = 2 * SUBNORMAL if compressed else 0.0
     scale = max((float(gradient.abs().max()) for gradient in one.gradients.values()), default=0.0)
     for chunk in runner.chunks:
-        for name, parameter in chunk.net.named_parameters():
+        for name, parameter in chunk.held.items():
             held = runner.hook.gradient(parameter)
             gradient = None if held is None else chunk.whole(name, held)
             value, where = chunk.whole(name, parameter.detach()).float(), _name(setup, chunk.global_name(name))

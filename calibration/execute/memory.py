@@ -1,57 +1,45 @@
-"""Peak memory as the allocator itself counts it.
+"""Peak memory of a step.
 
-On a GPU the caching allocator keeps the peak. On CPU the profiler's [memory] events, from before the first tensor on, add up to
-the allocator's exact level; resident-set size would be off by what libraries and the C library keep.
+On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.holding`): PyTorch's profiler
+has the allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set size
+would be off by what libraries and the C library keep.
 
 Imports torch: import this module inside the function that needs it.
 """
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
-from typing import Any
-
 import torch
+
+from calibration.execute.holding import Holding
 
 
 class Memory:
-    """Follows every allocation from entering to leaving. `mark` begins the stretch whose peak is asked for."""
+    """Follows every allocation from entering, before the first tensor, to leaving."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.base = self.peak = 0  # bytes held at the mark, and at most after it
-        self._profile: Any = None
-        self._marked = 0
+        self._holding = Holding() if device.type == "cpu" else None
 
     def __enter__(self) -> Memory:
-        if self.device.type == "cpu":
-            from torch.profiler import ProfilerActivity, profile
-
-            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-            self._profile.__enter__()
+        if self._holding:
+            self._holding.__enter__()
         return self
 
     def mark(self) -> None:
-        """Here begins the step."""
-        if self.device.type == "cuda":
+        """Here begins the step whose peak is asked for."""
+        if self._holding:
+            self.base = self._holding.peak = self._holding.held
+        else:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             self.base = torch.cuda.memory_allocated(self.device)
-        self._marked = time.time_ns()
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._profile is None:
+    def __exit__(self, *error: object) -> None:
+        if self._holding:
+            self._holding.__exit__(*error)
+            self.peak = self._holding.peak
+        else:
             torch.cuda.synchronize(self.device)
             self.peak = torch.cuda.max_memory_allocated(self.device)
-            return
-        self._profile.__exit__(kind, value, trace)
-        if kind is not None:
-            return
-        level = 0
-        events = [event for event in self._profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            level += event.nbytes()
-            if event.start_ns() < self._marked:
-                self.base = self.peak = level
-            self.peak = max(self.peak, level)

@@ -31,7 +31,15 @@ def make_optimizer(plan: Plan, parameters: Iterable[Tensor]) -> torch.optim.Opti
     every = list(parameters)
     if any(parameter.dtype != torch.float32 for parameter in every):
         return Masters(every, kind, arguments)
-    return kind(every, **arguments)
+    return kind(_groups(every), **arguments)
+
+
+def _groups(parameters: list[Tensor]) -> list[dict[str, Any]]:
+    """A kernel updates plain tensors, or DTensors of one device mesh."""
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": same} for same in groups.values()]
 
 
 class Masters(torch.optim.Optimizer):
@@ -41,7 +49,7 @@ class Masters(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.weights: list[Tensor] = [weight for group in self.param_groups for weight in group["params"]]
         self.copies = [weight.detach().float().clone() for weight in self.weights]
-        self.inner = kind(self.copies, **arguments)
+        self.inner = kind(_groups(self.copies), **arguments)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

@@ -33,6 +33,8 @@ class Hook:
         for chunk in chunks:
             self.prepare(chunk.net)
         self.modules: list[nn.Module] = [self.wrap(chunk) for chunk in chunks]
+        for chunk in chunks:  # later DDP hides those that tp ranks cut from the module
+            chunk.held = dict(chunk.net.named_parameters())
         self.optimizer = self.make_optimizer()
 
     def prepare(self, net: nn.Module) -> None:
@@ -51,7 +53,7 @@ class Hook:
 
     def parameters(self) -> list[Tensor]:
         """Of all chunks, each once."""
-        return list(dict.fromkeys(parameter for chunk in self.chunks for parameter in chunk.net.parameters()))
+        return list(dict.fromkeys(parameter for chunk in self.chunks for parameter in chunk.held.values()))
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """Around a microbatch's passes, when there is no pipeline."""

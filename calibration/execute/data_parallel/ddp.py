@@ -1,8 +1,8 @@
 """DistributedDataParallel, with gradients as they are or in 16 bits.
 
 Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same size after the last backward pass: without
-overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, and where two
-stages of a rank share a matrix.
+overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, where two stages of
+a rank share a matrix, and for a tied matrix that is cut over tp ranks, which DDP would take apart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class DDP(Hook):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """In DDP, of the tp ranks' device mesh where there is one."""
         setup = self.setup
-        self.by_hand = not setup.plan.overlap or setup.split or shares_embedding(setup)
+        shared = setup.job.model.tied and setup.plan.tp > 1
+        self.by_hand = not setup.plan.overlap or setup.split or shares_embedding(setup) or shared
         if setup.resolved.dp == 1 or self.by_hand:
             return chunk.net
         where: dict[str, Any] = (
@@ -37,7 +38,7 @@ class DDP(Hook):
         )
         # the model's buffers are constants, and gradients live in the buckets, as in the simulation
         return DistributedDataParallel(
-            chunk.net, bucket_cap_mb=setup.plan.bucket / MIB, broadcast_buffers=False, gradient_as_bucket_view=True, **where
+            chunk.net, bucket_cap_mb=setup.plan.bucket / MIB, init_sync=False, broadcast_buffers=False, gradient_as_bucket_view=True, **where
         )
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
