@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calibration.execute.limits import shares_embedding
 from calibration.execute.model import Transformer, tensor_parallel
 from calibration.execute.setup import SEED, Setup
 
@@ -71,21 +72,11 @@ def chunks(setup: Setup) -> list[Chunk]:
     return result
 
 
-def shares_embedding(setup: Setup) -> bool:
-    """Whether two stages of one rank, the first and the last, use the same matrix."""
-    ranks, last = range(setup.plan.pp), len(setup.resolved.layers) - 1
-    for rank in ranks:
-        mine = {setup.schedule.stage(rank, setup.plan.pp, chunk) for chunk in range(setup.resolved.chunks)}
-        if setup.job.model.tied and setup.plan.pp > 1 and {0, last} <= mine:
-            return True
-    return False
-
-
 def _share(setup: Setup, every: list[Chunk]) -> None:
     """Make the two one."""
     nets = {chunk.number: chunk.net for chunk in every}
     first, last = nets.get(0), nets.get(len(setup.resolved.layers) - 1)
-    if shares_embedding(setup) and first is not None and last is not None:
+    if shares_embedding(setup.job, setup.resolved) and first is not None and last is not None:
         assert first.embedding is not None
         assert last.head is not None
         last.head.logits.weight = first.embedding.tokens.weight

@@ -26,7 +26,10 @@ class Runner:
         self.setup, self.resolved = setup, setup.resolved
         self.chunks = chunks(setup)
         self.hook = executed[setup.plan.data_parallel](setup, self.chunks)
-        self.tokens, self.labels = (part[setup.replica] for part in setup.data)
+        if self.hook.one_process:  # which has the data of all dp ranks: (microbatches, dp · microbatch, sequence)
+            self.tokens, self.labels = (part.transpose(0, 1).flatten(1, 2) for part in setup.data)
+        else:
+            self.tokens, self.labels = (part[setup.replica] for part in setup.data)
         self.pipeline = self._pipeline() if setup.plan.pp > 1 else None
         self.tied = self._tied_group()
 

@@ -18,7 +18,7 @@ from calibration.launch import Place
 from sim.grid import Grid
 from strategies.job import Job
 from strategies.plan import Plan, Resolved
-from strategies.schedules import Schedule, actions, schedules
+from strategies.schedules import Schedule, schedules
 
 SEED = 20  # of initial parameters and tokens
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -40,9 +40,12 @@ class Setup:
         resolved = job.resolve()
         grid = resolved.grid
         names = tuple(axis for axis, _ in reversed(grid.sizes))
+        ranks = torch.from_numpy(grid.array())
+        if place.world == 1:  # also of DataParallel, whose dp ranks are threads
+            ranks = torch.zeros((1,) * len(names), dtype=torch.int64)
         torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
         device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
-        return cls(place, job, resolved, device, DeviceMesh(place.device, torch.from_numpy(grid.array()), mesh_dim_names=names))
+        return cls(place, job, resolved, device, DeviceMesh(place.device, ranks, mesh_dim_names=names))
 
     @property
     def plan(self) -> Plan:
@@ -68,12 +71,6 @@ class Setup:
     def schedule(self) -> Schedule:
         """Of the pipeline."""
         return schedules[self.plan.schedule]
-
-    @property
-    def split(self) -> bool:
-        """Whether the schedule makes weight gradients in passes of their own."""
-        order = actions(self.plan.schedule, 0, self.plan.pp, self.resolved.microbatches, self.resolved.chunks)
-        return self.plan.pp > 1 and any(action.kind == "W" for action in order)
 
     def group(self, axis: str) -> Any:
         """The process group of this rank along an axis."""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from calibration.execute.chunks import Chunk
     from calibration.execute.setup import Setup
+    from calibration.launch import Device
     from strategies.job import Job
+    from strategies.plan import Resolved
 
 
 class Hook:
@@ -24,8 +26,8 @@ class Hook:
     one_process: ClassVar[bool] = False  # one process drives all dp GPUs
 
     @classmethod
-    def check(cls, job: Job, split: bool) -> str | None:
-        """Why the job cannot be executed; split: its schedule makes weight gradients in passes of their own."""
+    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
+        """Why the job cannot be executed."""
         return None
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:

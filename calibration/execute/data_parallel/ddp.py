@@ -15,11 +15,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.execute.buckets import reduce_in_buckets
-from calibration.execute.chunks import Chunk, shares_embedding
+from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
+from calibration.execute.limits import shares_embedding, splits
+from calibration.launch import Device
 from strategies.job import Job
+from strategies.plan import Resolved
 
 MIB = 2.0**20
+
+
+def reducer_works(job: Job, resolved: Resolved) -> bool:
+    """Whether DDP's hooks hear of every gradient, once."""
+    apart = splits(job, resolved) or shares_embedding(job, resolved) or (job.model.tied and job.plan.tp > 1)
+    return job.plan.overlap and not apart
 
 
 @executed("ddp")
@@ -29,8 +38,7 @@ class DDP(Hook):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """In DDP, of the tp ranks' device mesh where there is one."""
         setup = self.setup
-        shared = setup.job.model.tied and setup.plan.tp > 1
-        self.by_hand = not setup.plan.overlap or setup.split or shares_embedding(setup) or shared
+        self.by_hand = not reducer_works(setup.job, setup.resolved)
         if setup.resolved.dp == 1 or self.by_hand:
             return chunk.net
         where: dict[str, Any] = (
@@ -62,10 +70,10 @@ class CompressedDDP(DDP):
     """Gradients travel in 16 bits: PyTorch's fp16_compress_hook."""
 
     @classmethod
-    def check(cls, job: Job, split: bool) -> str | None:
+    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
         """The hook is DDP's."""
-        if not job.plan.overlap or split:
-            return "overlap=false, or a schedule with weight gradients in passes of their own, has no use for DDP's fp16 hook"
+        if not reducer_works(job, resolved):
+            return "data_parallel=ddp_fp16 is a hook of DDP's reducer, which cannot work here (overlap, schedule or tied embedding)"
         return None
 
     def wrap(self, chunk: Chunk) -> nn.Module:

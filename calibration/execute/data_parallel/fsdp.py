@@ -15,7 +15,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
+from calibration.execute.limits import shares_embedding, splits
+from calibration.launch import Device
 from strategies.job import Job
+from strategies.plan import Resolved
 
 
 class Around(nn.Module):
@@ -35,13 +38,15 @@ class Zero3(Hook):
     """Parameters, gradients and optimizer states are sharded."""
 
     @classmethod
-    def check(cls, job: Job, split: bool) -> str | None:
+    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
         """What FSDP2 does not do."""
         if not job.plan.overlap:
             return f"overlap=false contradicts data_parallel={job.plan.data_parallel}: FSDP2 always gathers ahead"
-        if split:
+        if splits(job, resolved):
             schedule = job.plan.schedule
             return f"schedule={schedule} makes weight gradients in passes of their own, in which FSDP2 reduces nothing"
+        if shares_embedding(job, resolved):
+            return f"schedule={job.plan.schedule} has {job.model.name}'s tied embedding twice on a rank, in two FSDP2 modules"
         return None
 
     def prepare(self, net: nn.Module) -> None:
@@ -55,13 +60,19 @@ class Zero3(Hook):
             return net
         mesh = setup.mesh["replica", "dp"] if setup.resolved.replicas > 1 else setup.mesh["dp"]
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshard(), "mp_policy": self._precision()}
-        ends = [end for end in (net.embedding, net.head) if end is not None]
-        for group in [ends] if net.tied and len(ends) == 2 else [[end] for end in ends]:
-            fully_shard(group if len(group) > 1 else group[0], **options)
-        for layer in net.layers:
-            fully_shard(layer, **options)
+        if net.tied and net.embedding is not None and net.head is not None:
+            fully_shard([net.embedding, net.head], **options)
+            units = list(net.layers)
+        else:
+            units = [unit for unit in (net.embedding, *net.layers, net.head) if unit is not None]
+        for unit in units:
+            fully_shard(unit, **options)
         fully_shard(net, **options)
-        return Around(net) if setup.plan.pp > 1 else net
+        if setup.plan.pp == 1:
+            return net
+        for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many
+            unit.set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
+        return Around(net)
 
     def _reshard(self) -> bool:
         return self.setup.plan.reshard
