@@ -100,7 +100,7 @@ def tariffs(profile: Profile, kinds: Sequence[str]) -> dict[str, Rates]:
     return {name: rates(one.base, one.links, kinds, profile.copy_rate) for name, one in profile.every_protocol().items()}
 
 
-def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str]) -> dict[str, float]:
+def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str], starts: int = STARTS) -> dict[str, float]:
     """The free numbers with the least loss: bounded least squares on their logarithms, from several starts."""
     from scipy.optimize import least_squares
 
@@ -114,7 +114,7 @@ def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str
 
     random = np.random.default_rng(0)
     best: Any = None
-    for number in range(STARTS):
+    for number in range(starts):
         at = np.clip(start + (number > 0) * random.normal(0, 0.5, len(start)), low + 1e-6, high - 1e-6)
         found = least_squares(residuals, at, bounds=(low, high), loss="soft_l1", f_scale=WORTH / 4, max_nfev=60)
         best = found if best is None or found.cost < best.cost else best

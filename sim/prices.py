@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from sim.program import Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
+from sim.tables import CollectiveTable, Wrapping
 from topologies.board import KINDS
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, BytesPerSecond, Seconds
@@ -137,6 +138,11 @@ class Profile(Config):
     collective_launch: Seconds  # software latency of one collective, protocol Simple
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
+    tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
+    processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
+    wrapping: dict[str, Wrapping] = Field(
+        default_factory=dict
+    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"
     overhead: Overhead
 
     @model_validator(mode="after")
@@ -213,7 +219,12 @@ class Prices:
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
+        self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # of collective algorithms, by topology and grid (sim.pricing)
+
+    def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:
+        """The measured prices of `operation` among exactly so many ranks on so many nodes."""
+        return self._tables.get((operation, ranks, nodes))
 
     def _seconds(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":

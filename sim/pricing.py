@@ -13,6 +13,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from sim.clock import on_grid
 from sim.collectives import offered
 from sim.merging import wire
@@ -20,6 +22,7 @@ from sim.network import Part
 from sim.prices import Prices
 from sim.program import Block, Collective, Kernel, Program, Send
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.tables import CollectiveTable
 from sim.wiring import Traffic, alike, applicable, fullest, members, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
@@ -149,6 +152,8 @@ class Pricing:
         priced = self.prices.profile.protocols
         if names == offered(work.operation):
             names = considered(work.operation, names, priced, each)
+            table = self._table(work.operation, one)
+            names = (table.algorithm,) if table else names
         return [one._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
@@ -160,6 +165,7 @@ class Pricing:
             found = self._values.get(value)
             if found is None:
                 traffic, protocol = self._choose(work, cohort)
+                self._note_collective(work, traffic)
                 found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
@@ -171,6 +177,17 @@ class Pricing:
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
+
+    def _table(self, operation: str, traffic: Traffic) -> CollectiveTable | None:
+        """The measured prices of `operation` among such groups."""
+        if not self.prices.profile.tables:
+            return None
+        return self.prices.table(operation, *self._extent(traffic))
+
+    def _extent(self, traffic: Traffic) -> tuple[int, int]:
+        """(ranks, nodes) of the first group."""
+        first = members(self.program.grid, traffic._replace(group=max(0, traffic.group)))[0]
+        return len(first), len(set(self.topology.node_of(first).tolist()))
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""
@@ -199,6 +216,11 @@ class Pricing:
         repeat = work.repeat if isinstance(work, Collective) else 1
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         latency, transfers = collective_seconds(self._rates[protocol], self.shape(traffic), work.bytes) if demands else (0.0, [])
+        operation, algorithm = traffic.algorithm.split("/")
+        table = self._table(operation, traffic) if demands else None
+        if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
+            scale = table.seconds(work.bytes) / (latency + sum(transfers))
+            latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):
@@ -238,10 +260,11 @@ class Pricing:
         key = (id(items), cohort)
         found = self._runs.get(key)
         if found is None:
-            launch, synchronous = self.prices.profile.launch * self.program.turns, self.prices.profile.synchronous
+            usual, synchronous = self.prices.profile.launch * self.program.turns, self.prices.profile.synchronous
             state, kernels = (0.0, 0.0, 0.0), 0.0
             parts: dict[tuple[str, str], float] = {}
             for item in items:
+                launch = usual + self.wrapping(item)
                 if isinstance(item, Kernel):
                     self._note(item)
                     part, seconds = (item.phase, item.label), self.prices.seconds(item)
@@ -254,10 +277,35 @@ class Pricing:
             found = self._runs[key] = Fused(*state, parts, kernels)
         return found
 
+    def wrapping(self, work: Kernel | Collective | Send) -> float:
+        """Host seconds that PyTorch's wrapper adds to a collective."""
+        found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}") if isinstance(work, Collective) else None
+        return found.seconds(work.bytes) * work.repeat if found and isinstance(work, Collective) else 0.0
+
     def _note_profile(self) -> None:
         profile, gpu = self.prices.profile, self.prices.gpu.name
         if gpu != profile.gpu:
             self.notes[f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"] = None
+        most = int(np.bincount(self.topology.node_of(np.arange(self.program.grid.world))).max()) if profile.processes else 0
+        if most > profile.processes:
+            self.notes[
+                f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of "
+                "its own; processes that take turns on cores are another regime, several times slower, that is not priced here"
+            ] = None
+
+    def _note_collective(self, work: Collective | Send, traffic: Traffic) -> None:
+        """Say where measured collectives end and the formula takes over."""
+        if not self.prices.profile.tables:
+            return
+        operation, algorithm = traffic.algorithm.split("/")
+        (ranks, nodes), table = self._extent(traffic), self._table(operation, traffic)
+        what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
+        if table is None or table.algorithm != algorithm:
+            by = f" by {algorithm}" if table else ""
+            self.notes[f"{what}{by}: not measured for profile '{self.prices.profile.name}', extrapolated by its formula"] = None
+        elif not table.covers(work.bytes):
+            times = work.bytes / table.prices[-1].bytes if table.prices[-1].bytes else 1.0
+            self.notes[f"{what}: {work.bytes:g} bytes are {times:.3g} times the largest that was measured"] = None
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

@@ -7,6 +7,7 @@ of scheduling, so that runs repeat exactly.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -129,10 +130,13 @@ class _Player:
                     self.work.append(fused)
                     host += fused.host
                 else:
-                    host += launch
+                    wrapping = on_grid(self.pricing.wrapping(op.work))
+                    host += 0.0 if profile.synchronous else launch + wrapping
                     self.launched.append(host)
                     axes = () if isinstance(op.work, Send) or op.work.cohorts else op.work.axes
-                    self.work.append(self.pricing.collective(op.work, lane.cohort, groups.get(axes, -1)))
+                    priced = self.pricing.collective(op.work, lane.cohort, groups.get(axes, -1))
+                    paid = wrapping if profile.synchronous else 0.0  # a CPU waits for its own work
+                    self.work.append(replace(priced, latency=priced.latency + paid) if paid else priced)
 
     def _groups_of(self, number: int) -> dict[tuple[str, ...], int]:
         """Which sibling group the rank of this lane belongs to, by axes; () for sends and pairs of cohorts."""

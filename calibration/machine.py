@@ -1,0 +1,88 @@
+"""The machine at hand, as people and profiles name it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from calibration.launch import Device
+from topologies.cluster import Cluster, cluster_names, gpu_names, inline_cluster, load_cluster
+from topologies.reading import UserError
+
+GPUS = {  # what torch calls a GPU -> its name in the catalogue; the first that fits
+    r"GB200": "gb200", r"B200": "b200-sxm", r"H200": "h200-sxm", r"H100.*PCIe": "h100-pcie", r"H100": "h100-sxm",
+    r"A100.*PCI": "a100-pcie-80gb", r"A100.*40GB": "a100-sxm-40gb", r"A100": "a100-sxm-80gb", r"L40S": "l40s",
+    r"V100.*SXM3": "v100-sxm3-32gb", r"V100": "v100-sxm2-32gb",
+}  # fmt: skip
+
+
+def describe(device: Device, ranks: int) -> dict[str, Any]:
+    """What a journal begins with: machine, versions and ranks. Samples of unlike ones are never mixed."""
+    try:
+        torch = f"torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = "torch"
+    backend = "gloo"
+    name = f"{os.cpu_count()} × {_processor()}"
+    if device == "cuda":
+        import torch as library
+
+        name = f"{library.cuda.get_device_name()}, {name}"
+        nccl = library.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        backend = f"NCCL {'.'.join(map(str, nccl))}, CUDA {library.version.cuda}"
+    versions = f"{torch}, {backend}, Python {platform.python_version()}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, ranks)
+    return {"device": device, "ranks": ranks, "machine": name, "versions": versions, "memory": memory}
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = {
+        key: match[1].strip()
+        for key in ("model name", "cpu family", "model")
+        if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))
+    }
+    family = f" (family {found['cpu family']} model {found['model']})" if {"cpu family", "model"} <= set(found) else ""
+    return found.get("model name", platform.machine()) + family
+
+
+def catalogue_gpu(name: str) -> str:
+    """The catalogue's name of a GPU that torch names. Raises UserError."""
+    for pattern, found in GPUS.items():
+        if re.search(pattern, name):
+            return found
+    raise UserError(
+        f"GPU '{name}' is not in the catalogue ({', '.join(gpu_names())}): describe it in a cluster file, --cluster FILE"
+    )
+
+
+def catalogue_cluster(gpu: str, per_node: int) -> Cluster:
+    """A cluster of the catalogue with this GPU and at least so many in a node; one bare GPU needs no links. Raises UserError."""
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        if cluster.node.gpu.name == gpu and cluster.node.gpus >= per_node:
+            return cluster
+    if per_node == 1:
+        return inline_cluster({"name": gpu, "node": {"gpu": gpu, "gpus": 1, "wiring": "bare"}}, gpu)
+    raise UserError(f"no cluster of the catalogue has {per_node} × {gpu} in a node: describe how it is wired, --cluster FILE")
+
+
+def own_cluster(name: str, processes: int, peak: float, bandwidth: float, memory: float, loopback: float) -> dict[str, Any]:
+    """A cluster file of a machine without GPUs: peaks are the best that was measured."""
+    from calibration.profile_file import quantity
+
+    gpu = {
+        "name": f"{name}-core", "sms": 0, "peak": {"fp32": quantity(peak, "FLOP/s")}, "memory": quantity(float(int(memory)), "B"),
+        "memory_bandwidth": quantity(bandwidth, "B/s"),
+    }  # fmt: skip
+    node = {"gpu": gpu, "gpus": processes, "wiring": "loopback" if processes > 1 else "bare"}
+    if processes > 1:
+        node["loopback"] = quantity(loopback, "B/s")
+    return {"name": name, "node": node, "source": "measured by `shardyard calibrate`: rates are the best that were reached"}

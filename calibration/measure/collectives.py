@@ -1,0 +1,188 @@
+"""Collectives: every operation, size and group, back to back and between pieces of compute as in a training step.
+
+Imports torch: import this module inside the function that needs it.
+
+Sibling groups run at the same time, as a job's do. Back to back the price is the time of the rank that waited least (the others'
+includes waiting for it), the median over repetitions. In a step it is the mean over ranks, waiting included: what a rank's
+compute loses per collective; a mean over repetitions, because a step pays for the slow ones too. Where some ranks only send, the
+longest counts. Every size is verified before it is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibration.measure.bench import Action, Bench, Probe, Reading, spread, trimmed
+from calibration.measure.grid import OPERATIONS, Grid
+from topologies.reading import UserError
+
+SIDE = {"cpu": 768, "cuda": 4096}  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
+ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")  # some ranks are done before the others have their data
+LEAST_IN_STEP = 12  # repetitions
+
+
+@dataclass(frozen=True)
+class Group:
+    """This rank's group and its place in it; its siblings run the same at the same time. nodes: how many it spans."""
+
+    ranks: tuple[int, ...]
+    nodes: int
+    handle: Any
+    place: int
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+
+def layouts(hosts: Sequence[float]) -> list[list[tuple[int, ...]]]:
+    """Sibling groups to measure: of 2, 4, 8 … ranks inside each node, one rank of every node, and all ranks.
+
+    hosts: the machine of every rank. Machines with unlike numbers of ranks have only the group of all.
+    """
+    nodes = [tuple(int(rank) for rank in np.flatnonzero(np.array(hosts) == host)) for host in dict.fromkeys(hosts)]
+    local, world = len(nodes[0]), len(hosts)
+    found: list[list[tuple[int, ...]]] = []
+    if all(len(node) == local for node in nodes):
+        size = 2
+        while size <= local:
+            if local % size == 0:
+                found.append([node[at : at + size] for node in nodes for at in range(0, local, size)])
+            size *= 2
+        if local > 1 and local & (local - 1):
+            found.append(list(nodes))
+        if len(nodes) > 1 and local > 1:
+            found.append(list(zip(*nodes, strict=True)))
+    everyone = [tuple(range(world))]
+    return found if world < 2 or everyone in found else [*found, everyone]
+
+
+def groups(bench: Bench) -> list[Group]:
+    """Process groups of every layout; all ranks make all of them."""
+    found = []
+    for siblings in layouts(bench.host.tolist()):
+        for ranks in siblings:
+            handle = dist.new_group(list(ranks))
+            if bench.place.rank in ranks:
+                nodes = len({bench.host[rank] for rank in ranks})
+                found.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
+    return found
+
+
+def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list[Probe]:
+    """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
+    found = []
+    contexts: tuple[Literal["alone", "step"], ...] = ("alone", "step")
+    for group in among:
+        for operation in OPERATIONS:
+            if operation == "send" and group.size != 2:
+                continue
+            sizes = [4 * group.size] if operation == "barrier" else [size for size in grid.sizes if 4 * size <= room]
+            for size in sizes:
+                whole = max(1, size // (4 * group.size)) * 4 * group.size  # bytes: a multiple of fp32 elements and members
+                case: dict[str, str | float] = {
+                    "operation": operation, "bytes": 0.0 if operation == "barrier" else float(whole), "ranks": group.size,
+                    "nodes": group.nodes,
+                }  # fmt: skip
+                for context in contexts:
+                    found.append(Probe("collective", case, _timed(operation, whole, group, context, device), context))
+    return found
+
+
+def _timed(operation: str, size: int, group: Group, context: str, device: str) -> Callable[[Bench], Reading]:
+    def run(bench: Bench) -> Reading:
+        action, result, expected = made(operation, size, group, bench)
+        action()
+        right = all(bool((one == value).all()) for one, value in zip(result(), expected, strict=True))
+        if not bench.gather([float(right)]).all():
+            raise UserError(f"{operation} of {size} bytes among {group.size} ranks: the result is wrong: nothing is priced by it")
+        for one in result():
+            one.zero_()
+        between = _compute(bench, device) if context == "step" else None
+        extra = bench.repetitions(between)[1] if between else 0.0
+        count, _ = bench.repetitions(action, extra, LEAST_IN_STEP if between else 5)
+        bench.barrier()
+        table = bench.gather(bench.times(action, count, between).tolist())
+        return _reading(table, operation, context, bench, group)
+
+    return run
+
+
+def _reading(table: np.ndarray[Any, Any], operation: str, context: str, bench: Bench, group: Group) -> Reading:
+    """Of times (world, repetitions): the group that took longest counts, as siblings are alike."""
+    everyone = bench.gather([float(group.ranks[0])])[:, 0]
+    best: Reading | None = None
+    for first in np.unique(everyone):
+        mine = table[everyone == first]
+        each = mine.max(axis=0) if operation in ROOTED else mine.min(axis=0) if context == "alone" else mine.mean(axis=0)
+        value = float(np.median(each)) if context == "alone" else trimmed(each)
+        one = Reading(value, float(np.median(mine.min(axis=0))), spread(each), table.shape[1])
+        best = one if best is None or one.value > best.value else best
+    assert best is not None
+    return best
+
+
+def _compute(bench: Bench, device: str) -> Action:
+    side = SIDE[device]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    left, right = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
+    return lambda: left @ right
+
+
+Made = tuple[Action, Callable[[], list[Tensor]], list[float]]
+
+
+def made(operation: str, size: int, group: Group, bench: Bench) -> Made:
+    """(the operation on a full buffer of `size` bytes, the tensors that hold its result, the value of each after the first run).
+
+    Rank r of the group begins with r + 1 everywhere.
+    """
+    n, mine, handle = group.size, group.place + 1.0, group.handle
+    whole = torch.full((size // 4,), mine, device=bench.device)
+    part = torch.full((size // 4 // n,), mine, device=bench.device)
+    total, root = n * (n + 1) / 2, group.ranks[0]
+    at_root = group.place == 0
+    each = [float(rank + 1) for rank in range(n)]
+    if operation in ("all_reduce", "barrier"):
+        return lambda: dist.all_reduce(whole, group=handle), lambda: [whole], [total]
+    if operation == "all_gather":
+        gather = _newest("all_gather_single", "all_gather_into_tensor")
+        return lambda: gather(whole, part, group=handle), lambda: list(whole.chunk(n)), each
+    if operation == "reduce_scatter":
+        scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+        return lambda: scatter(part, whole, group=handle), lambda: [part], [total]
+    if operation == "broadcast":
+        return lambda: dist.broadcast(whole, root, group=handle), lambda: [whole], [1.0]
+    if operation == "reduce":
+        return lambda: dist.reduce(whole, root, group=handle), lambda: [whole] if at_root else [], [total] if at_root else []
+    if operation == "all_to_all":
+        other = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(other, whole, group=handle), lambda: list(other.chunk(n)), each
+    return _rooted(operation, whole, part, group)
+
+
+def _rooted(operation: str, whole: Tensor, part: Tensor, group: Group) -> Made:
+    n, root, handle, at_root = group.size, group.ranks[0], group.handle, group.place == 0
+    pieces = list(whole.chunk(n)) if at_root else None
+    if operation == "gather":
+        each = [float(rank + 1) for rank in range(n)]
+        return lambda: dist.gather(part, pieces, root, group=handle), lambda: pieces or [], each if at_root else []
+    if operation == "scatter":
+        return lambda: dist.scatter(part, pieces, root, group=handle), lambda: [part], [1.0]
+    if at_root:
+        return lambda: dist.send(whole, group.ranks[1], group=handle), lambda: [], []
+    return lambda: dist.recv(whole, root, group=handle), lambda: [whole], [1.0]
+
+
+def _newest(name: str, fallback: str) -> Callable[..., Any]:
+    """torch 2.13 renames its operations on one tensor; older versions have the old name."""
+    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, fallback)
+    return found

@@ -1,0 +1,239 @@
+"""Computations of a training step, one at a time: products, attention, memory-bound operations, updates, launches, copies.
+
+Imports torch: import this module inside the function that needs it. Operands are taken from as many copies as overflow the
+caches, because a step comes back to a tensor long after it used it. Each rank computes while all others do: processes of one
+machine share its memory bandwidth, as they do in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calibration.measure.bench import Bench, Probe, Reading, cold
+from calibration.measure.grid import Grid, Shape
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COPIED = 2**26  # bytes of a copy
+LAUNCHES = 1000  # of the smallest operation, one after the other
+
+
+def probes(grid: Grid) -> list[Probe]:
+    """Every computation of the grid."""
+    found: list[Probe] = []
+    for dtype in grid.dtypes:
+        found += [_product(shape, layout, dtype) for shape in grid.products for layout in ("forward", "input", "weight")]
+        found += [_batched(shape, dtype) for shape in grid.batched]
+    main = grid.dtypes[0]
+    found += [_attention(shape, main, way) for shape in grid.attention for way in ("forward", "backward", "materialised")]
+    found += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
+    found += [_optimizer(name, variant, grid.parameters) for name in ("adam", "sgd") for variant in VARIANTS]
+    found += [Probe("launch", {"kind": kind}, run) for kind, run in (("operator", _launch), ("autograd", _autograd))]
+    return found + [Probe("copy", {"from": a, "to": b, "bytes": float(COPIED)}, _copy(a, b)) for a, b in WAYS]
+
+
+def on_device(found: list[Probe], device: str) -> list[Probe]:
+    """Without what needs a GPU, where there is none."""
+    return [probe for probe in found if device == "cuda" or "device" not in (probe.case.get("from"), probe.case.get("to"))]
+
+
+@contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """TF32 on tensor cores only when asked."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _width(dtype: str) -> int:
+    return int(DTYPES[dtype].itemsize)
+
+
+def _product(shape: Shape, layout: str, dtype: str) -> Probe:
+    """A linear layer's product in one of its layouts; the case's m, n, k are those of the product itself."""
+    m, n, k = shape
+    own = {"forward": (m, n, k), "input": (m, k, n), "weight": (n, k, m)}[layout]
+
+    def run(bench: Bench) -> Reading:
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            return tuple(torch.randn(*size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (n, k), (m, n)))  # type: ignore[return-value]
+
+        turns = cold(make, _width(dtype) * (m * k + n * k + m * n))
+        actions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+            "forward": lambda x, w, g: functional.linear(x, w),
+            "input": lambda x, w, g: g @ w,
+            "weight": lambda x, w, g: g.t() @ x,
+        }
+        action = actions[layout]
+        with precision(dtype):
+            return bench.kernel(lambda: action(*next(turns)))
+
+    return Probe("gemm", {"layout": layout, "dtype": dtype, "batch": 1, "m": own[0], "n": own[1], "k": own[2]}, run)
+
+
+def _batched(shape: Shape, dtype: str) -> Probe:
+    batch, m, n, k = shape
+
+    def run(bench: Bench) -> Reading:
+        def make() -> tuple[Tensor, Tensor]:
+            return tuple(torch.randn(batch, *size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))  # type: ignore[return-value]
+
+        turns = cold(make, _width(dtype) * batch * (m * k + k * n))
+        with precision(dtype):
+            return bench.kernel(lambda: torch.bmm(*next(turns)))
+
+    return Probe("gemm", {"layout": "batched", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": k}, run)
+
+
+def _attention(shape: Shape, dtype: str, way: str) -> Probe:
+    """Causal attention: fused forward, its backward alone, or both passes with scores and probabilities in memory."""
+    batch, heads, length, dim = shape
+
+    def run(bench: Bench) -> Reading:
+        made = (torch.randn(batch, heads, length, dim, device=bench.device).to(DTYPES[dtype]) for _ in range(3))
+        q, k, v = (one.requires_grad_(way != "forward") for one in made)
+        if way == "forward":
+            return bench.kernel(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        if way == "backward":
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            gradient = torch.randn_like(out)
+            return bench.kernel(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True))
+        future = torch.full((length, length), float("-inf"), device=bench.device, dtype=q.dtype).triu(1)
+
+        def both() -> Any:
+            out = (q @ k.transpose(2, 3) / dim**0.5 + future).softmax(-1) @ v
+            return torch.autograd.grad(out, (q, k, v), out)
+
+        return bench.kernel(both)
+
+    return Probe(
+        "attention", {"way": way, "dtype": dtype, "batch": batch, "heads": heads, "sequence": length, "head_dim": dim}, run
+    )
+
+
+Pass = Callable[[Tensor], Callable[[], Any]]
+
+
+def _backward(forward: Callable[[Tensor], Tensor]) -> Pass:
+    """The backward pass alone of a function of one tensor."""
+
+    def prepared(x: Tensor) -> Callable[[], Any]:
+        x = x.clone().requires_grad_()
+        out = forward(x)
+        gradient = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, x, gradient, retain_graph=True)
+
+    return prepared
+
+
+def _forward(forward: Callable[[Tensor], Any]) -> Pass:
+    return lambda x: lambda: forward(x)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:])
+
+
+def _loss(x: Tensor) -> Tensor:
+    return functional.cross_entropy(x.float(), torch.zeros(len(x), dtype=torch.int64, device=x.device))
+
+
+# kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes, as the simulator counts)
+MEMORY: dict[str, tuple[Pass, float]] = {
+    "copy": (_forward(torch.clone), 2), "scale": (_forward(lambda x: x * 0.5), 2),
+    "accumulate": (_forward(lambda x: x.add_(1e-6)), 2),
+    "norm": (_forward(_norm), 2), "norm backward": (_backward(_norm), 3),
+    "gelu": (_forward(functional.gelu), 2), "gelu backward": (_backward(functional.gelu), 3),
+    "softmax": (_forward(lambda x: x.softmax(-1)), 2), "softmax backward": (_backward(lambda x: x.softmax(-1)), 3),
+    "dropout": (_forward(lambda x: functional.dropout(x, 0.1)), 2.25),
+    "loss": (_forward(_loss), 5), "loss backward": (_backward(_loss), 2),
+}  # fmt: skip
+ROW = 1024  # elements of a row
+
+
+def _memory(kind: str, count: int, dtype: str) -> Probe:
+    prepared, tensors = MEMORY[kind]
+
+    def run(bench: Bench) -> Reading:
+        def make() -> Callable[[], Any]:
+            return prepared(torch.randn(max(1, count // ROW), ROW, device=bench.device).to(DTYPES[dtype]))
+
+        turns = cold(make, count * _width(dtype) * tensors)
+        return bench.kernel(lambda: next(turns)())
+
+    return Probe("memory", {"kind": kind, "dtype": dtype, "bytes": tensors * count * _width(dtype)}, run)
+
+
+VARIANTS = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+STATES = {"adam": 2, "sgd": 0}  # numbers that the optimizer keeps per parameter
+
+
+def _optimizer(name: str, variant: str, parameters: int) -> Probe:
+    """An update of matrices of a transformer layer's proportions; traffic as the simulator counts it, in fp32."""
+    traffic = 4 * parameters * (1 + 2 * STATES[name] + 2)
+
+    def run(bench: Bench) -> Reading:
+        width = max(8, int((parameters / 12) ** 0.5))
+        shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+        tensors = [nn.Parameter(torch.randn(*shape, device=bench.device)) for shape in shapes]
+        for one in tensors:
+            one.grad = torch.randn_like(one)
+        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+        return bench.kernel(kind(tensors, lr=1e-4, **VARIANTS[variant]).step)
+
+    return Probe("optimizer", {"kind": name, "variant": variant, "bytes": float(traffic)}, run)
+
+
+def _launch(bench: Bench) -> Reading:
+    """Seconds of the host for one operator on next to no data: what a CPU adds to every operator, and a GPU's queue hides."""
+    x = torch.zeros(1, device=bench.device)
+    found = []
+    for _ in range(5):
+        bench.finish()
+        start = bench.clock()
+        for _ in range(LAUNCHES):
+            x.add_(1.0)
+        found.append((bench.clock() - start) / LAUNCHES)
+        bench.finish()
+    middle = sorted(found)[2]
+    return Reading(float(bench.gather([middle]).mean()), middle, (max(found) - min(found)) / middle, len(found))
+
+
+def _autograd(bench: Bench) -> Reading:
+    """The same of an operator forward and backward through autograd, per operator of either pass."""
+    x = torch.zeros(1, device=bench.device, requires_grad=True)
+    found = []
+    for _ in range(5):
+        bench.finish()
+        start = bench.clock()
+        y = x
+        for _ in range(LAUNCHES):
+            y = y * 1.0
+        y.backward()  # type: ignore[no-untyped-call]
+        found.append((bench.clock() - start) / (2 * LAUNCHES))
+        bench.finish()
+    middle = sorted(found)[2]
+    return Reading(float(bench.gather([middle]).mean()), middle, (max(found) - min(found)) / middle, len(found))
+
+
+WAYS = (("host", "host"), ("pageable", "device"), ("pinned", "device"), ("device", "pinned"), ("device", "device"))
+
+
+def _copy(source: str, target: str) -> Callable[[Bench], Reading]:
+    def run(bench: Bench) -> Reading:
+        def made(where: str) -> Tensor:
+            on = bench.device if where == "device" else torch.device("cpu")
+            return torch.zeros(COPIED // 4, device=on, pin_memory=where == "pinned")
+
+        left, right = made(source), made(target)
+        return bench.kernel(lambda: right.copy_(left, non_blocking=True))
+
+    return run

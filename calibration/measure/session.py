@@ -1,0 +1,125 @@
+"""One rank's session: every case that is asked for and not there yet, round by round; rank 0 tells each sample at once.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibration.launch import Place
+from calibration.measure import collectives, kernels, layer, side_effects
+from calibration.measure.bench import Bench, Probe, Watch
+from calibration.measure.grid import Grid, grid
+from calibration.samples import QUIET, Key, Sample
+
+ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take
+POLL = 0.25  # seconds between looks at a machine that is not quiet
+
+
+def measure(place: Place, quick: bool, parts: Sequence[str], done: Sequence[tuple[int, Key]], largest: float) -> list[str]:
+    """Measure; the machines' names are returned. done: visits to skip, rank 0's count. largest: bytes of a collective, 0: as
+    the memory allows. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
+    """
+    asked = grid(place.device, quick)
+    bench = Bench(place, asked.budget)
+    shared: list[Any] = [set(done)]
+    dist.broadcast_object_list(shared)
+    session = _Session(bench, asked, shared[0])
+    session.footprints(parts)
+    probes = [probe for probe in _probes(bench, asked, largest) if probe.part in parts]
+    session.tell({"cases": asked.rounds * len(probes), "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist()))})
+    for number in range(asked.rounds):
+        session.settle()
+        for probe in probes:
+            session.visit(probe, number)
+    return sorted({str(host) for host in bench.host})
+
+
+def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
+    device, world = bench.place.device, bench.place.world
+    free = float(torch.cuda.mem_get_info()[0]) if device == "cuda" else _available() / max(1, world)
+    room = float(bench.gather([ROOM * 4 * min(free, 2**36)]).min())
+    found = kernels.on_device(kernels.probes(asked), device)
+    if world > 1:
+        within = min(room, 4 * largest) if largest else room
+        found += collectives.probes(asked, collectives.groups(bench), device, within)
+    return found + side_effects.probes(asked, device, world) + layer.probes(device)
+
+
+def _available() -> float:
+    """Bytes of memory that this machine has left; 4 GiB where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(1024.0 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 2.0**32
+
+
+class _Session:
+    def __init__(self, bench: Bench, asked: Grid, done: set[tuple[int, Key]]) -> None:
+        self.bench, self.asked, self.done = bench, asked, done
+        self.watch, self.patience = Watch(bench), asked.calm
+
+    def tell(self, message: Any) -> None:
+        if self.bench.place.rank == 0:
+            self.bench.place.tell(message)
+
+    def footprints(self, parts: Sequence[str]) -> None:
+        """Memory, before anything else takes some."""
+        sample = Sample(part="footprint", case={"kind": "context"}, value=0)
+        if "footprint" not in parts or (0, sample.key) in self.done:
+            return
+        for kind, value in side_effects.footprints(self.bench):
+            self._keep(Sample(part="footprint", case={"kind": kind}, value=value))
+
+    def settle(self) -> None:
+        """Wait for a quiet machine, as long as patience lasts; it is shared by the whole round."""
+        self.patience = self.asked.calm
+        self._wait()
+
+    def _wait(self) -> None:
+        while self.patience > 0:
+            self.watch = Watch(self.bench)
+            time.sleep(2 * POLL)
+            foreign = self.watch.foreign()
+            if foreign <= 0.8 * QUIET:
+                return
+            self.tell({"waiting": f"others use {foreign:.0%} of the CPU"})
+            self.patience -= 2 * POLL
+
+    def visit(self, probe: Probe, number: int) -> None:
+        """Measure a case, and once more when somebody disturbed it."""
+        key = Sample(part=probe.part, case=dict(probe.case), context=probe.context, value=0).key
+        if (number, key) in self.done:
+            self.tell({"skipped": 1})
+            return
+        sample = self._once(probe, number)
+        if sample.foreign > QUIET and self.patience > 0:
+            self._wait()
+            again = self._once(probe, number)
+            sample = min(sample, again, key=lambda one: one.foreign)
+        self._keep(sample)
+
+    def _once(self, probe: Probe, number: int) -> Sample:
+        self.bench.barrier()
+        self.watch.look()
+        start = time.perf_counter()
+        reading = probe.run(self.bench)
+        foreign = self.watch.foreign()
+        gc.collect(0)
+        self.patience -= float(self.bench.gather([time.perf_counter() - start]).max()) if foreign > QUIET else 0.0
+        numbers: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in asdict(reading).items()}
+        return Sample(
+            part=probe.part, case=dict(probe.case), context=probe.context, round=number, foreign=round(foreign, 4), **numbers
+        )
+
+    def _keep(self, sample: Sample) -> None:
+        self.tell({"sample": sample.model_dump(exclude_defaults=True)})

@@ -1,0 +1,196 @@
+"""What work costs besides its own time: compute beside a collective, PyTorch's wrappers around modules, memory of the library.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from calibration.measure.bench import Bench, Probe, Reading
+from calibration.measure.collectives import SIDE
+from calibration.measure.grid import Grid
+
+OVERLAPPED = {"cpu": 2**23, "cuda": 2**28}  # bytes of the all-reduce that compute runs beside
+LAYERS = 8  # of the tiny module that wrappers are measured on
+WIDTHS = (32, 1024)  # of its layers: what a wrapper costs at all, and what it costs per byte
+WRAPPERS = ("ddp", "fsdp2", "dtensor")
+
+
+def probes(grid: Grid, device: str, world: int) -> list[Probe]:
+    """Overlap where there is somebody to talk to, wrappers and footprints."""
+    found = [Probe("overlap", {"kind": kind}, _overlap(kind)) for kind in ("compute", "collective") if world > 1]
+    found += [
+        Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS
+    ]
+    return found + [Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if device == "cuda"]
+
+
+def _overlap(kind: str) -> Callable[[Bench], Reading]:
+    """compute: by how much compute is slower while a collective runs, so that what is left of the overlap is right: with C alone,
+    K a collective after compute, and B both at once, C + K − B of C's work is done during K. collective: B's over K.
+    """
+
+    def run(bench: Bench) -> Reading:
+        device = bench.place.device
+        side, size = SIDE[device], OVERLAPPED[device]
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        left, right = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
+        buffer = torch.zeros(size // 4, device=bench.device)
+
+        def collective() -> None:
+            dist.all_reduce(buffer)
+
+        def product() -> Any:
+            return left @ right
+
+        one = bench.repetitions(product)[1]
+        about = bench.repetitions(collective, one)[1]
+        products = max(4, int(3 * about / one))
+
+        def compute() -> None:
+            for _ in range(products):
+                product()
+
+        def both() -> None:
+            work = dist.all_reduce(buffer, async_op=True)
+            compute()
+            work.wait()
+
+        def beside() -> None:
+            work = dist.all_reduce(buffer, async_op=True)
+            product()
+            work.wait()
+
+        count = max(5, int(2 * bench.budget / (3 * about + 1e-6)))
+        rows = []
+        for _ in range(min(count, 30)):  # one after the other, so that what changes meanwhile changes all
+            bench.barrier()
+            alone, after = bench.times(compute, 1)[0], bench.times(collective, 1, product)[0]
+            rows.append((alone, after, bench.times(both, 1)[0], bench.times(beside, 1)[0]))
+        c, k, b, s = (float(value) for value in np.median(bench.gather(np.median(rows, axis=0).tolist()), axis=0))
+        during = max(c + k - b, 0.01 * k)  # of compute's work, done while the collective ran
+        value = max(1.0, k / during) if kind == "compute" else max(1.0, s / k)
+        return Reading(value, count=len(rows))
+
+    return run
+
+
+def _wrapping(name: str, width: int) -> Callable[[Bench], Reading]:
+    """Seconds that a wrapper adds per collective it makes, in a group of this rank alone, forward and backward of tiny layers."""
+
+    def run(bench: Bench) -> Reading:
+        alone = _alone(bench)
+        plain, wrapped = _chain(width, bench), _chain(width, bench)
+        net, collectives = _wrapped(name, wrapped, alone, bench)
+        x = torch.randn(1, width, device=bench.device)
+
+        def step(of: nn.Module) -> Callable[[], None]:
+            def go() -> None:
+                of(x).sum().backward()
+                for parameter in of.parameters():
+                    parameter.grad = None
+
+            return go
+
+        pair = step(plain), step(net)
+        count = max(bench.repetitions(one)[0] for one in pair)
+        count = int(np.clip(bench.gather([count]).max(), 10, 60))
+        times = np.array([[_seconds(one, bench) for one in pair] for _ in range(count)])
+        added = max(0.0, float(np.median(times[:, 1] - times[:, 0]))) / collectives
+        both = bench.gather([added])
+        return Reading(float(both.mean()), float(both.min()), 0.0, count)
+
+    return run
+
+
+def _seconds(action: Callable[[], None], bench: Bench) -> float:
+    bench.finish()
+    start = bench.clock()
+    action()
+    bench.finish()
+    return bench.clock() - start
+
+
+_ALONE: list[Any] = []  # the group of this rank alone: made once
+
+
+def _alone(bench: Bench) -> Any:
+    if not _ALONE:
+        made = [dist.new_group([rank]) for rank in range(bench.place.world)]
+        _ALONE.append(made[bench.place.rank])
+    return _ALONE[0]
+
+
+def _chain(width: int, bench: Bench) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS))).to(bench.device)
+
+
+def _wrapped(name: str, chain: nn.Sequential, alone: Any, bench: Bench) -> tuple[nn.Module, int]:
+    """The chain as PyTorch wraps it, and how many collectives a step of it makes."""
+    if name == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        size = next(chain.parameters()).numel() * 4
+        return DistributedDataParallel(chain, process_group=alone, bucket_cap_mb=size / 2**20), LAYERS
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh.from_group(alone, bench.place.device, mesh=torch.tensor([bench.place.rank]), mesh_dim_names=("one",))
+    if name == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in chain:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(chain, mesh=mesh)
+        return chain, 3 * LAYERS  # gathered forward and backward, reduce-scattered
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan: dict[str, Any] = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(LAYERS)}
+    return parallelize_module(chain, mesh, plan), LAYERS  # a pair all-reduces once forward and once backward
+
+
+def _reserve(bench: Bench) -> Reading:
+    """Memory that the allocator holds beyond its tensors at their peak, as a fraction, over a step of uneven layers."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    net = nn.Sequential(
+        *(layer for width in (768, 3072, 1536, 2304) for layer in (nn.Linear(1024, width), nn.GELU(), nn.Linear(width, 1024)))
+    )
+    net = net.to(bench.device)
+    for rows in (512, 2048, 1024):
+        net(torch.randn(rows, 1024, device=bench.device)).sum().backward()
+    bench.finish()
+    return Reading(max(0.0, torch.cuda.max_memory_reserved() / torch.cuda.max_memory_allocated() - 1))
+
+
+def resident() -> float:
+    """Bytes of this process's memory on its device's side: on a CPU what is resident, on a GPU what the device has lost."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        free, total = torch.cuda.mem_get_info()
+        return float(total - free - torch.cuda.memory_reserved())
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def footprints(bench: Bench) -> list[tuple[str, float]]:
+    """Bytes of the process before tensors ("context") and what a communicator adds with its first collectives.
+
+    Called before anything else is measured. One communicator exists by then: its own share is taken off the context.
+    """
+    torch.ones(1, device=bench.device)
+    before = resident()
+    group = dist.new_group(list(range(bench.place.world)))
+    held = torch.zeros(2**20 // 4, device=bench.device)
+    own = held.nbytes if bench.place.device == "cpu" else 0
+    for _ in range(3):
+        dist.all_reduce(held, group=group)
+    bench.finish()
+    added = max(0.0, resident() - before - own)
+    worst = bench.gather([before, added]).max(axis=0)
+    return [("context", float(worst[0])), ("communicator", float(worst[1]))]

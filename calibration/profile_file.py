@@ -1,0 +1,90 @@
+"""Profiles and clusters as files that people read: quantities with their units, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from topologies import units
+from topologies.reading import UserError
+
+DIGITS = 5
+
+
+def quantity(value: float, unit: str) -> str:
+    """`"412.3 us"`, `"64 KiB"`, `"1.8 GB/s"`: to five digits, and read back by `topologies.units`."""
+    if unit == "B" and value == int(value):
+        power = next((p for p in (3, 2, 1) if value and value % 1024**p == 0), 0)
+        return f"{int(value) // 1024**power} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    steps = (
+        (("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("", 1.0))
+        if unit == "s"
+        else (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
+    )
+    prefix, factor = next((step for step in reversed(steps) if abs(value) >= step[1]), steps[0])
+    return f"{value / factor:.{DIGITS}g} {prefix}{unit}"
+
+
+_UNITS = {units.size: "B", units.rate: "B/s", units.seconds: "s", units.flops: "FLOP/s"}
+
+
+def described(config: BaseModel) -> dict[str, Any]:
+    """The fields of a description as its file spells them; those at their defaults are left out."""
+    result = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if field.is_required() or value != field.get_default(call_default_factory=True):
+            result[name] = _spelt(value, _unit(field))
+    return result
+
+
+def _unit(field: FieldInfo) -> str:
+    parsers = [one.func for one in field.metadata if isinstance(one, BeforeValidator)]
+    return next((_UNITS[parser] for parser in parsers if parser in _UNITS), "")
+
+
+def _spelt(value: Any, unit: str) -> Any:
+    if isinstance(value, BaseModel):
+        return described(value)
+    if isinstance(value, Mapping):
+        return {str(key): _spelt(one, unit) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelt(one, unit) for one in value]
+    if isinstance(value, float) or (unit and isinstance(value, int)):
+        return quantity(value, unit) if unit else float(f"{value:.{DIGITS}g}")
+    return value
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """YAML in the order of the fields."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Mappings of plain values on one line when they stand in a list: a table's row is a row."""
+
+
+def _row(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Node:
+    short = set(data) <= {"bytes", "step", "alone", "m", "n", "efficiency", "latency", "fill", "fixed", "rate"}
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=short)
+
+
+_Dumper.add_representer(dict, _row)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises UserError when it cannot be written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

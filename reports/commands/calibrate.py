@@ -1,0 +1,100 @@
+"""`shardyard calibrate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reports.commands._common import AS_JSON, show
+
+if TYPE_CHECKING:
+    from calibration.calibrate import Request, Result
+
+
+@click.command("calibrate")
+@click.option("--output", required=True, metavar="PROFILE.yaml", help="The profile to write; its samples and plot lie beside it.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: few sizes, once each.")
+@click.option(
+    "--ranks",
+    type=int,
+    default=0,
+    help="Processes; by default one per GPU, or per core. With --from: of a log that does not say.",
+)
+@click.option("--cluster", help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a "
+              "CPU is described by its best rates, in a file beside the profile.")  # fmt: skip
+@click.option("--profile", help="Prices of what is not measured; by default those shipped for this hardware.")
+@click.option(
+    "--parts", default="", metavar="A,B", help="Only these: gemm, attention, memory, optimizer, launch, copy, collective, …"
+)
+@click.option("--largest", default="", metavar="SIZE", help="Largest collective, e.g. 64MiB; by default as memory allows.")
+@click.option("--samples", metavar="FILE", help="Where samples are kept and resumed from.")
+@click.option("--from", "logs", multiple=True, metavar="LOG", help="Measure nothing: fit to logs or JSON of nccl-tests, profiler "
+              "traces (one per rank), or a file of samples. May be repeated.")  # fmt: skip
+@click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
+@click.option("--nodes", type=int, default=1, show_default=True, help="For --print-launch.")
+@AS_JSON
+def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json: bool, **given: Any) -> None:
+    """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: all its ranks. Interrupted, it resumes."""
+    from calibration.calibrate import fit, from_logs, measure
+
+    request = _request(given)
+    if print_launch:
+        from calibration.launch_text import launch_text
+
+        arguments = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch)]
+        click.echo(launch_text(print_launch, arguments, nodes, request.ranks or 1))
+        return
+    if logs:
+        _answer(from_logs(request, [Path(path) for path in logs]), request, as_json)
+        return
+    try:
+        with _progress(as_json) as hear:
+            found = measure(request, hear)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted: samples are kept in {request.journal}; the same command goes on from there", err=True)
+        sys.exit(130)
+    if found:
+        _answer(fit(request, *found), request, as_json)
+
+
+def _request(given: dict[str, Any]) -> Request:
+    from calibration.calibrate import PARTS, Request
+    from topologies.reading import UserError
+    from topologies.units import size
+
+    try:
+        largest = size(given["largest"]) if given["largest"] else 0.0
+    except ValueError as error:
+        raise UserError(f"--largest {given['largest']}: {error}") from None
+    parts = tuple(part.strip() for part in given["parts"].split(",")) if given["parts"] else PARTS
+    samples = Path(given["samples"]) if given["samples"] else None
+    return Request(
+        Path(given["output"]), given["quick"], given["ranks"], parts, given["cluster"], given["profile"], samples, largest
+    )
+
+
+def _progress(quiet: bool) -> Any:
+    """A bar with the time left; what the session tells moves it."""
+    from reports.calibration import progress
+
+    return progress(quiet)
+
+
+def _answer(result: Result, request: Request, as_json: bool) -> None:
+    from reports.calibration import accuracy, calibration, to_dict
+
+    plot = request.output.with_suffix(".png")
+    if result.fitted.points:
+        calibration(result.fitted, plot)
+    if as_json:
+        click.echo(json.dumps(to_dict(result), indent=2))
+    else:
+        show(accuracy(result))
+        for note in result.fitted.notes:
+            click.echo(note)
+    files = [*result.files, *([plot] if result.fitted.points else [])]
+    click.echo(f"wrote {', '.join(str(path) for path in files)}", err=as_json)
