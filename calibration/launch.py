@@ -208,6 +208,9 @@ class _Local:
             self._end()
         self._pass_on()
         outcomes = [self._outcome(rank) for rank in range(self.ranks)]
+        refused = [outcome[1] for outcome in outcomes if outcome[0] == "refused"]
+        if refused:
+            raise UserError(refused[0])
         failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
         if failed:  # the cause goes before ranks that died because another one did
             rank, line = min(failed, key=lambda one: (any(part in one[1] for part in _PEER), _ENDED in one[1]))
@@ -300,12 +303,12 @@ def _main(folder: Path, device: Device, cores: str) -> None:
         outcome = "result", work(place, *arguments)
     except Exception as error:
         traceback.print_exc()
-        outcome = "error", _line(error)
+        outcome = "refused" if isinstance(error, UserError) else "error", _line(error)
     whole = folder / f"whole {rank}"
     whole.write_bytes(pickle.dumps(outcome))
     whole.rename(folder / f"result {rank}")
     sys.stdout.flush()
-    os._exit(outcome[0] == "error")  # other ranks see a closed connection at once; no collective is left to wait for
+    os._exit(outcome[0] != "result")  # other ranks see a closed connection at once; no collective is left to wait for
 
 
 def _end_with_parent() -> None:

@@ -23,7 +23,7 @@ class Execution:
     name: str
     ranks: int
     compared: dict[str, Any]  # distances from one process on the same data
-    times: dict[str, Any]
+    times: dict[str, Any] | None
     memory: dict[int, float]  # by pipeline rank, the peak of the rank with most
     volume: dict[str, float]  # by axis, sent in a step by the rank that sends most
     wire: dict[str, float] | None  # the same of what gloo's algorithms put on the wire
@@ -37,7 +37,7 @@ class Execution:
 
 
 def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Execution]:
-    """Carry out jobs one after the other on the same processes, timing each for about `seconds`.
+    """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
 
     Empty on ranks other than 0 under a launcher. Raises UserError for a job that cannot be executed, before any is, and for one
     whose losses, gradients or parameters differ from one process.
@@ -82,8 +82,8 @@ def _room(jobs: Sequence[Job], device: Device) -> None:
         needed = ranks * max(predict(job).worst.peak, float(alone))
         if needed > available:
             raise UserError(
-                f"{job.where}: {ranks} processes need {needed / 1e9:.1f} GB, also to compare with one process, and this machine has "
-                f"{available / 1e9:.1f} GB left; scale the model down, such as --set model.layers=2"
+                f"{job.where}: {ranks} processes need {needed / 1e9:.1f} GB, also to compare with one process, and there "
+                f"are {available / 1e9:.1f} GB left; scale the model down, such as --set model.layers=2"
             )
 
 

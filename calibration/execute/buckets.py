@@ -40,5 +40,5 @@ def reduce_in_buckets(tensors: Sequence[Tensor], limit: float, group: Any, mean:
         dist.all_reduce(flat, group=group)
         if mean:
             flat /= dist.get_world_size(group)
-        for tensor, piece in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        for tensor, piece in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
             tensor.copy_(piece.view_as(tensor))

@@ -22,7 +22,9 @@ from strategies.data_parallel import hooks
 # allowed distance, relative to the largest element of a gradient, to the loss, and to the norm of all updates: rounding in
 # another order, with a margin; 16-bit gradients and weights have 8 to 11 bits
 TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}
-SUBNORMAL = 2.0**-24  # the smallest fp16: gradients that travel in 16 bits are rounded to multiples of it, on each rank and summed
+SUBNORMAL = (
+    2.0**-24
+)  # the smallest fp16: gradients that travel in 16 bits are rounded to multiples of it, on each rank and summed
 QUIET = 1e-5  # gradients this small beside the largest are rounding noise, which Adam divides by itself
 
 

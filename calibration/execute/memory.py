@@ -1,8 +1,8 @@
 """Peak memory of a step.
 
-On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.holding`): PyTorch's profiler
-has the allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set size
-would be off by what libraries and the C library keep.
+On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.holding`): PyTorch's
+profiler has the allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set
+size would be off by what libraries and the C library keep.
 
 Imports torch: import this module inside the function that needs it.
 """

@@ -52,7 +52,7 @@ class Masters(torch.optim.Optimizer):
         self.inner = kind(_groups(self.copies), **arguments)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update."""
         for copy, weight in zip(self.copies, self.weights, strict=True):
             copy.grad = None if weight.grad is None else weight.grad.float()

@@ -37,7 +37,7 @@ def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int],
         return getattr(schedules, CLASSES[name])(stages[0], microbatches, **options)
     if name in CLASSES:
         return getattr(schedules, CLASSES[name])(stages, microbatches, **options)
-    runtime = schedules._PipelineScheduleRuntime(stages, microbatches, **options)
+    runtime = schedules._PipelineScheduleRuntime(stages, microbatches, **options)  # type: ignore[no-untyped-call]
     runtime._prepare_schedule_with_comms(written(setup))
     return runtime
 

@@ -79,7 +79,7 @@ class Runner:
         for number in range(count):
             with self.hook.accumulating(last=number == count - 1):
                 one = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
-                (one / count if count > 1 else one).backward()
+                (one / count if count > 1 else one).backward()  # type: ignore[no-untyped-call]
             losses.append(one.detach())
         return losses
 
@@ -101,5 +101,5 @@ class Runner:
         for chunk in self.ends:
             net = chunk.net
             owner = net.embedding.tokens if net.embedding is not None else net.head.logits  # type: ignore[union-attr]
-            assert owner.weight.grad is not None
-            dist.all_reduce(local(owner.weight.grad), group=self.tied)
+            gradient: Any = owner.weight.grad
+            dist.all_reduce(local(gradient), group=self.tied)

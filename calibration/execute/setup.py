@@ -26,7 +26,7 @@ TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "b
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A rank's part of a job. The device mesh has the axes of the job's rank grid, outermost first."""
+    """A rank's part of a job. The device mesh has the rank grid's axes of more than one rank, outermost first."""
 
     place: Place
     job: Job
@@ -39,10 +39,10 @@ class Setup:
         """Makes the process groups of all axes: every rank must call it."""
         resolved = job.resolve()
         grid = resolved.grid
-        names = tuple(axis for axis, _ in reversed(grid.sizes))
-        ranks = torch.from_numpy(grid.array())
+        degrees = {axis: degree for axis, degree in reversed(grid.sizes) if degree > 1}
         if place.world == 1:  # also of DataParallel, whose dp ranks are threads
-            ranks = torch.zeros((1,) * len(names), dtype=torch.int64)
+            degrees = {"dp": 1}
+        names, ranks = tuple(degrees), torch.arange(place.world).reshape(tuple(degrees.values()))
         torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
         device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
         return cls(place, job, resolved, device, DeviceMesh(place.device, ranks, mesh_dim_names=names))

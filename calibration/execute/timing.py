@@ -26,7 +26,8 @@ class Times:
 
     step: float
     spread: float
-    blocks: tuple[float, ...]  # mean of each undisturbed block, the slowest rank's
+    blocks: tuple[float, ...]  # mean of each undisturbed block, the slowest rank's; of every block where none was undisturbed
+    kept: int  # undisturbed blocks
     steps_per_block: int
     disturbed: int  # blocks thrown away
     foreign: float  # median fraction of the machine that others took, over all blocks
@@ -49,9 +50,9 @@ def measure(runner: Runner, seconds: float) -> Times:
     used = sorted(kept or [one for one, _, _ in every])
     quartiles = statistics.quantiles(used, n=4) if len(used) > 1 else [used[0]] * 3
     rounds = setup.resolved.local_steps
-    middle = statistics.median(used)
-    return Times(middle / rounds, (quartiles[2] - quartiles[0]) / 2 / middle, tuple(one / rounds for one in used), size,
-                 len(every) - len(kept), statistics.median(one for _, one, _ in every), max(one for *_, one in every))  # fmt: skip
+    middle, shares = statistics.median(used), [one for _, one, _ in every]
+    return Times(middle / rounds, (quartiles[2] - quartiles[0]) / 2 / middle, tuple(one / rounds for one in used), len(kept),
+                 size, len(every) - len(kept), statistics.median(shares), max(one for *_, one in every))  # fmt: skip
 
 
 def _goes_on(begin: float, seconds: float, kept: int) -> bool:

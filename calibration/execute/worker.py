@@ -1,4 +1,4 @@
-"""What one rank does for each job: three steps under the memory profiler, comparison with one process, a counted step, timed steps.
+"""What one rank does for each job: steps whose memory is followed, comparison with one process, a counted step, timed steps.
 
 Imports torch: import this module inside the function that needs it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from calibration.execute.compare import distance, mean_loss
@@ -28,7 +28,10 @@ CHECKED = 3  # steps that are compared with one process; the memory is that of t
 
 
 def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, Any]]:
-    """Carry out `jobs`; plain data of each. Times and distances are the same on all ranks. Raises UserError before any begins."""
+    """Carry out `jobs`; plain data of each. Times and distances are the same on all ranks; without `seconds` there are no times.
+
+    Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
+    """
     for job in jobs:
         reason = executed[job.plan.data_parallel].check(job, job.resolve(), place.device)
         if reason:
@@ -39,7 +42,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, An
         gc.collect()  # modules and their hooks are cycles
         if results[-1]["wrong"]:
             raise UserError(f"{job.name}: executed, but {results[-1]['wrong']}")
-        place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "step": results[-1]["times"]["step"]})
+        place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "times": results[-1]["times"]})
     return results
 
 
@@ -59,11 +62,11 @@ def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
         return {"wrong": compared.wrong}
     with Counting() as counting:
         runner.step()
-    times = measure(runner, seconds)
-    stamp = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    times = asdict(measure(runner, seconds)) if seconds else None
+    stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     sent = [(axis_of(setup, one), one.operation, one.sent / setup.resolved.local_steps) for one in counting.moved]
     return {
-        "wrong": None, "compared": asdict(compared), "times": asdict(times), "stage": setup.at["pp"], "memory": memory.peak,
+        "wrong": None, "compared": asdict(compared), "times": times, "stage": setup.at["pp"], "memory": memory.peak,
         "volume": _volumes(setup, sent, {}), "wire": _volumes(setup, sent, GLOO), "operations": _operations(sent),
         "machine": describe(place.device, place.world) | stamp,
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """DistributedDataParallel, with gradients as they are or in 16 bits.
 
 Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same size after the last backward pass: without
-overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, where two stages of
-a rank share a matrix, and for a tied matrix that is cut over tp ranks, which DDP would take apart.
+overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, where two
+stages of a rank share a matrix, and for a tied matrix that is cut over tp ranks, which DDP would take apart.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ class DDP(Hook):
         self.by_hand = not reducer_works(setup.job, setup.resolved)
         if setup.resolved.dp == 1 or self.by_hand:
             return chunk.net
-        where: dict[str, Any] = (
-            {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
-        )
+        where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
         # the model's buffers are constants, and gradients live in the buckets, as in the simulation
         return DistributedDataParallel(
-            chunk.net, bucket_cap_mb=setup.plan.bucket / MIB, init_sync=False, broadcast_buffers=False, gradient_as_bucket_view=True, **where
+            chunk.net,
+            bucket_cap_mb=setup.plan.bucket / MIB,
+            init_sync=False,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            **where,
         )
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
@@ -73,7 +76,9 @@ class CompressedDDP(DDP):
     def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
         """The hook is DDP's."""
         if not reducer_works(job, resolved):
-            return "data_parallel=ddp_fp16 is a hook of DDP's reducer, which cannot work here (overlap, schedule or tied embedding)"
+            return (
+                "data_parallel=ddp_fp16 is a hook of DDP's reducer, which cannot work here (overlap, schedule or tied embedding)"
+            )
         return None
 
     def wrap(self, chunk: Chunk) -> nn.Module:

@@ -7,7 +7,7 @@ masters are the parameters.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -71,7 +71,7 @@ class Zero3(Hook):
         if setup.plan.pp == 1:
             return net
         for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many
-            unit.set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
+            cast(Any, unit).set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
         return Around(net)
 
     def _reshard(self) -> bool:

@@ -26,7 +26,7 @@ class Bucket:
     """Parameters and gradients as views of two flat tensors, and the part of them that this rank owns."""
 
     def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
-        self.ranks, self.waiting, self.work = ranks, 0, None
+        self.ranks, self.waiting = ranks, 0
         size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
         self.values, self.gradients = (torch.zeros(size, dtype=tensors[0].dtype, device=tensors[0].device) for _ in range(2))
         self.tensors, offset = tensors, 0
@@ -69,7 +69,9 @@ class Zero1(Hook):
         if plan.shard:
             return f"data_parallel=zero1 with shard={plan.shard}: sharded copies have no replicas"
         if job.model.tied and plan.pp > 1:
-            return f"data_parallel=zero1 with pp={plan.pp} and {job.model.name}'s tied embedding: its two copies have other owners"
+            return (
+                f"data_parallel=zero1 with pp={plan.pp} and {job.model.name}'s tied embedding: its two copies have other owners"
+            )
         return None
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
@@ -86,7 +88,8 @@ class Zero1(Hook):
             bucket = Bucket(tensors, setup.resolved.dp, dist.get_rank(group))
             self.buckets.append(bucket)
             for tensor in tensors:
-                tensor.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._made(bucket))
+                hear: Any = tensor.register_post_accumulate_grad_hook
+                hear(lambda _, bucket=bucket: self._made(bucket))
         return chunk.net
 
     def _made(self, bucket: Bucket) -> None:
