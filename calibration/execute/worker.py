@@ -42,7 +42,8 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, An
         gc.collect()  # modules and their hooks are cycles
         if results[-1]["wrong"]:
             raise UserError(f"{job.name}: executed, but {results[-1]['wrong']}")
-        place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "times": results[-1]["times"]})
+        if place.rank == 0:
+            place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "times": results[-1]["times"]})
     return results
 
 
