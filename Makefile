@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs bench calibrate clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardyard needs Python 3.11 or newer")'
@@ -33,6 +33,11 @@ docs: $(VENV)/ready  ## the pictures of the README
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s
+
+calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped profile cpu-gloo; ten minutes, nothing else running
+	$(BIN)/shardyard calibrate --cluster cpu-gloo --samples out/cpu-gloo.samples.jsonl --output out/cpu-gloo.yaml
+	cp out/cpu-gloo.yaml calibration/profiles/cpu-gloo.yaml
+	cp out/cpu-gloo.png docs/calibration.png
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

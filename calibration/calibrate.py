@@ -98,6 +98,8 @@ def ranks_of(request: Request, device: Device) -> int:
         world = os.environ["WORLD_SIZE"]
         if not world.isdecimal():
             raise UserError(f"environment: WORLD_SIZE={world!r}: must be a whole number")
+        if request.ranks not in (0, int(world)):
+            raise UserError(f"--ranks {request.ranks}: the launcher started WORLD_SIZE={world}")
         return int(world)
     if device == "cpu":
         return request.ranks or len(available_cores())

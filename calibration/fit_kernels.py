@@ -2,7 +2,7 @@
 
 Half of the shapes is kept out by a hash of their sizes; the numbers are those of the fit to the other half, so the errors are
 theirs. A CPU core's products have no tiles to fill a GPU with: fewer numbers are free. Where the host waits for every operator
-its launch is a price of its own, and is taken off first.
+its launch is a price of its own, which the others are added to.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
-CORE_TILES = ((1, 1), (8, 8), (16, 16), (1, 64), (32, 32))  # of a product on one core: rows and columns are filled up to these
+CORE_TILES = ((1, 1), (8, 8), (32, 32))  # of a product on one core: rows and columns are filled up to these
 CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
-MIXED = ("scale", "norm", "norm backward", "gelu", "gelu backward", "softmax", "softmax backward", "loss", "loss backward")
+STREAMS = ("scale", "norm", "gelu", "gelu backward")  # each element by itself, or a row while it is in a cache
+REDUCTIONS = ("norm backward", "softmax", "softmax backward", "loss", "loss backward")  # whole rows or columns
 
 
 def columns(rows: Sequence[Merged], *names: str) -> list[Array]:
@@ -38,10 +39,9 @@ def kept(rows: Sequence[Merged]) -> NDArray[np.bool_]:
     return np.array([zlib.crc32(repr(sorted(row.case.items())).encode()) % 2 == 0 for row in rows])
 
 
-def seconds_of(rows: Sequence[Merged], launch: float) -> Array:
-    """Measured seconds without the launch; at least a tenth stays."""
-    found = np.array([row.value for row in rows])
-    return np.maximum(found - launch, 0.1 * found)
+def seconds_of(rows: Sequence[Merged]) -> Array:
+    """Measured seconds."""
+    return np.array([row.value for row in rows])
 
 
 Price = Callable[[Mapping[str, float]], Array]
@@ -63,11 +63,11 @@ def points(name: str, sizes: Array, seconds: Array, found: Array, out: NDArray[n
 def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[GemmCurve, list[Point]]:
     """The curve of products of one dtype, and its points by FLOPs."""
     batch, m, n, k = columns(rows, "batch", "m", "n", "k")
-    seconds, out = seconds_of(rows, launch), kept(rows)
+    seconds, out = seconds_of(rows), kept(rows)
     traffic, peak, sms = WIDTH[dtype] * batch * (m * k + k * n + m * n), gpu.peak[dtype], max(1, gpu.sms)
 
     def price(curve: GemmCurve) -> Array:
-        return np.asarray(gemm_seconds(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum))
+        return np.asarray(launch + gemm_seconds(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum))
 
     def made(found: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:
@@ -93,7 +93,7 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     fused = [row for row in rows if row.case["way"] in ("forward", "backward")]
     batch, heads, length, dim = columns(fused, "batch", "heads", "sequence", "head_dim")
     backward = np.array([row.case["way"] == "backward" for row in fused])
-    seconds, out = seconds_of(fused, launch), kept(fused)
+    seconds, out = seconds_of(fused), kept(fused)
     shape = (batch, heads, heads, length, length, dim, np.ones(len(fused)))
     bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
 
@@ -103,7 +103,7 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
 
     def price(found: Mapping[str, float]) -> Array:
         forward = attention_seconds(made(found), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
-        return np.asarray(np.where(backward, forward * 2.5 / found["backward"], forward))
+        return np.asarray(launch + np.where(backward, forward * 2.5 / found["backward"], forward))
 
     found = search(price, bounds, seconds, out)
     flops = 2 * batch * heads * length**2 * dim * np.where(backward, 2.5, 1.0)
@@ -111,14 +111,14 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
 
 
 def fit_memory(
-    rows: Sequence[Merged], gpu: Hardware, launch: float, kinds: Sequence[str] = MIXED
+    rows: Sequence[Merged], gpu: Hardware, launch: float, kinds: Sequence[str] = STREAMS + REDUCTIONS
 ) -> tuple[MemoryCurve, list[Point]]:
     """One curve for operations bound by memory, of the kinds that a transformer has; and the points by bytes."""
     chosen = [row for row in rows if row.case["kind"] in kinds]
-    (size,), seconds, out = columns(chosen, "bytes"), seconds_of(chosen, launch), kept(chosen)
+    (size,), seconds, out = columns(chosen, "bytes"), seconds_of(chosen), kept(chosen)
 
     def price(found: Mapping[str, float]) -> Array:
-        return np.asarray(found["fixed"] + size / (gpu.memory_bandwidth * found["efficiency"]))
+        return np.asarray(launch + found["fixed"] + size / (gpu.memory_bandwidth * found["efficiency"]))
 
     found: dict[str, Any] = search(price, {"efficiency": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out)
     return MemoryCurve.model_construct(**found), points("memory", size, seconds, price(found), out)

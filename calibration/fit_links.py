@@ -6,7 +6,9 @@ hands over data in one way. What was not measured keeps the prices of the profil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from calibration.collective_fit import Bounds, Free, inside, kernel, network, predicted, search, series, tariffs
 from calibration.collective_rows import Row, alternate
@@ -29,38 +31,51 @@ def kinds_inside(cluster: Cluster) -> tuple[str, ...]:
     return next(those for those in (("loopback",), ("nvlink",), ("pcie", "host")) if set(those) & used or those[0] == "pcie")
 
 
-def plain(profile: Profile, kind: str) -> tuple[Bounds, Free]:
-    """Free numbers of one way to hand over data over one kind of link, and the profile that they make."""
+def plain(profile: Profile, kind: str) -> Free:
+    """The profile that the numbers of PLAIN make: one way to hand over data, over one kind of link."""
 
     def made(found: Mapping[str, float]) -> Profile:
         price = LinkPrice.model_construct(efficiency=found["efficiency"], latency=found["latency"], fill=found["fill"])
         return profile.model_copy(update={"links": dict(profile.links) | {kind: price}, "collective_launch": found["base"]})
 
-    return dict(PLAIN), made
+    return made
 
 
 def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[Profile, list[Point]]:
     """`profile` with prices fitted to half of the sizes in `rows`, and all rows as points. Raises UserError for too few rows."""
     priced = [row for row in rows if row.operation in (*RINGS, *PAIRS)]
-    if len(priced) < LEAST:
-        raise UserError(f"{len(priced)} measured sizes of {', '.join((*RINGS, *PAIRS))}: at least {LEAST} make a fit")
-    most = max(row.ranks // row.nodes for row in priced)
+    most = max((row.ranks // row.nodes for row in priced), default=0)
     if most > cluster.node.gpus:
         raise UserError(f"cluster {cluster.name}: has {cluster.node.gpus} GPUs in a node, measured were {most}")
     fitted, _ = alternate(priced)
     gloo = kinds_inside(cluster) == ("loopback",)
-    for wanted, free, made in (_gloo if gloo else _nccl)(fitted, profile, cluster):
-        profile = made(profile)(search(free, made(profile), series(wanted, cluster, profile), cluster.topology().kinds, STARTS))
+    steps = list(_gloo(fitted) if gloo else _nccl(fitted, profile, cluster))
+    if not steps:
+        what = ", ".join((*RINGS, *PAIRS))
+        raise UserError(
+            f"{len(priced)} measured sizes of {what}: too few for a fit: {LEAST} of one sort must be left when half is kept out"
+        )
+    for step in steps:
+        found = search(step.free, step.made(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS)
+        profile = step.made(profile)(found)
     return profile, _points(priced, fitted, profile, cluster)
 
 
-def _gloo(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]
+class _Step(NamedTuple):
+    """Rows that determine some free numbers; made: the way from numbers to a profile, given the profile so far."""
+
+    rows: list[Row]
+    free: Bounds
+    made: Callable[[Profile], Free]
+
+
+def _gloo(rows: Sequence[Row]) -> Iterator[_Step]:
     for kind, those in (("loopback", [row for row in rows if row.nodes == 1]), ("nic", [row for row in rows if row.nodes > 1])):
         if len(those) >= LEAST:
-            yield those, dict(PLAIN), lambda now, kind=kind: plain(now, kind)[1]
+            yield _Step(those, dict(PLAIN), partial(plain, kind=kind))
 
 
-def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ignore[no-untyped-def]
+def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_Step]:
     kinds = kinds_inside(cluster)
     one = [row for row in rows if row.nodes == 1]
     switched = [row for row in one if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]
@@ -68,13 +83,14 @@ def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster):  # type: ign
     pairs = [row for row in one if row.operation in PAIRS]
     across = [row for row in rows if row.nodes > 1 and row.operation in RINGS]
     if len(rings) >= LEAST:
-        yield rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1]
-    for those, protocols in ((switched, IN_SWITCH), (pairs, P2P)):
-        if len(those) >= LEAST:
-            yield those, kernel(profile, protocols, kinds)[0], lambda now, p=protocols: kernel(now, p, kinds)[1]
+        yield _Step(rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1])
+    if len(switched) >= LEAST:
+        yield _Step(switched, kernel(profile, IN_SWITCH, kinds)[0], lambda now: kernel(now, IN_SWITCH, kinds)[1])
+    if len(pairs) >= LEAST:
+        yield _Step(pairs, kernel(profile, P2P, kinds)[0], lambda now: kernel(now, P2P, kinds)[1])
     if len(across) >= LEAST:
         full = any(row.operation != "all_reduce" for row in across)
-        yield across, network(profile, full)[0], lambda now: network(now, full)[1]
+        yield _Step(across, network(profile, full)[0], lambda now: network(now, full)[1])
 
 
 def _points(rows: Sequence[Row], fitted: Sequence[Row], profile: Profile, cluster: Cluster) -> list[Point]:

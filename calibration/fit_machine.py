@@ -112,7 +112,8 @@ class Fit:
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
             "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
-            "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache", found, ranges,
+            "gradient, and batched ones", "formula of sim/prices.py fitted to half of them; operands not in a cache",
+            found, ranges,
             {SIDE_ERROR: _spread(every)},
         )  # fmt: skip
 
@@ -141,8 +142,8 @@ class Fit:
         kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), {SIDE_ERROR: _spread(those)}
         for kind in kinds:
             own = [one for one in those if one.case["kind"] == kind]
-            measured = kernels.seconds_of(own, self._launch)
-            more[kind] = float(np.median(np.abs(_price(curve, own, self.gpu.memory_bandwidth) / measured - 1)))
+            price = self._launch + _price(curve, own, self.gpu.memory_bandwidth)
+            more[kind] = float(np.median(np.abs(price / kernels.seconds_of(own) - 1)))
         update = self.value("optimizer", kind="adam", variant="default")
         if update:
             traffic = next(float(one.case["bytes"]) for one in self.of("optimizer") if one.case["kind"] == "adam")

@@ -13,8 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
+from sim import notes
 from sim.clock import on_grid
 from sim.collectives import offered
 from sim.merging import wire
@@ -62,7 +61,7 @@ class Pricing:
     def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
         self.program, self.topology, self.prices = program, topology, prices
         self.notes: dict[str, None] = {}  # what a reader must know about these prices
-        self._note_profile()
+        self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
@@ -165,7 +164,9 @@ class Pricing:
             found = self._values.get(value)
             if found is None:
                 traffic, protocol = self._choose(work, cohort)
-                self._note_collective(work, traffic)
+                table = self._table(traffic.algorithm.split("/")[0], traffic)
+                said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+                self.notes |= dict.fromkeys(said)
                 found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
             self._collectives[key] = found
         return found
@@ -281,31 +282,6 @@ class Pricing:
         """Host seconds that PyTorch's wrapper adds to a collective."""
         found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}") if isinstance(work, Collective) else None
         return found.seconds(work.bytes) * work.repeat if found and isinstance(work, Collective) else 0.0
-
-    def _note_profile(self) -> None:
-        profile, gpu = self.prices.profile, self.prices.gpu.name
-        if gpu != profile.gpu:
-            self.notes[f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"] = None
-        most = int(np.bincount(self.topology.node_of(np.arange(self.program.grid.world))).max()) if profile.processes else 0
-        if most > profile.processes:
-            self.notes[
-                f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of "
-                "its own; processes that take turns on cores are another regime, several times slower, that is not priced here"
-            ] = None
-
-    def _note_collective(self, work: Collective | Send, traffic: Traffic) -> None:
-        """Say where measured collectives end and the formula takes over."""
-        if not self.prices.profile.tables:
-            return
-        operation, algorithm = traffic.algorithm.split("/")
-        (ranks, nodes), table = self._extent(traffic), self._table(operation, traffic)
-        what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
-        if table is None or table.algorithm != algorithm:
-            by = f" by {algorithm}" if table else ""
-            self.notes[f"{what}{by}: not measured for profile '{self.prices.profile.name}', extrapolated by its formula"] = None
-        elif not table.covers(work.bytes):
-            times = work.bytes / table.prices[-1].bytes if table.prices[-1].bytes else 1.0
-            self.notes[f"{what}: {work.bytes:g} bytes are {times:.3g} times the largest that was measured"] = None
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

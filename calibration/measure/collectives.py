@@ -19,13 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.measure.bench import Action, Bench, Probe, Reading, spread, trimmed
+from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading, spread, trimmed
 from calibration.measure.grid import OPERATIONS, Grid
 from topologies.reading import UserError
 
 SIDE = {"cpu": 768, "cuda": 4096}  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")  # some ranks are done before the others have their data
-LEAST_IN_STEP = 12  # repetitions
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,20 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                     "nodes": group.nodes,
                 }  # fmt: skip
                 for context in contexts:
-                    found.append(Probe("collective", case, _timed(operation, whole, group, context, device), context))
+                    found.append(
+                        Probe(
+                            "collective",
+                            case,
+                            _timed(operation, whole, group, grid.repeated if context == "step" else 0, device),
+                            context,
+                        )
+                    )
     return found
 
 
-def _timed(operation: str, size: int, group: Group, context: str, device: str) -> Callable[[Bench], Reading]:
+def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -> Callable[[Bench], Reading]:
+    """in_step: least repetitions between pieces of compute; 0: back to back."""
+
     def run(bench: Bench) -> Reading:
         action, result, expected = made(operation, size, group, bench)
         action()
@@ -106,24 +114,24 @@ def _timed(operation: str, size: int, group: Group, context: str, device: str) -
             raise UserError(f"{operation} of {size} bytes among {group.size} ranks: the result is wrong: nothing is priced by it")
         for one in result():
             one.zero_()
-        between = _compute(bench, device) if context == "step" else None
+        between = _compute(bench, device) if in_step else None
         extra = bench.repetitions(between)[1] if between else 0.0
-        count, _ = bench.repetitions(action, extra, LEAST_IN_STEP if between else 5)
+        count, _ = bench.repetitions(action, extra, in_step or LEAST)
         bench.barrier()
         table = bench.gather(bench.times(action, count, between).tolist())
-        return _reading(table, operation, context, bench, group)
+        return _reading(table, operation, bool(in_step), bench, group)
 
     return run
 
 
-def _reading(table: np.ndarray[Any, Any], operation: str, context: str, bench: Bench, group: Group) -> Reading:
+def _reading(table: np.ndarray[Any, Any], operation: str, in_step: bool, bench: Bench, group: Group) -> Reading:
     """Of times (world, repetitions): the group that took longest counts, as siblings are alike."""
     everyone = bench.gather([float(group.ranks[0])])[:, 0]
     best: Reading | None = None
     for first in np.unique(everyone):
         mine = table[everyone == first]
-        each = mine.max(axis=0) if operation in ROOTED else mine.min(axis=0) if context == "alone" else mine.mean(axis=0)
-        value = float(np.median(each)) if context == "alone" else trimmed(each)
+        each = mine.max(axis=0) if operation in ROOTED else mine.mean(axis=0) if in_step else mine.min(axis=0)
+        value = trimmed(each) if in_step else float(np.median(each))
         one = Reading(value, float(np.median(mine.min(axis=0))), spread(each), table.shape[1])
         best = one if best is None or one.value > best.value else best
     assert best is not None

@@ -19,6 +19,7 @@ class Grid:
     rounds: int  # visits of every case, one after the other, so that slow changes of the machine touch all alike
     budget: float  # seconds of repetitions of a case
     calm: float  # seconds to wait for a quiet machine before a round, and in all for disturbed cases
+    repeated: int  # least repetitions of a collective in a step
     smallest: int  # bytes of a collective
     largest: int
     factor: int
@@ -48,13 +49,13 @@ def grid(device: Device, quick: bool) -> Grid:
     if device == "cpu":
         if quick:
             return Grid(
-                1, 0.02, 2.0, 2**10, 2**22, 16, ("fp32",),
+                1, 0.02, 1.0, 5, 2**10, 2**22, 16, ("fp32",),
                 ((128, 256, 256), (256, 1024, 256), (512, 512, 2048), (1024, 512, 512)),
                 ((8, 128, 128, 64), (8, 128, 64, 128)), ((2, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 64)),
-                (2**14, 2**18, 2**21), 2**20,
+                (2**16, 2**21), 2**20,
             )  # fmt: skip
         return Grid(
-            3, 0.12, 30.0, 2**10, 2**28, 2, ("fp32",),
+            2, 0.12, 30.0, 12, 2**10, 2**28, 2, ("fp32",),
             (*_products((64, 256, 1024), (128, 384, 768)), (512, 512, 512), (512, 2048, 512), (512, 512, 2048), (2048, 512, 512),
              (4096, 256, 256), (256, 8192, 512), (512, 32000, 512), (1024, 4096, 1024)),
             tuple((b, s, t, d) for b, s in ((8, 128), (16, 256), (8, 512)) for t, d in ((s, 64), (64, s))),
@@ -64,13 +65,13 @@ def grid(device: Device, quick: bool) -> Grid:
         )  # fmt: skip
     if quick:
         return Grid(
-            1, 0.01, 0.0, 2**10, 2**26, 8, ("bf16",),
+            1, 0.01, 0.0, 5, 2**10, 2**26, 8, ("bf16",),
             ((512, 4096, 4096), (2048, 4096, 1024), (4096, 4096, 4096), (8192, 1024, 4096)),
             ((32, 1024, 1024, 128), (32, 1024, 128, 1024)), ((1, 16, 1024, 128), (2, 32, 2048, 128), (1, 32, 4096, 64)),
             (2**20, 2**24, 2**26), 2**26,
         )  # fmt: skip
     return Grid(
-        2, 0.05, 0.0, 2**10, 2**32, 2, ("bf16", "fp16", "tf32", "fp32"),
+        2, 0.05, 0.0, 20, 2**10, 2**32, 2, ("bf16", "fp16", "tf32", "fp32"),
         (*_products((256, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192)), (4096, 32000, 4096), (4096, 128256, 4096),
          (8192, 28672, 8192), (8192, 6144, 4096)),
         tuple((b, s, t, d) for b, s in ((16, 512), (32, 1024), (32, 2048)) for t, d in ((s, 128), (128, s))),

@@ -45,9 +45,12 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
     if print_launch:
         from calibration.launch_text import launch_text
 
-        arguments = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch)]
-        click.echo(launch_text(print_launch, arguments, nodes, request.ranks or 1))
+        click.echo(launch_text(print_launch, _words(given), nodes, request.ranks or 1))
         return
+    if nodes != 1:
+        from topologies.reading import UserError
+
+        raise UserError("--nodes: only says what --print-launch prints; the ranks of a launcher know their nodes")
     if logs:
         _answer(from_logs(request, [Path(path) for path in logs]), request, as_json)
         return
@@ -59,6 +62,15 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
         sys.exit(130)
     if found:
         _answer(fit(request, *found), request, as_json)
+
+
+def _words(given: dict[str, Any]) -> list[str]:
+    """This command as every rank runs it; how many ranks there are, the launcher says."""
+    words = ["calibrate"]
+    for name, value in given.items():
+        if value and name != "ranks":
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
 
 
 def _request(given: dict[str, Any]) -> Request:

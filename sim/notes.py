@@ -1,0 +1,42 @@
+"""What a reader must know about prices: where a prediction leaves what was measured, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sim.prices import Prices
+from sim.tables import CollectiveTable
+from topologies.topology import Topology
+
+
+def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
+    """Hardware other than the profile's, and processes that share cores."""
+    profile, gpu = prices.profile, prices.gpu.name
+    if gpu != profile.gpu:
+        yield f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"
+    most = int(np.bincount(topology.node_of(np.arange(world))).max()) if profile.processes else 0
+    if most > profile.processes:
+        yield (
+            f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of its "
+            "own; processes that take turns on cores are another regime, several times slower, that is not priced here"
+        )
+
+
+def of_collective(
+    prices: Prices, table: CollectiveTable | None, name: str, extent: tuple[int, int], size: float
+) -> Iterator[str]:
+    """Where measured collectives end and the formula takes over.
+
+    name: "all_reduce/ring"; extent: ranks and nodes of a group; size: bytes of the full buffer.
+    """
+    if not prices.profile.tables:
+        return
+    (operation, algorithm), (ranks, nodes) = name.split("/"), extent
+    what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
+    if table is None or table.algorithm != algorithm:
+        by = f" by {algorithm}" if table else ""
+        yield f"{what}{by}: not measured for profile '{prices.profile.name}', extrapolated by its formula"
+    elif not table.covers(size):
+        yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
