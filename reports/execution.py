@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -12,6 +14,7 @@ from rich.text import Text
 from reports.words import percent, seconds, size
 
 if TYPE_CHECKING:
+    from calibration.launch import Hear
     from calibration.validate import Row, Validated
 
 CLOSE = 0.10  # of the measurement
@@ -42,6 +45,19 @@ def execution(one: Validated) -> RenderableType:
     return Group(Text(title, "bold"), Text(), _table([one]), Text(), Text(same), *lines, Text(provenance, "dim"))
 
 
+@contextmanager
+def progress(jobs: int, quiet: bool) -> Iterator[Hear]:
+    """A bar with the time that is left, moved by every job that is done; on stderr, where that is a terminal and not `quiet`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(file=sys.stderr)
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("executing", total=jobs)
+        yield lambda message: bar.update(task, completed=message["done"], description=f"done: {message['job']}")
+
+
 def _timing(times: Mapping[str, Any]) -> str:
     """How the step was timed."""
     blocks, number, disturbed = len(times["blocks"]), times["steps_per_block"], times["disturbed"]
@@ -67,6 +83,9 @@ def validation(every: Sequence[Validated]) -> RenderableType:
         steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
         lines.insert(0, f"step time: {steps}")
     notes = dict.fromkeys(note for one in every for note in one.execution.notes)
+    disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
+    if disturbed:
+        notes[f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}"] = None
     return Group(_table(every), Text(), *(Text(line) for line in (*lines, *(f"note: {note}" for note in notes))))
 
 

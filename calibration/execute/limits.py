@@ -17,6 +17,12 @@ PLAIN = {
     "embedding_norm": False, "head_bias": False, "head_transform": False, "pooler": False, "pooler_classes": 0,
 }  # fmt: skip
 
+EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
+    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch",
+    "global_batch", "accumulation", "sequence", "recompute", "attention", "kernels", "precision", "gradients", "optimizer",
+    "dropout", "bucket", "overlap", "layers_per_stage", "order",
+}  # fmt: skip
+
 
 def check_model(model: Model) -> None:
     """Raise UserError for a model that is not a plain decoder such as GPT-2 or Llama."""
@@ -80,5 +86,8 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield f"schedule={plan.schedule}: PyTorch has no asynchronous pipeline"
     if plan.pp > 1 and not plan.overlap_p2p:
         yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
+    for field in sorted(set(type(plan).model_fields) - EXECUTED):
+        if getattr(plan, field) != type(plan).model_fields[field].default:
+            yield f"{field}={getattr(plan, field)} is simulated only"
     if plan.data_parallel in ("zero2", "zero3") and "bucket" in plan.model_fields_set:
         yield f"bucket with data_parallel={plan.data_parallel}: FSDP2 reduces layer by layer"
