@@ -11,9 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import percent, seconds, size
+from reports.words import digits, percent, seconds, size
 
 if TYPE_CHECKING:
+    from calibration.execute.servers import Served
     from calibration.launch import Hear
     from calibration.validate import Row, Validated
 
@@ -65,6 +66,22 @@ def _timing(times: Mapping[str, Any]) -> str:
     load = f"(foreign load: median {percent(times['foreign'])} of the machine)"
     counted = f"{blocks} block{'s' * (blocks != 1)} of {number} step{'s' * (number != 1)}"
     return f"{counted}, spread ±{percent(times['spread'])}, {what} {load}"
+
+
+def served(one: Served) -> RenderableType:
+    """Training with parameter servers: how fast, how old its parameters were, what was sent, and that it is right."""
+    how = {0: "synchronous", None: "asynchronous"}.get(one.bound, f"at most {one.bound} steps ahead")
+    rate = one.steps * one.workers / one.seconds
+    compared = one.compared
+    return Group(
+        Text(f"{one.name}: {one.workers} workers and {one.servers} servers, {how}: {digits(rate)} gradients/s", "bold"),
+        Text(f"{one.steps} steps of every worker in {seconds(one.seconds)}; loss {compared['losses'][0]:.4f} → "
+             f"{compared['losses'][-1]:.4f}"),
+        Text(f"updates between a gradient's parameters and its own: {digits(one.mean_age)} in the mean, {one.most_age} at most"),
+        Text(f"sent in a step: {size(one.sent_by_worker)} by a worker, {size(one.sent_by_server)} by a server"),
+        Text(f"as one process that replays the order of gradients: losses within {compared['loss']:.1g}, updates "
+             f"{compared['update']:.1g} (allowed {compared['tolerance']:g})"),
+    )  # fmt: skip
 
 
 def validation(every: Sequence[Validated]) -> RenderableType:

@@ -20,7 +20,7 @@ def validation(data: Sequence[Validated]) -> Figure:
     """One dot per job, numbered; the legend names them. Both axes logarithmic, in seconds."""
     import numpy as np
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     rows = [row for one in data for row in one.rows if row.what == "step"]
     times = [value for row in rows for value in (row.predicted, row.measured)]
@@ -37,7 +37,8 @@ def validation(data: Sequence[Validated]) -> Figure:
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured step", ylabel="predicted step", aspect="equal")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
     ax.set_title(f"{data[0].job.model.name} on {data[0].execution.ranks} processes, prices {data[0].summary.profile}")
     ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, handlelength=1.2)
     return drawn

@@ -46,7 +46,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> li
     ranks = jobs[0].cluster.gpus
     if any(job.cluster.gpus != ranks for job in jobs):
         raise UserError("jobs that are executed together must have as many processes")
-    device = _device(jobs[0])
+    device = device_of(jobs[0])
     _room(jobs, device)
     processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
 
@@ -56,7 +56,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> li
     return [_execution(job, [rank[number] for rank in answers], device) for number, job in enumerate(jobs)] if answers else []
 
 
-def _device(job: Job) -> Device:
+def device_of(job: Job) -> Device:
     """The cluster's; this machine must have it."""
     gpu = job.cluster.node.gpu
     if gpu.sms == 0:

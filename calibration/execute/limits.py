@@ -62,6 +62,8 @@ def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
     yield from _of_fields(plan)
     if model.dropout if plan.dropout is None else plan.dropout:
         yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
+    if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
+        yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
     if plan.sequence_parallel and model.positions == "learned":
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
     if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel not in ("zero2", "zero3"):

@@ -33,7 +33,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, An
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
     for job in jobs:
-        reason = executed[job.plan.data_parallel].check(job, job.resolve(), place.device)
+        reason = executed[job.plan.data_parallel].check(job, job.resolve())
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
     results = []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from calibration.execute import execute
+from calibration.execute.servers import serve
 from calibration.launch import launch
 from calibration.validate import validate
 from strategies.job import read_job
@@ -107,6 +108,34 @@ def test_a_wrong_result_is_an_error():
     """Ranks that never agree are not what one process computes."""
     with pytest.raises(UserError, match=r"local sgd: executed, but the (loss|update) differs by .* from one process"):
         launch(wrong_sum, 2, [TWO["local sgd"]], 0.0)
+
+
+def test_an_asynchronous_server_does_what_a_replay_in_one_process_does():
+    """`serve` replays the order in which gradients came. A worker sends Ψ gradients and gets Ψ parameters."""
+    asked = job("servers", 3, GPT, accumulation=2)
+    done = serve(asked, 1, "async", steps=3)
+    assert done.compared["update"] <= done.compared["tolerance"]
+    assert done.sent_by_worker == 4 * asked.model.parameters
+    assert done.sent_by_server == 2 * 4 * asked.model.parameters
+    assert 0 < done.most_age <= 4
+
+
+def test_a_synchronous_server_uses_the_mean_of_all_gradients():
+    done = serve(job("servers", 3, GPT), 1, "sync", steps=2)
+    assert (done.most_age, done.compared["update"] <= done.compared["tolerance"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "staleness", "plan", "reason"),
+    [
+        (2, "sync", {}, "--servers 2: of 2 processes"),
+        (1, "late", {}, "--staleness late"),
+        (1, "sync", {"tp": 2}, "tp=2: a worker"),
+    ],
+)
+def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
+    with pytest.raises(UserError, match=reason):
+        serve(job("servers", 2, GPT, **plan), servers, staleness, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from calibration.execute.chunks import Chunk
     from calibration.execute.setup import Setup
-    from calibration.launch import Device
     from strategies.job import Job
     from strategies.plan import Resolved
 
@@ -26,7 +25,7 @@ class Hook:
     one_process: ClassVar[bool] = False  # one process drives all dp GPUs
 
     @classmethod
-    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
         """Why the job cannot be executed."""
         return None
 

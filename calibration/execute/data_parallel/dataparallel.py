@@ -8,9 +8,6 @@ from torch import nn
 
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
-from calibration.launch import Device
-from strategies.job import Job
-from strategies.plan import Resolved
 
 
 @executed("dataparallel")
@@ -18,13 +15,6 @@ class DataParallel(Hook):
     """The modules of PyTorch, on as many GPUs as there are dp ranks."""
 
     one_process = True
-
-    @classmethod
-    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
-        """On CPU it is a plain call of the module."""
-        if device == "cpu":
-            return "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
-        return None
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """Every forward pass scatters the batch and broadcasts the parameters."""

@@ -18,7 +18,6 @@ from calibration.execute.buckets import reduce_in_buckets
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import shares_embedding, splits
-from calibration.launch import Device
 from strategies.job import Job
 from strategies.plan import Resolved
 
@@ -73,7 +72,7 @@ class CompressedDDP(DDP):
     """Gradients travel in 16 bits: PyTorch's fp16_compress_hook."""
 
     @classmethod
-    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
         """The hook is DDP's."""
         if not reducer_works(job, resolved):
             return (

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import shares_embedding, splits
-from calibration.launch import Device
 from strategies.job import Job
 from strategies.plan import Resolved
 
@@ -38,7 +37,7 @@ class Zero3(Hook):
     """Parameters, gradients and optimizer states are sharded."""
 
     @classmethod
-    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What FSDP2 does not do."""
         if not job.plan.overlap:
             return f"overlap=false contradicts data_parallel={job.plan.data_parallel}: FSDP2 always gathers ahead"

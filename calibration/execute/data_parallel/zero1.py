@@ -17,7 +17,6 @@ from calibration.execute.buckets import in_buckets
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.setup import Setup
-from calibration.launch import Device
 from strategies.job import Job
 from strategies.plan import Resolved
 
@@ -61,7 +60,7 @@ class Zero1(Hook):
     """Optimizer states are sharded."""
 
     @classmethod
-    def check(cls, job: Job, resolved: Resolved, device: Device) -> str | None:
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What the buckets cannot hold."""
         plan = job.plan
         if plan.tp > 1:
