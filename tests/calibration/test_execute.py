@@ -56,42 +56,21 @@ FOUR = {
 }
 
 
-@pytest.fixture(scope="module")
-def two():
-    return {one.job.name: one for one in validate(list(TWO.values()), seconds=0)}
-
-
-@pytest.fixture(scope="module")
-def four():
-    return {one.job.name: one for one in validate(list(FOUR.values()), seconds=0)}
-
-
-@pytest.mark.parametrize("name", TWO)
-def test_two_ranks(two, name):
-    check(two[name])
-
-
-@pytest.mark.parametrize("name", FOUR)
-def test_four_ranks(four, name):
-    check(four[name])
-
-
-def check(one):
-    """`validate` has compared losses, gradients and parameters with one process; the loss falls, volumes are the simulator's."""
-    compared = one.execution.compared
-    assert compared["losses"][0] > compared["losses"][-1]
-    assert max(compared["loss"], compared["gradient"] or 0.0, compared["update"]) <= compared["tolerance"]
-    volumes = {row.of: (row.predicted, row.measured) for row in one.rows if row.what == "volume"}
-    assert volumes
-    for predicted, measured in volumes.values():
-        assert measured == pytest.approx(predicted, abs=1e-6)
-
-
-def test_memory_of_replicas_is_what_the_simulation_says(two):
-    """Parameters, gradients in buckets and Adam's states: 16 bytes a parameter, and activations."""
-    row = next(row for row in two["ddp, small buckets"].rows if row.what == "memory")
-    assert row.measured > 16 * TWO["ddp, small buckets"].model.parameters
-    assert row.error == pytest.approx(0, abs=0.05)
+@pytest.mark.parametrize("jobs", [TWO, FOUR], ids=["two ranks", "four ranks"])
+def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs):
+    """One start of processes for all jobs. `validate` compares losses, gradients and parameters, and raises."""
+    for one in validate(list(jobs.values()), seconds=0):
+        name, compared = one.job.name, one.execution.compared
+        assert compared["losses"][0] > compared["losses"][-1], name
+        assert max(compared["loss"], compared["gradient"] or 0.0, compared["update"]) <= compared["tolerance"], name
+        volumes = {row.of: (row.predicted, row.measured) for row in one.rows if row.what == "volume"}
+        assert volumes, name
+        for axis, (predicted, measured) in volumes.items():
+            assert measured == pytest.approx(predicted, abs=1e-6), (name, axis)
+        if name == "ddp, small buckets":  # parameters, gradients in buckets and Adam's states: 16 bytes a parameter; activations
+            row = next(row for row in one.rows if row.what == "memory")
+            assert row.measured > 16 * one.job.model.parameters
+            assert row.error == pytest.approx(0, abs=0.05)
 
 
 def wrong_sum(place, jobs, seconds):
