@@ -14,8 +14,9 @@ from rich.console import Console, RenderableType
 import shardyard
 from calibration.sensitivity import Effect
 from calibration.validation import Compared
+from reports.figures.published import stated_and_held
+from reports.published import as_csv, overview
 from reports.sensitivity import table
-from reports.validation import as_csv, overview, stated_and_held
 
 JOB = str(Path(__file__).parents[2] / "examples" / "llama-3.1-70b.yaml")
 

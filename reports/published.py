@@ -1,27 +1,20 @@
-"""Predictions beside published measurements: tables, and two figures."""
+"""Predictions beside published measurements: tables."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calibration.uncertainty import NORMAL
 from calibration.validation import Compared, Errors, grouped
-from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
 from reports.words import digits, gigabytes, percent, seconds
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 BY = ("source", "gpu", "scale", "strategy", "framework")
-_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK)
-_MARKS = "osD^vPX*<>"
 
 
 def signed(fraction: float) -> str:
@@ -126,60 +119,3 @@ def as_csv(rows: Sequence[Compared]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
-
-
-@figure("published")
-def published(rows: Sequence[Compared]) -> Figure:
-    """Predicted against published step time, with y = x and ±10 %, by source and GPU; beside it, how often intervals hold."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(12, 6.4), layout="constrained")
-    left, right = made.subplots(1, 2, width_ratios=(3, 2))
-    _scatter(left, rows)
-    _calibration(right, rows)
-    return made
-
-
-def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
-    found = [row for row in rows if row.error is not None]
-    gpus = sorted({row.gpu for row in found})
-    for number, (source, group) in enumerate(sorted(grouped(found, "source").items())):
-        for gpu in sorted({row.gpu for row in group}):
-            these = [row for row in group if row.gpu == gpu]
-            steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
-            colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
-            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
-    every = [value for row in found for value in (row.step, row.predicted_step) if value]
-    ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
-    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
-    axes.plot(ends, ends, color=DARK, lw=1)
-    axes.set(
-        xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="published step time in s", ylabel="predicted step time in s"
-    )
-    axes.set_title("Predicted against published step time; grey: ±10 %")
-    axes.legend(fontsize=7)
-
-
-def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
-    """(level, share of rows whose interval of that level holds the published step), for levels of 5 to 95 %."""
-    from statistics import NormalDist
-
-    scores = []
-    for row in rows:
-        if row.error is not None and row.high and row.low and row.predicted_step and row.step:
-            side = row.high if row.step > row.predicted_step else row.low
-            scores.append(abs(math.log(row.step / row.predicted_step) / math.log(side / row.predicted_step)) * NORMAL)
-    levels = [level / 100 for level in range(5, 100, 5)]
-    return [(level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores)))
-            for level in levels]  # fmt: skip
-
-
-def _calibration(axes: Axes, rows: Sequence[Compared]) -> None:
-    for number, (source, group) in enumerate(sorted(grouped(rows, "source").items())):
-        axes.plot(*zip(*stated_and_held(group), strict=True), color=_COLOURS[number % len(_COLOURS)], lw=1,
-                  marker=_MARKS[number % len(_MARKS)], ms=3, label=source)  # fmt: skip
-    axes.plot(*zip(*stated_and_held(rows), strict=True), color=DARK, lw=2.5, label="all")
-    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="stated level of the interval", ylabel="share of rows that it holds")
-    axes.set_title("Do the error bars hold?")
-    axes.legend(fontsize=7)
