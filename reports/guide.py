@@ -110,7 +110,7 @@ def _picture(one: Example, told: str) -> str:
 def _served(answers: Mapping[str, Answer]) -> str:
     """Throughput and staleness of each."""
     each = (
-        f"{name} {digits(answer.tokens_per_second / 1e3)} k tokens/s, {digits(answer.played.staleness.mean)} updates missed (mean)"
+        f"{name} {digits(answer.tokens_per_second / 1e3)} k tokens/s, {digits(answer.played.staleness.mean)} updates missed"
         for name, answer in answers.items()
     )
     return "; ".join(each)
