@@ -8,7 +8,8 @@ from dataclasses import replace
 from calibration.launch import available_cores, under_launcher
 from strategies.job import Job
 from strategies.model import Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import actions, schedules
 from topologies.reading import UserError
 

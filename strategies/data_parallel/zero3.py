@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
-from strategies.plan import Resolved
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
+from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after

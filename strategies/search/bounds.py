@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from sim.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.search.candidates import Candidates
 from strategies.search.crossing import crossings

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import actions, schedules
 from strategies.search.work import Floats, Kind
 from topologies.reading import UserError

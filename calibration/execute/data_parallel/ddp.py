@@ -19,7 +19,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import shares_embedding, splits
 from strategies.job import Job
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 MIB = 2.0**20
 
