@@ -9,19 +9,10 @@ MASTER_ADDR and MASTER_PORT are read and nothing else, and only rank 0 gets the 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import pickle
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 from topologies.reading import UserError
@@ -29,16 +20,16 @@ from topologies.reading import UserError
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
 PATIENCE = timedelta(minutes=10)  # of a rank that waits for another
 
 Device = Literal["cpu", "cuda"]
 Hear = Callable[[Any], None]
-_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "recv() timeout")
 
 
 class RankError(UserError):
-    """A rank failed: which, and its error line."""
+    """A rank failed: which, and its error line; `details` is all that it printed."""
+
+    details = ""
 
 
 @dataclass(frozen=True)
@@ -107,8 +98,9 @@ def launch(work: Callable[..., Any], ranks: int, *arguments: Any, device: Device
     need_torch()
     if under_launcher():
         return _as_rank(work, ranks, arguments, device, hear or (lambda _: None))
-    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
-        return _Local(Path(folder), work, ranks, arguments, device, hear or (lambda _: None)).run()
+    from calibration.local_ranks import run_locally
+
+    return run_locally(work, ranks, arguments, device, hear or (lambda _: None))
 
 
 # -- this process is one of the ranks -----------------------------------------------------------------------------------------
@@ -120,12 +112,12 @@ def _as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], dev
     place = _place_from_environment(device, hear)
     if place.world != ranks:
         raise UserError(f"WORLD_SIZE={place.world} of the launcher ≠ {ranks} ranks of the job")
-    _prepare(place)
+    prepare(place)
     try:
-        _join(place, "env://")
+        join(place, "env://")
     except Exception as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise UserError(f"rank {place.rank}: cannot meet the others at {address}: {_line(error)}") from None
+        raise UserError(f"rank {place.rank}: cannot meet the others at {address}: {line_of(error)}") from None
     try:
         result = work(place, *arguments)
         results: list[Any] = [None] * place.world
@@ -145,7 +137,7 @@ def _place_from_environment(device: Device, tell: Hear) -> Place:
     return Place(numbers[0], numbers[1], numbers[2], device, (), tell)
 
 
-def _prepare(place: Place) -> None:
+def prepare(place: Place) -> None:
     """Pin, choose the GPU, and compute with as many threads as there are cores."""
     import torch
 
@@ -159,7 +151,7 @@ def _prepare(place: Place) -> None:
         torch.cuda.set_device(place.local_rank)
 
 
-def _join(place: Place, meeting: str) -> None:
+def join(place: Place, meeting: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -169,145 +161,7 @@ def _join(place: Place, meeting: str) -> None:
     )
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """An error on one line."""
     text = " ".join(str(error).split("\n")[0].split()) or "no message"
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
-
-
-# -- local processes ----------------------------------------------------------------------------------------------------------
-
-
-class _Local:
-    """Processes of this machine, their files in one folder: task, meeting, and of each rank result and error output."""
-
-    def __init__(
-        self, folder: Path, work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear
-    ) -> None:
-        self.folder, self.ranks, self.device, self.hear = folder, ranks, device, hear
-        (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
-        self.processes: list[subprocess.Popen[str]] = []
-        self.listeners: list[threading.Thread] = []
-        self.told: list[Any] = []
-
-    def run(self) -> list[Any]:
-        """Start, listen, and collect."""
-        try:
-            for rank in range(self.ranks):
-                self._start(rank)
-            while any(process.poll() is None for process in self.processes):
-                self._pass_on()
-                if any(process.returncode for process in self.processes):
-                    self._give_grace()
-                    break
-                time.sleep(0.02)
-        finally:
-            self._end()
-        self._pass_on()
-        outcomes = [self._outcome(rank) for rank in range(self.ranks)]
-        failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
-        if failed:  # the cause goes before ranks that died because another one did
-            rank, line = min(failed, key=lambda one: (any(part in one[1] for part in _PEER), _ENDED in one[1]))
-            raise RankError(f"rank {rank} of {self.ranks} failed: {line}")
-        return [outcome[1] for outcome in outcomes]
-
-    def _start(self, rank: int) -> None:
-        cores = available_cores()
-        share = len(cores) // self.ranks if self.device == "cpu" else 0
-        mine = cores[rank * share : (rank + 1) * share]
-        root = str(Path(__file__).parents[1])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | ALLOCATOR | {
-            "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
-            "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "calibration.launch", str(self.folder), self.device, ",".join(map(str, mine))]
-        with (self.folder / f"errors {rank}").open("w") as errors:
-            # a session of its own: Ctrl-C reaches this process alone, which then ends the ranks
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                       text=True, start_new_session=True)  # fmt: skip
-        self.processes.append(process)
-        self.listeners.append(threading.Thread(target=self._listen, args=(process,), daemon=True))
-        self.listeners[-1].start()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(_TOLD):  # libraries may print too
-                self.told.append(json.loads(line[len(_TOLD) :]))
-
-    def _pass_on(self) -> None:
-        while self.told:
-            self.hear(self.told.pop(0))
-
-    def _give_grace(self) -> None:
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until and any(process.poll() is None for process in self.processes):
-            time.sleep(0.02)
-
-    def _end(self) -> None:
-        for ask in (signal.SIGTERM, signal.SIGKILL):
-            left = [process for process in self.processes if process.poll() is None]
-            for process in left:
-                process.send_signal(ask)
-            until = time.monotonic() + GRACE
-            while time.monotonic() < until and any(process.poll() is None for process in left):
-                time.sleep(0.02)
-        for listener in self.listeners:
-            listener.join(timeout=GRACE)
-        for process in self.processes:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def _outcome(self, rank: int) -> tuple[str, Any]:
-        path, code = self.folder / f"result {rank}", self.processes[rank].returncode
-        if path.exists():
-            outcome: tuple[str, Any] = pickle.loads(path.read_bytes())
-            return outcome
-        if code == -signal.SIGTERM:
-            return "error", _ENDED
-        lines = (self.folder / f"errors {rank}").read_text(errors="replace").strip().splitlines()
-        if code < 0:
-            name = signal.Signals(-code).name
-            return "error", f"ended by {name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
-        return "error", f"ended with exit code {code}{': ' + lines[-1] if lines else ''}"
-
-
-_TOLD = "told: "
-_ENDED = "ended because another rank had failed"
-
-
-def _main(folder: Path, device: Device, cores: str) -> None:
-    """One local rank."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    rank = int(os.environ["RANK"])
-
-    def tell(message: Any) -> None:
-        print(_TOLD + json.dumps(message), flush=True)
-
-    place = Place(rank, int(os.environ["WORLD_SIZE"]), rank, device, tuple(int(core) for core in cores.split(",") if core), tell)
-    outcome: tuple[str, Any]
-    try:
-        _prepare(place)
-        _join(place, f"file://{folder / 'meeting'}")
-        work, arguments = pickle.loads((folder / "task").read_bytes())
-        outcome = "result", work(place, *arguments)
-    except Exception as error:
-        if os.environ.get("SHARDYARD_TRACEBACK"):
-            raise
-        outcome = "error", _line(error)
-    whole = folder / f"whole {rank}"
-    whole.write_bytes(pickle.dumps(outcome))
-    whole.rename(folder / f"result {rank}")
-    sys.stdout.flush()
-    os._exit(outcome[0] == "error")  # other ranks see a closed connection at once; no collective is left to wait for
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])  # type: ignore[arg-type]

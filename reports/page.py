@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Sheet:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
-    @property
+    @cached_property
     def texts(self) -> list[int]:
         """Columns with sentences, which are wrapped and stand on the left."""
         found = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}

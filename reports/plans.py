@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from reports.figures.heatmap import Cell, heatmap
@@ -32,19 +33,19 @@ class Plans:
     rates: Rates
     capacity: float
 
-    @property
+    @cached_property
     def fitting(self) -> list[Row]:
         """Rows of plans that fit, the fastest per GPU first."""
         able = [row for row in self.rows if row["step"] and row["fits"]]
         return sorted(able, key=lambda row: (-row["tokens_per_second_per_gpu"], row["memory"], row["hash"]))
 
-    @property
+    @cached_property
     def varied(self) -> list[str]:
         """Fields that are not the same in all rows."""
         names = dict.fromkeys(name for row in self.rows for name in row["changes"])
         return [name for name in names if len({str(self.value(row, name)) for row in self.rows}) > 1]
 
-    @property
+    @cached_property
     def money(self) -> str:
         """What a plan's GPUs are counted in: dollars when one price is known for all rows."""
         other = any(name.startswith("cluster") or name == "price" for row in self.rows for name in row["changes"])

@@ -122,7 +122,7 @@ def _scatter(name: str, rows: Sequence[Compared]) -> Picture:
 
 def _errors(rows: Sequence[Compared]) -> Sheet:
     from calibration.validation import Errors, grouped
-    from reports.validation import signed
+    from reports.published import signed
 
     lines = []
     for name, group in [*sorted(grouped(rows, "source").items()), ("all", list(rows))]:

@@ -10,7 +10,7 @@ from strategies.host import Host
 from strategies.layers import Items, Part
 from strategies.layers.overlap import interleaved
 from strategies.model import Model
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.updates import on_the_cpus, passes_of
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"

@@ -1,1 +1,107 @@
-"""Plans carried out by PyTorch itself. Its modules import torch: import them inside the function that needs them."""
+"""Plans carried out by PyTorch itself.
+
+Its modules import torch (but `limits` and this one, which start them): import them inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from calibration.execute.limits import ready
+from calibration.launch import Device, Hear, crowded, find_device, launch
+from strategies.job import Job
+from topologies.reading import UserError
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a job did when PyTorch carried it out. Seconds, bytes; times and distances as in `timing` and `compare`."""
+
+    name: str
+    ranks: int
+    compared: dict[str, Any]  # distances from one process on the same data
+    times: dict[str, Any] | None
+    memory: dict[int, float]  # by pipeline rank, the peak of the rank with most
+    volume: dict[str, float]  # by axis, sent in a step by the rank that sends most
+    wire: dict[str, float] | None  # the same of what gloo's algorithms put on the wire
+    operations: list[dict[str, Any]]  # of rank 0
+    machine: dict[str, Any]  # where, with which versions, when
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        return asdict(self)
+
+
+def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Execution]:
+    """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
+
+    Empty on ranks other than 0 under a launcher. Raises UserError for a job that cannot be executed, before any is, and for one
+    whose losses, gradients or parameters differ from one process.
+    """
+    jobs = [ready(job) for job in jobs]
+    ranks = jobs[0].cluster.gpus
+    if any(job.cluster.gpus != ranks for job in jobs):
+        raise UserError("jobs that are executed together must have as many processes")
+    device = device_of(jobs[0])
+    _room(jobs, device)
+    processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
+
+    from calibration.execute.worker import work
+
+    answers = launch(work, processes, jobs, seconds, device=device, hear=hear)
+    return [_execution(job, [rank[number] for rank in answers], device) for number, job in enumerate(jobs)] if answers else []
+
+
+def device_of(job: Job) -> Device:
+    """The cluster's; this machine must have it."""
+    gpu = job.cluster.node.gpu
+    if gpu.sms == 0:
+        return "cpu"
+    if find_device() != "cuda":
+        raise UserError(
+            f"{job.where}: cluster {job.cluster.name} has GPUs ({gpu.name}) and torch finds none on this machine; "
+            "take --cluster cpu-gloo for its cores"
+        )
+    return "cuda"
+
+
+def _room(jobs: Sequence[Job], device: Device) -> None:
+    """Refuse what this machine's memory cannot hold: the larger of a rank's peak and one process's model states on each rank."""
+    from calibration.predict import predict
+
+    if device == "cuda":
+        return
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for job in jobs:
+        alone = (sum(job.plan.bytes_of_states.values()) + 2 * 4) * job.model.parameters
+        ranks = min(job.cluster.node.gpus, job.cluster.gpus)
+        needed = ranks * max(predict(job).worst.peak, float(alone))
+        if needed > available:
+            raise UserError(
+                f"{job.where}: {ranks} processes need {needed / 1e9:.1f} GB, also to compare with one process, and there "
+                f"are {available / 1e9:.1f} GB left; scale the model down, such as --set model.layers=2"
+            )
+
+
+def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Device) -> Execution:
+    first = ranks[0]
+    if first["wrong"]:
+        raise UserError(f"{job.name}: executed, but {first['wrong']}")
+    memory: dict[int, float] = {}
+    for rank in ranks:
+        memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
+    crowd = crowded(len(ranks), device)
+    return Execution(
+        name=job.name, ranks=len(ranks), compared=first["compared"], times=first["times"], memory=memory,
+        volume=_most([rank["volume"] for rank in ranks]),
+        wire=_most([rank["wire"] for rank in ranks]) if device == "cpu" else None,
+        operations=first["operations"], machine=first["machine"], notes=(crowd,) if crowd else (),
+    )  # fmt: skip
+
+
+def _most(volumes: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {axis: max(volume[axis] for volume in volumes) for axis in volumes[0]}

@@ -18,21 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibration.execute.limits import check_model
 from strategies.model import Model
 from topologies.reading import UserError
 
 BASE = 10000.0  # of rotary frequencies (arXiv:2104.09864); it changes no size
-PLAIN = {
-    "family": "decoder", "latent": None, "experts": None, "window": None, "token_types": 0, "norms": 2, "qk_norm": False,
-    "embedding_norm": False, "head_bias": False, "head_transform": False, "pooler": False, "pooler_classes": 0,
-}  # fmt: skip
-
-
-def check(model: Model) -> None:
-    """Raise UserError for a model that is not a plain decoder such as GPT-2 or Llama."""
-    for field, value in PLAIN.items():
-        if getattr(model, field) != value:
-            raise UserError(f"model {model.name}: {field}={getattr(model, field)} is not executed: only {field}={value} is")
 
 
 class Attention(nn.Module):
@@ -161,7 +151,7 @@ class Transformer(nn.Module):
         self, model: Model, sequence: int, layers: range | None = None, *, embedding: bool = True, head: bool = True,
         attention: str = "flash", dropout: bool = False, recompute: bool = False,
     ) -> None:  # fmt: skip
-        check(model)
+        check_model(model)
         super().__init__()
         self.recompute = recompute
         self.embedding = Embedding(model) if embedding else None

@@ -44,6 +44,16 @@ def show(renderable: Any) -> None:
     console.print(renderable)
 
 
+def write_json(path: str, data: Any) -> None:
+    """Whole or not at all."""
+    import json
+
+    target = Path(path)
+    whole = target.with_name(f".{target.name}.part")
+    whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    whole.replace(target)
+
+
 def report_folder(report: str | None, option: str = "--report") -> Path | None:
     """The folder of a report, refused before any work is done."""
     if report is None:

@@ -54,7 +54,7 @@ def command(
     from reports import sections
     from reports.inputs import describe
     from reports.page import Report, write_report
-    from reports.validation import from_csv
+    from reports.published import from_csv
     from sim.summary import summarise
     from strategies.fixes import fixes
     from strategies.job import read_job

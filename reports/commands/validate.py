@@ -4,41 +4,97 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, show
+from reports.commands._common import AS_JSON, show, write_json
+
+HERE = ("variants", "model", "cluster", "profile", "overrides", "only", "quick", "seconds", "output")  # options of executions
+THERE = ("names", "rows", "table")  # of published measurements
 
 
 @click.command("validate")
-@click.option("--published", "is_published", is_flag=True, help="Against measurements that others published.")
-@click.option("--source", "names", multiple=True, metavar="NAME", help="Only this source; may be given several times.")
-@click.option("--rows", is_flag=True, help="Also print a line per row.")
+@click.argument("variants", required=False, metavar="[SET.yaml]")
+@click.option("--model", help="Preset, config.json or YAML, instead of the set's.")
+@click.option("--cluster", help="Name from the catalogue or YAML, instead of the set's.")
+@click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU.")
+@click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field of all, e.g. model.layers=2.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only this variant of the set. May be repeated.")
+@click.option("--quick", is_flag=True, help="Only the variants that the set calls quick.")
+@click.option("--seconds", type=click.FloatRange(0, 3600), default=5.0, show_default=True, help="How long to time each, about.")
+@click.option("--output", metavar="FILE.json", help="Also write everything that was predicted and measured.")
+@click.option("--published", "is_published", is_flag=True, help="Instead against measurements that others published.")
+@click.option("--source", "names", multiple=True, metavar="NAME", help="Of those only this source. May be repeated.")
+@click.option("--rows", is_flag=True, help="Of those also print a line per row.")
+@click.option("--csv", "table", metavar="FILE", help="Of those write a line per row.")
+@click.option("--plot", metavar="FILE", help="PNG or SVG of predicted against measured step times.")
 @AS_JSON
-@click.option("--csv", "table", metavar="FILE", help="Write a line per row.")
-@click.option("--plot", metavar="FILE", help="Draw predicted against published, and how often intervals hold (PNG or SVG).")
-def command(is_published: bool, names: tuple[str, ...], rows: bool, as_json: bool, table: str | None, plot: str | None) -> None:
-    """How right predictions are: error by source, GPU, scale and strategy, and what could not be expressed."""
+@click.pass_context
+def command(context: click.Context, /, is_published: bool, plot: str | None, as_json: bool, **given: Any) -> None:
+    """How right predictions are: strategies executed on this machine and simulated, or published measurements.
+
+    Without a file: the strategies that PyTorch runs over 2 processes of this machine's cores.
+    """
+    from topologies.reading import UserError
+
+    apart = HERE if is_published else THERE
+    for name in apart:
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise UserError(f"validate: '{name}' {'contradicts' if is_published else 'needs'} --published")
+    for option, path in (("--csv", given["table"]), ("--plot", plot)):
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise UserError(f"{option} {path}: its folder does not exist")
+    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {plot}: must end in .png or .svg")
+    if is_published:
+        _published(plot, as_json, **{name: given[name] for name in THERE})
+    else:
+        _executed(plot, as_json, **{name: given[name] for name in HERE})
+
+
+def _executed(
+    plot: str | None, as_json: bool, variants: str | None, only: tuple[str, ...], quick: bool, seconds: float, output: str | None,
+    overrides: tuple[str, ...], **given: Any,
+) -> None:  # fmt: skip
+    from calibration.validate import validate
+    from calibration.validation_set import read_set
+    from reports.execution import progress, validation
+    from topologies.reading import UserError
+
+    if plot and not seconds:
+        raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
+    jobs = read_set(variants, overrides, only, quick, **given)
+    with progress(len(jobs), as_json) as hear:
+        done = validate(jobs, seconds, hear)
+    if not done:
+        return
+    answer = [one.to_dict() for one in done]
+    if output:
+        write_json(output, answer)
+    if plot:
+        from reports.figures.validation import validation as draw
+
+        draw(done, Path(plot))
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(validation(done))
+    for file in filter(None, (output, plot)):
+        click.echo(f"wrote {file}", err=as_json)
+
+
+def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bool, table: str | None) -> None:
     from rich.console import Console
     from rich.progress import track
 
     from calibration.published import published
     from calibration.validation import compared
-    from topologies.reading import UserError
+    from reports.published import as_csv, every_row, overview
 
-    if not is_published:
-        raise UserError("validate: needs --published")
-    for option, path in (("--csv", table), ("--plot", plot)):
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise UserError(f"{option} {path}: its folder does not exist")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot}: must end in .png or .svg")
     asked = list(published(names))
     bar = track(compared(asked), "playing rows", len(asked), console=Console(stderr=True), transient=True)
     found = list(bar)
-    from reports.figures.published import published as draw
-    from reports.validation import as_csv, every_row, overview
-
     if as_json:
         click.echo(json.dumps([row.to_dict() for row in found], indent=2))
     else:
@@ -48,4 +104,6 @@ def command(is_published: bool, names: tuple[str, ...], rows: bool, as_json: boo
     if table is not None:
         Path(table).write_text(as_csv(found), encoding="utf-8")
     if plot is not None:
+        from reports.figures.published import published as draw
+
         draw(found, Path(plot))

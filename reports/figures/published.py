@@ -1,4 +1,4 @@
-"""Predicted against published, and whether error bars hold."""
+"""Predictions beside published measurements, and how often error bars hold."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
 from strategies.options import PowerSGD
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.stage import Stage
 from strategies.tensors import Matrix, matrices, size
 from topologies.reading import UserError

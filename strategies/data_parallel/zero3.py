@@ -2,10 +2,11 @@
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
-for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
-overlap the next part is gathered while the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say
-what is gathered and released when (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both
-(`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+until the next backward pass has used them, and it is 2Ψ; in a pipeline the forward passes before that one find them there. With
+`shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With overlap the next part is gathered while
+the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say what is gathered and released when
+(`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both (`strategies.gathering`,
+`strategies.quantised`). With `offload` parameters come from the host, gradients go there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable, Sequence
 from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
-from strategies.plan import Resolved
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
+from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
@@ -36,6 +37,7 @@ class Zero3(Hook):
         self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
         self._quantised = Quantised()
+        self._whole: set[int] = set()  # stages whose parameters are there, without resharding
 
     def resident(self, stage: Stage) -> Memory:
         """What DeepSpeed holds besides the rank's part."""
@@ -89,7 +91,10 @@ class Zero3(Hook):
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
-        if gathering.kept or (not stage.plan.plan.reshard and backward):  # parameters are still there
+        there = gathering.kept or stage.number in self._whole
+        if not stage.plan.plan.reshard:
+            (self._whole.discard if backward else self._whole.add)(stage.number)
+        if there:
             for part in order:
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])

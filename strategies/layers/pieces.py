@@ -34,7 +34,7 @@ from sim.program import Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 Split = Literal["columns", "rows", "none"]
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision

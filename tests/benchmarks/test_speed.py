@@ -111,7 +111,7 @@ def test_search_against_brute_force() -> None:
     from strategies.search.objective import objective
     from strategies.search.space import default_space, parse_axis
 
-    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=64))
+    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)
     fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8")
     space = default_space(job).varied(map(parse_axis, fixed))

@@ -15,8 +15,8 @@ import shardyard
 from calibration.sensitivity import Effect
 from calibration.validation import Compared
 from reports.figures.published import stated_and_held
+from reports.published import as_csv, overview
 from reports.sensitivity import table
-from reports.validation import as_csv, overview
 
 JOB = str(Path(__file__).parents[2] / "examples" / "llama-3.1-70b.yaml")
 
@@ -83,7 +83,8 @@ def test_validate_compares_a_source_and_draws_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [([], "validate: needs --published"), (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
+    [(["--rows"], "validate: 'rows' needs --published"),
+     (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
      (["--published", "--plot", "x.pdf"], "--plot x.pdf: must end in .png or .svg")],
 )  # fmt: skip
 def test_mistakes_are_one_line(options: list[str], says: str) -> None:

@@ -1,0 +1,95 @@
+"""The parts of the model that this rank holds, with the parameters that one process would start with.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibration.execute.limits import shares_embedding
+from calibration.execute.model import Transformer, tensor_parallel
+from calibration.execute.setup import SEED, Setup
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Virtual stage `number`, whose first layer is the model's layer `first`.
+
+    cut: how tp ranks hold a parameter. held: parameters by name, as they are once the data parallel strategy has them.
+    """
+
+    number: int
+    first: int
+    net: Transformer
+    cut: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> device mesh, placements
+    held: dict[str, Tensor] = field(default_factory=dict)
+
+    def global_name(self, name: str) -> str:
+        """The name that the whole model has for a parameter of this chunk."""
+        return _shifted(name, self.first)
+
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter or gradient as one process has it, gathered from all who share it: each of them must call this."""
+        from torch.distributed.tensor import DTensor
+
+        if not isinstance(tensor, DTensor) and name in self.cut:  # DDP makes local tensors of them
+            tensor = DTensor.from_local(tensor, *self.cut[name], run_check=False)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_model(setup: Setup) -> Transformer:
+    """The model with the parameters that every execution of the job starts with."""
+    torch.manual_seed(SEED)
+    return _transformer(setup, None, True, True)
+
+
+def chunks(setup: Setup) -> list[Chunk]:
+    """This rank's chunks, in the order of the schedule."""
+    whole, stages = whole_model(setup), setup.resolved.layers
+    result = []
+    for index in range(setup.resolved.chunks):
+        number = setup.schedule.stage(setup.at["pp"], setup.plan.pp, index) if setup.plan.pp > 1 else 0
+        first = sum(stages[:number])
+        if setup.plan.pp > 1:
+            net = _transformer(setup, range(first, first + stages[number]), number == 0, number == len(stages) - 1)
+            values = whole.state_dict()
+            net.load_state_dict({name: values[_shifted(name, first)] for name in net.state_dict()})
+        else:
+            net = whole
+        result.append(Chunk(number, first, net.to(setup.device)))
+    _share(setup, result)
+    for chunk in result:
+        if setup.plan.tp > 1:
+            tensor_parallel(chunk.net, setup.mesh["tp"], setup.plan.sequence_parallel)
+            for name, parameter in chunk.net.named_parameters():
+                chunk.cut[name] = (getattr(parameter, "device_mesh", None), getattr(parameter, "placements", None))
+            chunk.cut = {name: how for name, how in chunk.cut.items() if how[0] is not None}
+    return result
+
+
+def _share(setup: Setup, every: list[Chunk]) -> None:
+    """Make the two one."""
+    nets = {chunk.number: chunk.net for chunk in every}
+    first, last = nets.get(0), nets.get(len(setup.resolved.layers) - 1)
+    if shares_embedding(setup.job, setup.resolved) and first is not None and last is not None:
+        assert first.embedding is not None
+        assert last.head is not None
+        last.head.logits.weight = first.embedding.tokens.weight
+
+
+def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool) -> Transformer:
+    job, plan = setup.job, setup.plan
+    dropout = job.model.dropout if plan.dropout is None else plan.dropout
+    return Transformer(job.model, setup.resolved.sequence, layers, embedding=embedding, head=head, attention=plan.attention,
+                       dropout=dropout, recompute=plan.recompute == "full")  # fmt: skip
+
+
+def _shifted(name: str, first: int) -> str:
+    """The name of a parameter `first` layers further on."""
+    head, *rest = name.split(".")
+    return ".".join([head, str(int(rest[0]) + first), *rest[1:]]) if head == "layers" else name

@@ -1,0 +1,91 @@
+"""DistributedDataParallel, with gradients as they are or in 16 bits.
+
+Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same size after the last backward pass: without
+overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, where two
+stages of a rank share a matrix, and for a tied matrix that is cut over tp ranks, which DDP would take apart.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from calibration.execute.buckets import reduce_in_buckets
+from calibration.execute.chunks import Chunk
+from calibration.execute.data_parallel import Hook, executed
+from calibration.execute.limits import shares_embedding, splits
+from strategies.job import Job
+from strategies.resolved import Resolved
+
+MIB = 2.0**20
+
+
+def reducer_works(job: Job, resolved: Resolved) -> bool:
+    """Whether DDP's hooks hear of every gradient, once."""
+    apart = splits(job, resolved) or shares_embedding(job, resolved) or (job.model.tied and job.plan.tp > 1)
+    return job.plan.overlap and not apart
+
+
+@executed("ddp")
+class DDP(Hook):
+    """All-reduce of gradients."""
+
+    def wrap(self, chunk: Chunk) -> nn.Module:
+        """In DDP, of the tp ranks' device mesh where there is one."""
+        setup = self.setup
+        self.by_hand = not reducer_works(setup.job, setup.resolved)
+        if setup.resolved.dp == 1 or self.by_hand:
+            return chunk.net
+        where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
+        # the model's buffers are constants, and gradients live in the buckets, as in the simulation
+        return DistributedDataParallel(
+            chunk.net,
+            bucket_cap_mb=setup.plan.bucket / MIB,
+            init_sync=False,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            **where,
+        )
+
+    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+        """Only the last microbatch reduces."""
+        module = self.modules[0]
+        return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
+
+    def zero(self) -> None:
+        """Gradients stay in the buckets, where microbatches add to them; new ones would be a second copy."""
+        self.optimizer.zero_grad(set_to_none=self.by_hand or self.setup.resolved.dp == 1)
+
+    def reduce(self) -> None:
+        """By hand."""
+        if self.by_hand and self.setup.resolved.dp > 1:
+            gradients = [parameter.grad for parameter in reversed(self.parameters()) if parameter.grad is not None]
+            reduce_in_buckets(gradients, self.setup.plan.bucket, self.setup.group("dp"))
+
+
+@executed("ddp_fp16")
+class CompressedDDP(DDP):
+    """Gradients travel in 16 bits: PyTorch's fp16_compress_hook."""
+
+    @classmethod
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
+        """The hook is DDP's."""
+        if not reducer_works(job, resolved):
+            return (
+                "data_parallel=ddp_fp16 is a hook of DDP's reducer, which cannot work here (overlap, schedule or tied embedding)"
+            )
+        return None
+
+    def wrap(self, chunk: Chunk) -> nn.Module:
+        """With the hook."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        module = super().wrap(chunk)
+        if isinstance(module, DistributedDataParallel):
+            module.register_comm_hook(self.setup.group("dp"), fp16_compress_hook)
+            assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+        return module

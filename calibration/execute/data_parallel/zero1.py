@@ -1,0 +1,129 @@
+"""ZeRO-1 by plain collectives: reduce-scatter of gradient buckets, update of the own shard, all-gather of parameters.
+
+PyTorch's ZeroRedundancyOptimizer is another algorithm: it all-reduces gradients and broadcasts parameters, and moves half as much
+again. Gradients and parameters live in flat buckets of whole parameters, each rank owning an equal part of every bucket; a bucket
+is reduced as soon as the last microbatch has made its gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibration.execute.buckets import in_buckets
+from calibration.execute.chunks import Chunk
+from calibration.execute.data_parallel import Hook, executed
+from calibration.execute.setup import Setup
+from strategies.job import Job
+from strategies.resolved import Resolved
+
+
+class Bucket:
+    """Parameters and gradients as views of two flat tensors, and the part of them that this rank owns."""
+
+    def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
+        self.ranks, self.waiting = ranks, 0
+        size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
+        self.values, self.gradients = (torch.zeros(size, dtype=tensors[0].dtype, device=tensors[0].device) for _ in range(2))
+        self.tensors, offset = tensors, 0
+        for tensor in tensors:
+            piece = slice(offset, offset + tensor.numel())
+            self.values[piece] = tensor.detach().flatten()
+            tensor.data = self.values[piece].view_as(tensor)
+            tensor.grad = self.gradients[piece].view_as(tensor)
+            offset += tensor.numel()
+        mine = slice(rank * size // ranks, (rank + 1) * size // ranks)
+        self.shard = nn.Parameter(self.values[mine])
+        self.piece = self.gradients[mine]
+        self.work: Any = None
+
+    def reduce(self, group: Any) -> None:
+        """Start to sum gradients into the own part."""
+        self.work = dist.reduce_scatter_tensor(self.piece, self.gradients, group=group, async_op=True)
+
+    def finish(self) -> None:
+        """Wait, and make it the mean."""
+        self.work.wait()
+        self.work = None
+        self.shard.grad = self.piece.div_(self.ranks)
+
+    def gather(self, group: Any) -> Any:
+        """Start to gather everybody's parameters."""
+        return dist.all_gather_into_tensor(self.values, self.shard.detach(), group=group, async_op=True)
+
+
+@executed("zero1")
+class Zero1(Hook):
+    """Optimizer states are sharded."""
+
+    @classmethod
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
+        """What the buckets cannot hold."""
+        plan = job.plan
+        if plan.tp > 1:
+            return f"data_parallel=zero1 with tp={plan.tp}: parameters cut over tp ranks do not lie in its flat buckets"
+        if plan.shard:
+            return f"data_parallel=zero1 with shard={plan.shard}: sharded copies have no replicas"
+        if job.model.tied and plan.pp > 1:
+            return (
+                f"data_parallel=zero1 with pp={plan.pp} and {job.model.name}'s tied embedding: its two copies have other owners"
+            )
+        return None
+
+    def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
+        self.buckets: list[Bucket] = []
+        super().__init__(setup, chunks)
+
+    def wrap(self, chunk: Chunk) -> nn.Module:
+        """Move parameters into buckets, in the order in which the backward pass makes gradients."""
+        setup, parameters = self.setup, list(chunk.net.parameters())[::-1]
+        if setup.resolved.dp == 1:
+            return chunk.net
+        group = setup.group("dp")
+        for tensors in in_buckets(parameters, setup.plan.bucket):
+            bucket = Bucket(tensors, setup.resolved.dp, dist.get_rank(group))
+            self.buckets.append(bucket)
+            for tensor in tensors:
+                hear: Any = tensor.register_post_accumulate_grad_hook
+                hear(lambda _, bucket=bucket: self._made(bucket))
+        return chunk.net
+
+    def _made(self, bucket: Bucket) -> None:
+        bucket.waiting -= 1
+        if not bucket.waiting and self.setup.plan.overlap:
+            bucket.reduce(self.setup.group("dp"))
+
+    def make_optimizer(self) -> Any:
+        """Over the own parts."""
+        from calibration.execute.optimizers import make_optimizer
+
+        return make_optimizer(self.setup.plan, [bucket.shard for bucket in self.buckets] or self.parameters())
+
+    def zero(self) -> None:
+        """Gradients stay where they are."""
+        if not self.buckets:
+            super().zero()
+        for bucket in self.buckets:
+            bucket.gradients.zero_()
+            bucket.waiting = len(bucket.tensors) * self.setup.resolved.microbatches
+
+    def reduce(self) -> None:
+        """Those that no hook has heard of, then wait for all."""
+        for bucket in self.buckets:
+            if bucket.work is None:
+                bucket.reduce(self.setup.group("dp"))
+        for bucket in self.buckets:
+            bucket.finish()
+
+    def update(self) -> None:
+        """The own parts, then everybody's."""
+        self.optimizer.step()
+        for work in [bucket.gather(self.setup.group("dp")) for bucket in self.buckets]:
+            work.wait()
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """Ranks have reduced gradients of their parts only."""
+        return None if self.buckets else parameter.grad

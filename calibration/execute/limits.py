@@ -1,0 +1,96 @@
+"""What of a job PyTorch can carry out; everything else is refused with the reason. No torch in here: a refusal is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from calibration.launch import available_cores, under_launcher
+from strategies.job import Job
+from strategies.model import Model
+from strategies.plan import Plan
+from strategies.resolved import Resolved
+from strategies.schedules import actions, schedules
+from topologies.reading import UserError
+
+PLAIN = {
+    "family": "decoder", "latent": None, "experts": None, "window": None, "token_types": 0, "norms": 2, "qk_norm": False,
+    "embedding_norm": False, "head_bias": False, "head_transform": False, "pooler": False, "pooler_classes": 0,
+}  # fmt: skip
+
+EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
+    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch",
+    "global_batch", "accumulation", "sequence", "recompute", "attention", "kernels", "precision", "gradients", "optimizer",
+    "dropout", "bucket", "overlap", "layers_per_stage", "order",
+}  # fmt: skip
+
+
+def check_model(model: Model) -> None:
+    """Raise UserError for a model that is not a plain decoder such as GPT-2 or Llama."""
+    for field, value in PLAIN.items():
+        if getattr(model, field) != value:
+            raise UserError(f"model {model.name}: {field}={getattr(model, field)} is not executed: only {field}={value} is")
+
+
+def ready(job: Job) -> Job:
+    """The job as PyTorch runs it, with PyTorch's kernels. Raises UserError for what cannot be executed."""
+    if "kernels" in job.plan.model_fields_set and job.plan.kernels != "torch":
+        raise UserError(f"{job.where}: kernels={job.plan.kernels} is simulated only: PyTorch executes kernels=torch")
+    job = replace(job, plan=job.plan.model_copy(update={"kernels": "torch"}))
+    resolved = job.resolve()
+    check_model(job.model)
+    for reason in _reasons(job, resolved):
+        raise UserError(f"{job.where}: not executed: {reason}")
+    return job
+
+
+def splits(job: Job, resolved: Resolved) -> bool:
+    """Whether the schedule makes weight gradients in passes of their own."""
+    order = actions(job.plan.schedule, 0, job.plan.pp, resolved.microbatches, resolved.chunks)
+    return job.plan.pp > 1 and any(action.kind == "W" for action in order)
+
+
+def shares_embedding(job: Job, resolved: Resolved) -> bool:
+    """Whether two stages of one rank, the first and the last, use the same matrix."""
+    schedule, pp = schedules[job.plan.schedule], job.plan.pp
+    ends = {0, len(resolved.layers) - 1}
+    held = ({schedule.stage(rank, pp, chunk) for chunk in range(resolved.chunks)} for rank in range(pp))
+    return job.model.tied and pp > 1 and any(ends <= mine for mine in held)
+
+
+def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
+    plan, model = job.plan, job.model
+    yield from _of_fields(plan)
+    if model.dropout if plan.dropout is None else plan.dropout:
+        yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
+    if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
+        yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
+    if plan.sequence_parallel and model.positions == "learned":
+        yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
+    if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel not in ("zero2", "zero3"):
+        yield f"gradients=fp32 of 16-bit weights: only FSDP2 (zero2, zero3) reduces them so, and not {plan.data_parallel}"
+    if job.cluster.nodes > 1 and not under_launcher():
+        yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
+    if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
+        yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
+
+
+def _of_fields(plan: Plan) -> Iterator[str]:
+    """Fields that PyTorch has no part for."""
+    if plan.cp > 1:
+        yield f"cp={plan.cp}: PyTorch's context parallelism does not run on CPU, and its experimental API changes"
+    if plan.ep > 1:
+        yield f"ep={plan.ep}: PyTorch has no expert parallelism"
+    if plan.recompute == "selective":
+        yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
+    if plan.algorithm != "auto":
+        yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
+    if schedules[plan.schedule].versions is not None:
+        yield f"schedule={plan.schedule}: PyTorch has no asynchronous pipeline"
+    if plan.pp > 1 and not plan.overlap_p2p:
+        yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
+    for field in sorted(set(type(plan).model_fields) - EXECUTED):
+        if getattr(plan, field) != type(plan).model_fields[field].default:
+            yield f"{field}={getattr(plan, field)} is simulated only"
+    if plan.data_parallel in ("zero2", "zero3") and "bucket" in plan.model_fields_set:
+        yield f"bucket with data_parallel={plan.data_parallel}: FSDP2 reduces layer by layer"

@@ -1,0 +1,55 @@
+"""The chunks of a rank under PyTorch's pipelining.
+
+Schedules that PyTorch has run in its own class; any other order of passes (naive, zero-bubble H1 and H2, a CSV file) in the
+runtime that its classes are made of. Stages find out the shapes of what they exchange in the first step.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from calibration.execute.setup import Setup
+from strategies.schedules import actions
+
+CLASSES = {
+    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
+    "interleaved-zb": "ScheduleInterleavedZeroBubble", "zb-v": "ScheduleZBVZeroBubble", "dualpipe-v": "ScheduleDualPipeV",
+}  # fmt: skip
+SINGLE = ("gpipe", "1f1b")
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int], loss: Loss) -> Any:
+    """A schedule of PyTorch over this rank's modules, whose virtual stages have these numbers."""
+    name, count = setup.plan.schedule, len(setup.resolved.layers)
+    group, microbatches = setup.group("pp"), setup.resolved.microbatches
+    stages = [PipelineStage(module, number, count, setup.device, group=group, get_mesh=lambda *_: setup.mesh["tp"])
+              for module, number in zip(modules, numbers, strict=True)]  # fmt: skip
+    # the mean over microbatches is the loss's matter: scaling gradients would scale a matrix that two stages share twice
+    options = {"loss_fn": lambda output, label: loss(output, label) / microbatches, "scale_grads": False}
+    if name in SINGLE:
+        return getattr(schedules, CLASSES[name])(stages[0], microbatches, **options)
+    if name in CLASSES:
+        return getattr(schedules, CLASSES[name])(stages, microbatches, **options)
+    runtime = schedules._PipelineScheduleRuntime(stages, microbatches, **options)  # type: ignore[no-untyped-call]
+    runtime._prepare_schedule_with_comms(written(setup))
+    return runtime
+
+
+def written(setup: Setup) -> dict[int, list[Any]]:
+    """The passes of every pipeline rank, as PyTorch's actions."""
+    plan, schedule, resolved = setup.plan, setup.schedule, setup.resolved
+    kind = {"F": schedules.FORWARD, "B": schedules.FULL_BACKWARD, "I": schedules.BACKWARD_INPUT, "W": schedules.BACKWARD_WEIGHT}
+    return {
+        rank: [
+            schedules._Action(schedule.stage(rank, plan.pp, one.chunk), kind[one.kind], one.microbatch)
+            for one in actions(plan.schedule, rank, plan.pp, resolved.microbatches, resolved.chunks)
+        ]
+        for rank in range(plan.pp)
+    }

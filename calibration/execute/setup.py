@@ -1,0 +1,105 @@
+"""What every part of an execution needs to know: where this rank is, and the data that all of them train on.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from calibration.launch import Place
+from sim.grid import Grid
+from strategies.job import Job
+from strategies.plan import Plan
+from strategies.resolved import Resolved
+from strategies.schedules import Schedule, schedules
+
+SEED = 20  # of initial parameters and tokens
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A rank's part of a job. The device mesh has the rank grid's axes of more than one rank, outermost first."""
+
+    place: Place
+    job: Job
+    resolved: Resolved
+    device: torch.device
+    mesh: DeviceMesh
+
+    @classmethod
+    def of(cls, place: Place, job: Job) -> Setup:
+        """Makes the process groups of all axes: every rank must call it."""
+        resolved = job.resolve()
+        grid = resolved.grid
+        degrees = {axis: degree for axis, degree in reversed(grid.sizes) if degree > 1}
+        if place.world == 1:  # also of DataParallel, whose dp ranks are threads
+            degrees = {"dp": 1}
+        names, ranks = tuple(degrees), torch.arange(place.world).reshape(tuple(degrees.values()))
+        torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
+        device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
+        return cls(place, job, resolved, device, DeviceMesh(place.device, ranks, mesh_dim_names=names))
+
+    @property
+    def plan(self) -> Plan:
+        """As it was asked."""
+        return self.job.plan
+
+    @property
+    def grid(self) -> Grid:
+        """The rank grid."""
+        return self.resolved.grid
+
+    @cached_property
+    def at(self) -> dict[str, int]:
+        """Coordinates of this rank by axis."""
+        return self.grid.coordinates(self.place.rank)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return TYPES[self.plan.precision]
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the pipeline."""
+        return schedules[self.plan.schedule]
+
+    def group(self, axis: str) -> Any:
+        """The process group of this rank along an axis."""
+        return self.mesh.get_group(axis)
+
+    def groups(self, axis: str) -> list[tuple[int, ...]]:
+        """Every group along an axis, as ranks."""
+        return [tuple(map(int, row)) for row in self.grid.groups((axis,))]
+
+    @property
+    def replica(self) -> int:
+        """Which of the dp replicas of the model this rank is part of."""
+        return self.at.get("replica", 0) * self.grid.degree("dp") + self.at["dp"]
+
+    @cached_property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of the whole job, both (dp, microbatches, microbatch, sequence) integers; alike on every rank."""
+        resolved, generator = self.resolved, torch.Generator().manual_seed(SEED)
+        shape = (resolved.dp, resolved.microbatches, self.plan.microbatch, resolved.sequence + 1)
+        tokens = torch.randint(self.job.model.vocabulary, shape, generator=generator).to(self.device)
+        return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+
+    def barrier(self) -> None:
+        """Wait for the device and for all ranks."""
+        self.synchronise()
+        dist.barrier()
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

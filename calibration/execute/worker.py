@@ -1,0 +1,99 @@
+"""What one rank does for each job: steps whose memory is followed, comparison with one process, a counted step, timed steps.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from calibration.execute.compare import distance, mean_loss
+from calibration.execute.counting import Counting, Moved
+from calibration.execute.data_parallel import executed
+from calibration.execute.memory import Memory
+from calibration.execute.runner import Runner
+from calibration.execute.setup import Setup
+from calibration.execute.timing import measure
+from calibration.launch import Place
+from calibration.machine import describe
+from strategies.job import Job
+from topologies.reading import UserError
+
+GLOO = {"reduce_scatter": 2.0}  # gloo's is a whole ring all-reduce inside (counted at its sockets); others send what is asked for
+CHECKED = 3  # steps that are compared with one process; the memory is that of the last one
+
+
+def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, Any]]:
+    """Carry out `jobs`; plain data of each. Times and distances are the same on all ranks; without `seconds` there are no times.
+
+    Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
+    """
+    for job in jobs:
+        reason = executed[job.plan.data_parallel].check(job, job.resolve())
+        if reason:
+            raise UserError(f"{job.where}: not executed: {reason}")
+    results = []
+    for number, job in enumerate(jobs):
+        results.append(_one(place, job, seconds))
+        gc.collect()  # modules and their hooks are cycles
+        if results[-1]["wrong"]:
+            raise UserError(f"{job.name}: executed, but {results[-1]['wrong']}")
+        if place.rank == 0:
+            place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "times": results[-1]["times"]})
+    return results
+
+
+def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
+    setup = Setup.of(place, job)
+    losses = []
+    with Memory(setup.device) as memory:
+        runner = Runner(setup)
+        for number in range(CHECKED):
+            if number == CHECKED - 1:
+                setup.barrier()
+                memory.mark()
+            losses.append(runner.step())
+    means = [mean_loss(setup, one) for one in losses]
+    compared = distance(runner, means, CHECKED)
+    if compared.wrong:
+        return {"wrong": compared.wrong}
+    with Counting() as counting:
+        runner.step()
+    times = asdict(measure(runner, seconds)) if seconds else None
+    stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+    sent = [(axis_of(setup, one), one.operation, one.sent / setup.resolved.local_steps) for one in counting.moved]
+    return {
+        "wrong": None, "compared": asdict(compared), "times": times, "stage": setup.at["pp"], "memory": memory.peak,
+        "volume": _volumes(setup, sent, {}), "wire": _volumes(setup, sent, GLOO), "operations": _operations(sent),
+        "machine": describe(place.device, place.world) | stamp,
+    }  # fmt: skip
+
+
+def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapping[str, float]) -> dict[str, float]:
+    """Bytes that this rank sent in a step along each axis that has more than one rank."""
+    result = {axis: 0.0 for axis, degree in setup.grid.sizes if degree > 1}
+    for axis, operation, size in sent:
+        result[axis] += size * factors.get(operation, 1.0)
+    return result
+
+
+def axis_of(setup: Setup, moved: Moved) -> str:
+    """The axis along which the ranks of a group differ (of tied embeddings: pp, of which two ranks are a part)."""
+    for axis, degree in setup.grid.sizes:
+        if degree > 1 and any(set(moved.ranks) <= set(group) for group in setup.groups(axis)):
+            return axis
+    raise ValueError(f"{moved.operation} among ranks {moved.ranks}, which are no group of the plan")
+
+
+def _operations(sent: Sequence[tuple[str, str, float]]) -> list[dict[str, Any]]:
+    """How often each operation was asked for along each axis in a step (or round), and what was sent."""
+    result: dict[tuple[str, str], dict[str, Any]] = {}
+    for axis, operation, size in sent:
+        entry = result.setdefault((axis, operation), {"axis": axis, "operation": operation, "count": 0, "sent": 0.0})
+        entry["count"] += 1
+        entry["sent"] += size
+    return list(result.values())

@@ -1,0 +1,169 @@
+"""Ranks as processes of this machine: started, listened to, ended together; `calibration.launch` says what for.
+
+Each has a session of its own, so that Ctrl-C reaches the parent alone, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from calibration.launch import ALLOCATOR, Device, Hear, Place, RankError, available_cores, join, line_of, prepare
+from topologies.reading import UserError
+
+GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
+_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "recv() timeout")
+_TOLD = "told: "
+_ENDED = "ended because another rank had failed"
+
+
+def run_locally(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear) -> list[Any]:
+    """See `calibration.launch.launch`."""
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+        return LocalRanks(Path(folder), work, ranks, arguments, device, hear).run()
+
+
+class LocalRanks:
+    """Processes of this machine, their files in one folder: task, meeting, and of each rank result and error output."""
+
+    def __init__(
+        self, folder: Path, work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear
+    ) -> None:
+        self.folder, self.ranks, self.device, self.hear = folder, ranks, device, hear
+        (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
+        self.processes: list[subprocess.Popen[str]] = []
+        self.listeners: list[threading.Thread] = []
+        self.told: list[Any] = []
+
+    def run(self) -> list[Any]:
+        """Start, listen, and collect."""
+        try:
+            for rank in range(self.ranks):
+                self._start(rank)
+            while any(process.poll() is None for process in self.processes):
+                self._pass_on()
+                if any(process.returncode for process in self.processes):
+                    self._give_grace()
+                    break
+                time.sleep(0.02)
+        finally:
+            self._end()
+        self._pass_on()
+        outcomes = [self._outcome(rank) for rank in range(self.ranks)]
+        refused = [outcome[1] for outcome in outcomes if outcome[0] == "refused"]
+        if refused:
+            raise UserError(refused[0])
+        failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
+        if failed:  # the cause goes before ranks that died because another one did
+            rank, line = min(failed, key=lambda one: (any(part in one[1] for part in _PEER), _ENDED in one[1]))
+            failure = RankError(f"rank {rank} of {self.ranks} failed: {line}")
+            failure.details = (self.folder / f"errors {rank}").read_text(errors="replace")
+            raise failure
+        return [outcome[1] for outcome in outcomes]
+
+    def _start(self, rank: int) -> None:
+        cores = available_cores()
+        share = len(cores) // self.ranks if self.device == "cpu" else 0
+        mine = cores[rank * share : (rank + 1) * share]
+        root = str(Path(__file__).parents[1])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | ALLOCATOR | {
+            "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
+            "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "calibration.local_ranks", str(self.folder), self.device, ",".join(map(str, mine))]
+        with (self.folder / f"errors {rank}").open("w") as errors:
+            # a session of its own: Ctrl-C reaches this process alone, which then ends the ranks
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                                       text=True, start_new_session=True)  # fmt: skip
+        self.processes.append(process)
+        self.listeners.append(threading.Thread(target=self._listen, args=(process,), daemon=True))
+        self.listeners[-1].start()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(_TOLD):  # libraries may print too
+                self.told.append(json.loads(line[len(_TOLD) :]))
+
+    def _pass_on(self) -> None:
+        while self.told:
+            self.hear(self.told.pop(0))
+
+    def _give_grace(self) -> None:
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until and any(process.poll() is None for process in self.processes):
+            time.sleep(0.02)
+
+    def _end(self) -> None:
+        for ask in (signal.SIGTERM, signal.SIGKILL):
+            left = [process for process in self.processes if process.poll() is None]
+            for process in left:
+                process.send_signal(ask)
+            until = time.monotonic() + GRACE
+            while time.monotonic() < until and any(process.poll() is None for process in left):
+                time.sleep(0.02)
+        for listener in self.listeners:
+            listener.join(timeout=GRACE)
+        for process in self.processes:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _outcome(self, rank: int) -> tuple[str, Any]:
+        path, code = self.folder / f"result {rank}", self.processes[rank].returncode
+        if path.exists():
+            outcome: tuple[str, Any] = pickle.loads(path.read_bytes())
+            return outcome
+        if code == -signal.SIGTERM:
+            return "error", _ENDED
+        lines = (self.folder / f"errors {rank}").read_text(errors="replace").strip().splitlines()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return "error", f"ended by {name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+        return "error", f"ended with exit code {code}{': ' + lines[-1] if lines else ''}"
+
+
+def _main(folder: Path, device: Device, cores: str) -> None:
+    """One local rank."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    rank = int(os.environ["RANK"])
+
+    def tell(message: Any) -> None:
+        print(_TOLD + json.dumps(message), flush=True)
+
+    place = Place(rank, int(os.environ["WORLD_SIZE"]), rank, device, tuple(int(core) for core in cores.split(",") if core), tell)
+    outcome: tuple[str, Any]
+    try:
+        prepare(place)
+        join(place, f"file://{folder / 'meeting'}")
+        work, arguments = pickle.loads((folder / "task").read_bytes())
+        outcome = "result", work(place, *arguments)
+    except Exception as error:
+        traceback.print_exc()
+        outcome = "refused" if isinstance(error, UserError) else "error", line_of(error)
+    whole = folder / f"whole {rank}"
+    whole.write_bytes(pickle.dumps(outcome))
+    whole.rename(folder / f"result {rank}")
+    sys.stdout.flush()
+    os._exit(outcome[0] != "result")  # other ranks see a closed connection at once; no collective is left to wait for
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), cast(Device, sys.argv[2]), sys.argv[3])

@@ -1,0 +1,41 @@
+"""Sets of jobs that are validated together: one model and cluster, and variants of one plan by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strategies.job import Job, read_job
+from topologies.reading import Config, UserError, build, load_yaml, nearest
+
+SHIPPED = Path(__file__).parent / "validation.yaml"
+
+
+class ValidationSet(Config):
+    """Model and cluster as in a job; `plan` holds what all variants have, each variant what only it has."""
+
+    model: str | dict[str, Any]
+    cluster: str | dict[str, Any]
+    plan: dict[str, Any] = {}  # noqa: RUF012
+    variants: dict[str, dict[str, Any]]
+    quick: tuple[str, ...] = ()
+
+
+def read_set(
+    path: str | None, overrides: Iterable[str], only: Iterable[str] = (), quick: bool = False, **given: Any
+) -> list[Job]:
+    """The jobs of a set, by default of the shipped one; `only` those named, `quick` those that the set calls so.
+
+    given: model, cluster, profile … in place of the set's. Raises UserError.
+    """
+    where = path or str(SHIPPED)
+    found = build(ValidationSet, load_yaml(Path(where)), where)
+    names = list(only) or list(found.quick if quick else found.variants) or list(found.variants)
+    for name in names:
+        if name not in found.variants:
+            raise UserError(f"{where}: no variant '{name}'{nearest(name, found.variants)}")
+    fields: Mapping[str, Any] = {"model": found.model, "cluster": found.cluster} | {
+        k: v for k, v in given.items() if v is not None
+    }
+    return [read_job(None, overrides, name=name, plan={**found.plan, **found.variants[name]}, **fields) for name in names]

@@ -1,0 +1,125 @@
+"""What people see of plans that PyTorch carried out: prediction beside measurement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.words import digits, percent, seconds, size
+
+if TYPE_CHECKING:
+    from calibration.execute.servers import Served
+    from calibration.launch import Hear
+    from calibration.validate import Row, Validated
+
+CLOSE = 0.10  # of the measurement
+
+
+def execution(one: Validated) -> RenderableType:
+    """One screen of one job: is it right, how long, what was sent, what was held; predictions beside."""
+    run, compared = one.execution, one.execution.compared
+    title = f"{one.job.name} on {run.ranks} processes of {run.machine['machine']}"
+    if run.times:
+        title += f": {seconds(run.times['step'])} per step"
+    gradient = f"gradients {compared['gradient']:.1g}, " if compared["gradient"] is not None else ""
+    loss = f"{compared['losses'][0]:.4f} → {compared['losses'][-1]:.4f}"
+    same = (
+        f"as one process: losses within {compared['loss']:.1g}, {gradient}updates {compared['update']:.1g} "
+        f"(allowed {compared['tolerance']:g}); loss {loss} in {len(compared['losses'])} steps"
+    )
+    sent = ", ".join(
+        f"{entry['axis']} {entry['operation']} × {entry['count']} ({size(entry['sent'])})" for entry in run.operations
+    )
+    lines = [Text(_timing(run.times))] if run.times else []
+    lines += [Text(f"sent by rank 0: {sent}")] if sent else []
+    if run.wire and run.wire != run.volume:
+        wire = ", ".join(f"{axis} {size(value)}" for axis, value in run.wire.items())
+        lines.append(Text(f"on the wire, by gloo's algorithms: {wire}"))
+    lines += [Text(f"note: {note}") for note in run.notes]
+    provenance = f"{run.machine['versions']} · {run.machine['date']} · profile {one.summary.profile} · hash {one.job.hash}"
+    return Group(Text(title, "bold"), Text(), _table([one]), Text(), Text(same), *lines, Text(provenance, "dim"))
+
+
+@contextmanager
+def progress(jobs: int, quiet: bool) -> Iterator[Hear]:
+    """A bar with the time that is left, moved by every job that is done; on stderr, where that is a terminal and not `quiet`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(file=sys.stderr)
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("executing", total=jobs)
+        yield lambda message: bar.update(task, completed=message["done"], description=f"done: {message['job']}")
+
+
+def _timing(times: Mapping[str, Any]) -> str:
+    """How the step was timed."""
+    blocks, number, disturbed = len(times["blocks"]), times["steps_per_block"], times["disturbed"]
+    what = f"{disturbed} more disturbed" if times["kept"] else "all of them disturbed: times are too long"
+    load = f"(foreign load: median {percent(times['foreign'])} of the machine)"
+    counted = f"{blocks} block{'s' * (blocks != 1)} of {number} step{'s' * (number != 1)}"
+    return f"{counted}, spread ±{percent(times['spread'])}, {what} {load}"
+
+
+def served(one: Served) -> RenderableType:
+    """Training with parameter servers: how fast, how old its parameters were, what was sent, and that it is right."""
+    how = {0: "synchronous", None: "asynchronous"}.get(one.bound, f"at most {one.bound} steps ahead")
+    rate = one.steps * one.workers / one.seconds
+    compared = one.compared
+    return Group(
+        Text(f"{one.name}: {one.workers} workers and {one.servers} servers, {how}: {digits(rate)} gradients/s", "bold"),
+        Text(f"{one.steps} steps of every worker in {seconds(one.seconds)}; loss {compared['losses'][0]:.4f} → "
+             f"{compared['losses'][-1]:.4f}"),
+        Text(f"updates between a gradient's parameters and its own: {digits(one.mean_age)} in the mean, {one.most_age} at most"),
+        Text(f"sent in a step: {size(one.sent_by_worker)} by a worker, {size(one.sent_by_server)} by a server"),
+        Text(f"as one process that replays the order of gradients: losses within {compared['loss']:.1g}, updates "
+             f"{compared['update']:.1g} (allowed {compared['tolerance']:g})"),
+    )  # fmt: skip
+
+
+def validation(every: Sequence[Validated]) -> RenderableType:
+    """All jobs: a row per number, then the errors of step times."""
+    from statistics import median
+
+    off = sorted((abs(row.error), row.job) for one in every for row in one.rows if row.what == "step")
+    volumes = [row for one in every for row in one.rows if row.what == "volume"]
+    memory = [abs(row.error) for one in every for row in one.rows if row.what == "memory"]
+    equal = sum(abs(row.predicted - row.measured) < 1 for row in volumes)
+    lines = [
+        f"volume: {equal} of {len(volumes)} equal to the byte",
+        f"memory: median error {percent(median(memory))}, worst {percent(max(memory))}",
+    ]
+    if off:
+        steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
+        lines.insert(0, f"step time: {steps}")
+    notes = dict.fromkeys(note for one in every for note in one.execution.notes)
+    disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
+    if disturbed:
+        notes[f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}"] = None
+    return Group(_table(every), Text(), *(Text(line) for line in (*lines, *(f"note: {note}" for note in notes))))
+
+
+def _table(every: Sequence[Validated]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    several = len(every) > 1
+    for name in [*["job"] * several, "", "predicted", "measured", "error"]:
+        table.add_column(name, justify="right" if name not in ("", "job") else "left", header_style="dim", no_wrap=True)
+    for one in every:
+        for number, row in enumerate(one.rows):
+            table.add_row(*[one.job.name if not number else ""] * several, *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> tuple[str, str, str, Text]:
+    show = seconds if row.what == "step" else size
+    label = {"step": "step", "volume": f"sent along {row.of}", "memory": f"peak memory of stage {row.of}"}[row.what]
+    exact = row.what == "volume" and abs(row.predicted - row.measured) < 1
+    text = "equal" if exact else f"{100 * row.error:+.1f} %"
+    return label, show(row.predicted), show(row.measured), Text(text, "green" if abs(row.error) <= CLOSE else "yellow")

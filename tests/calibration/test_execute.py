@@ -1,0 +1,157 @@
+"""Plans carried out by PyTorch over gloo: they compute what one process does, and send and hold what the simulation says."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from calibration.execute import execute
+from calibration.execute.servers import serve
+from calibration.launch import launch
+from calibration.validate import validate
+from strategies.job import read_job
+from topologies.reading import UserError
+
+GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
+LLAMA = GPT | {
+    "name": "llama", "kv_heads": 2, "ffn": 48, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
+    "attention_bias": False, "output_bias": False, "mlp_bias": False,
+}  # fmt: skip
+MIDDLE = {"pp": 2, "accumulation": 4}
+
+
+def job(name, gpus, model, **plan):
+    cluster = {"based_on": "cpu-gloo", "node": {"gpus": gpus}}
+    read = read_job(model=model, cluster=cluster, plan={"precision": "fp32", "microbatch": 2, "algorithm": "auto", **plan})
+    return replace(read, name=name)
+
+
+TWO = {
+    "ddp, small buckets": job("ddp, small buckets", 2, GPT, accumulation=2, bucket="8 KiB"),
+    "ddp without overlap": job("ddp without overlap", 2, GPT, overlap=False),
+    "16-bit gradients": job("16-bit gradients", 2, LLAMA, data_parallel="ddp_fp16"),
+    "zero1": job("zero1", 2, LLAMA, data_parallel="zero1", accumulation=2, recompute="full"),
+    "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
+    "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
+    "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
+    "local sgd": job("local sgd", 2, GPT, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
+    "diloco": job("diloco", 2, LLAMA, data_parallel="diloco", local_steps=2),
+    "tp": job("tp", 2, GPT, tp=2, attention="materialised"),
+    "tp, sequence parallel": job("tp, sequence parallel", 2, LLAMA, tp=2, sequence_parallel=True),
+    "gpipe": job("gpipe", 2, GPT, schedule="gpipe", **MIDDLE),
+    "interleaved": job("interleaved", 2, LLAMA, schedule="interleaved", chunks=2, **MIDDLE),
+    "zb-v": job("zb-v", 2, GPT, schedule="zb-v", **MIDDLE),  # the first and the last stage on one rank share the embedding
+    "zb-h1": job("zb-h1", 2, GPT, schedule="zb-h1", optimizer="momentum", **MIDDLE),  # PyTorch has no class of it
+    "naive": job("naive", 2, LLAMA, schedule="naive", **MIDDLE),
+}
+FOUR = {
+    "ddp × tp": job("ddp × tp", 4, LLAMA, tp=2, accumulation=2),
+    "fsdp × tp": job("fsdp × tp", 4, LLAMA, tp=2, data_parallel="zero3"),
+    "hsdp": job("hsdp", 4, GPT, data_parallel="zero3", shard=2),
+    "pp × dp": job("pp × dp", 4, GPT, **MIDDLE),
+    "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", **MIDDLE),
+    "pp × tp": job("pp × tp", 4, LLAMA, tp=2, sequence_parallel=True, **MIDDLE),
+}
+
+
+@pytest.mark.parametrize("jobs", [TWO, FOUR], ids=["two ranks", "four ranks"])
+def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs):
+    """One start of processes for all jobs. `validate` compares losses, gradients and parameters, and raises."""
+    for one in validate(list(jobs.values()), seconds=0):
+        name, compared = one.job.name, one.execution.compared
+        assert compared["losses"][0] > compared["losses"][-1], name
+        assert max(compared["loss"], compared["gradient"] or 0.0, compared["update"]) <= compared["tolerance"], name
+        volumes = {row.of: (row.predicted, row.measured) for row in one.rows if row.what == "volume"}
+        assert volumes, name
+        for axis, (predicted, measured) in volumes.items():
+            assert measured == pytest.approx(predicted, abs=1e-6), (name, axis)
+        if name == "ddp, small buckets":  # parameters, gradients in buckets and Adam's states: 16 bytes a parameter; activations
+            row = next(row for row in one.rows if row.what == "memory")
+            assert row.measured > 16 * one.job.model.parameters
+            assert row.error == pytest.approx(0, abs=0.05)
+
+
+def wrong_sum(place, jobs, seconds):
+    import torch.distributed as dist
+
+    from calibration.execute import worker
+    from calibration.execute.data_parallel.local import LocalSGD
+
+    LocalSGD.synchronise = lambda self: dist.barrier()
+    return worker.work(place, jobs, seconds)
+
+
+def test_a_wrong_result_is_an_error():
+    """Ranks that never agree are not what one process computes."""
+    with pytest.raises(UserError, match=r"local sgd: executed, but the (loss|update) differs by .* from one process"):
+        launch(wrong_sum, 2, [TWO["local sgd"]], 0.0)
+
+
+def test_an_asynchronous_server_does_what_a_replay_in_one_process_does():
+    """`serve` replays the order in which gradients came. A worker sends Ψ gradients and gets Ψ parameters."""
+    asked = job("servers", 3, GPT, accumulation=2)
+    done = serve(asked, 1, "async", steps=3)
+    assert done.compared["update"] <= done.compared["tolerance"]
+    assert done.sent_by_worker == 4 * asked.model.parameters
+    assert done.sent_by_server == 2 * 4 * asked.model.parameters
+    assert 0 < done.most_age <= 4
+
+
+def test_a_synchronous_server_uses_the_mean_of_all_gradients():
+    done = serve(job("servers", 3, GPT), 1, "sync", steps=2)
+    assert (done.most_age, done.compared["update"] <= done.compared["tolerance"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "staleness", "plan", "reason"),
+    [
+        (2, "sync", {}, "--servers 2: of 2 processes"),
+        (1, "late", {}, "--staleness late"),
+        (1, "sync", {"tp": 2}, "tp=2: a worker"),
+    ],
+)
+def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
+    with pytest.raises(UserError, match=reason):
+        serve(job("servers", 2, GPT, **plan), servers, staleness, 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({"cp": 2}, "cp=2: PyTorch's context parallelism"),
+        ({"recompute": "selective"}, "recompute=selective"),
+        ({"algorithm": "tree"}, "algorithm=tree: gloo has one"),
+        ({"dropout": True}, "plan.dropout=false"),
+        ({"kernels": "megatron"}, "kernels=megatron is simulated only"),
+        ({"pp": 2, "accumulation": 2, "schedule": "pipedream"}, "schedule=pipedream: PyTorch has no asynchronous pipeline"),
+        ({"tp": 2, "sequence_parallel": True}, "learned positions"),
+        ({"data_parallel": "zero3", "bucket": "1 MiB"}, "FSDP2 reduces layer by layer"),
+    ],
+)
+def test_what_cannot_be_executed_is_refused_with_the_reason(plan, reason):
+    with pytest.raises(UserError, match=reason):
+        execute([job("refused", 2, GPT | {"tied": False}, **plan)], 0)
+
+
+def test_a_machine_that_is_too_small_is_refused():
+    with pytest.raises(UserError, match="2 processes need .* GB, also to compare with one process"):
+        execute([job("large", 2, GPT | {"hidden": 32768, "heads": 32, "layers": 100})], 0)
+    with pytest.raises(UserError, match="1600 processes on"):
+        execute([job("many", 1600, GPT)], 0)
+
+
+def test_data_parallel_threads_need_gpus():
+    with pytest.raises(UserError, match="data_parallel=dataparallel needs GPUs"):
+        execute([job("threads", 2, GPT, data_parallel="dataparallel")], 0)
+
+
+def test_a_port_in_use_is_said(monkeypatch):
+    with socket.create_server(("localhost", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"rank 0: cannot meet the others at localhost:{port}"):
+            execute([job("port", 2, GPT)], 0)

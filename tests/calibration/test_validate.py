@@ -1,0 +1,106 @@
+"""Sets of jobs, the command line of execution, and what people see of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from calibration.execute import Execution
+from calibration.execute.limits import ready
+from calibration.predict import predict
+from calibration.validate import Row, Validated
+from calibration.validation_set import read_set
+from reports.execution import execution, validation
+from reports.figures.validation import validation as draw
+from shardyard import main
+from topologies.reading import UserError
+
+TIMES = {"step": 0.5, "spread": 0.02, "blocks": [0.5, 0.51], "kept": 2, "steps_per_block": 3, "disturbed": 1, "foreign": 0.01}
+COMPARED = {"loss": 0.0, "gradient": 1e-6, "update": 1e-6, "losses": [8.0, 7.0], "tolerance": 1e-3}
+EXECUTE = ["execute", "--model", "llama-3.1-8b", "--cluster", "cpu-gloo"]
+TINY = ["model.hidden=32", "model.heads=4", "model.layers=4", "model.vocabulary=64", "model.context=16"]
+
+
+@pytest.fixture
+def validated():
+    """Two jobs as if measured: one predicted 4 % too short, one 30 % too long."""
+    result = []
+    for job, factor in zip(read_set(None, TINY, ["DDP", "1F1B"]), (0.96, 1.3), strict=True):
+        machine = {"machine": "a machine", "versions": "torch", "date": "a day"}
+        run = Execution(job.name, 2, COMPARED, TIMES, {0: 1e6}, {"dp": 1e6}, {"dp": 2e6}, [], machine, ("a note",))
+        rows = (
+            Row(job.name, "step", "", 0.5 * factor, 0.5),
+            Row(job.name, "volume", "dp", 1e6, 1e6),
+            Row(job.name, "memory", "0", 1e6, 2e6),
+        )
+        result.append(Validated(job, run, predict(ready(job)), rows))
+    return result
+
+
+def printed(renderable):
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_every_variant_of_the_shipped_set_can_be_executed():
+    jobs = [ready(job) for job in read_set(None, ())]
+    assert len({job.name for job in jobs}) == len(jobs) > 12
+    assert {job.resolve().global_batch for job in jobs} == {8}
+
+
+def test_sets_say_what_they_do_not_have(tmp_path):
+    with pytest.raises(UserError, match="no variant 'DPP'; did you mean 'DDP'?"):
+        read_set(None, (), ["DPP"])
+    path = tmp_path / "set.yaml"
+    path.write_text("model: llama-3.1-8b\ncluster: cpu-gloo\nvariant: {}\n")
+    with pytest.raises(UserError, match=r"set.yaml: (field 'variants' is required|unknown field 'variant')"):
+        read_set(str(path), ())
+
+
+def test_the_table_has_errors_and_their_median(validated):
+    text = printed(validation(validated))
+    assert "-4.0 %" in text
+    assert "step time: median error 17.0 %, worst 30.0 % (1F1B)" in text
+    assert "volume: 2 of 2 equal to the byte" in text
+    assert "memory: median error 50.0 %" in text
+
+
+def test_one_job_on_one_screen(validated):
+    text = printed(execution(validated[0]))
+    assert "DDP on 2 processes of a machine: 500 ms per step" in text
+    assert "on the wire, by gloo's algorithms: dp 2 MB" in text
+    assert "2 blocks of 3 steps, spread ±2.0 %, 1 more disturbed" in text
+    checked = replace(validated[0], execution=replace(validated[0].execution, times=None))
+    assert "per step" not in printed(execution(checked))
+
+
+def test_the_figure_is_the_same_twice(validated, tmp_path):
+    first, second = (draw(validated, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == second
+    assert b"1F1B" in first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([*EXECUTE, "--staleness", "async"], "--staleness and --steps need --servers"),
+        (["validate", "--plot", "x.pdf"], "must end in .png or .svg"),
+        (["validate", "--seconds", "0", "--plot", "x.png"], "--seconds 0 measures none"),
+        (EXECUTE, "precision='bf16' is not possible"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(arguments, line):
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert line in result.output
+
+
+def test_launch_commands_of_a_job():
+    result = CliRunner().invoke(main, [*EXECUTE[:-1], "dgx-h100", "--nodes", "4", "--print-launch", "slurm"])
+    assert "#SBATCH --nodes=4" in result.output
+    assert "--nproc-per-node=8" in result.output
