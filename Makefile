@@ -12,8 +12,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/ready  ## the main job: simulate a real model on a real cluster, leave a report to open
-	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/llama-3.1-70b
+	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml
 	$(BIN)/shardyard compare examples/llama-3.1-70b.yaml examples/llama-3.1-70b-zero3.yaml
+	$(BIN)/shardyard report examples/llama-3.1-70b.yaml --output out/llama-3.1-70b
 
 test: check  ## style, types and tests
 	$(BIN)/python -m pytest -n 2

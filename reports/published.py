@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
@@ -114,8 +115,24 @@ def every_row(rows: Sequence[Compared]) -> RenderableType:
     return table
 
 
-def from_csv(path: Path) -> list[Compared]:
-    """The rows that `as_csv` wrote. Raises UserError for another file."""
+def from_file(path: Path) -> list[Compared]:
+    """What `shardyard validate` wrote: published rows (.csv), or executed jobs (.json). Raises UserError for another file."""
+    return _from_json(path) if path.suffix == ".json" else _from_csv(path)
+
+
+def _from_json(path: Path) -> list[Compared]:
+    """Step times of executed jobs."""
+    text = load_text(path)
+    try:
+        pairs = [(one, row) for one in json.loads(text) for row in one["rows"] if row["what"] == "step"]
+        return [Compared(row["job"], path.stem, "PyTorch", "", row["job"], gpu=one["execution"]["machine"]["machine"],
+                         gpus=one["execution"]["ranks"], profile=one["profile"], step=row["measured"],
+                         predicted_step=row["predicted"]) for one, row in pairs]  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: is not what `shardyard validate --output` writes") from None
+
+
+def _from_csv(path: Path) -> list[Compared]:
     kinds = {field.name: str(field.type) for field in fields(Compared)}
     try:
         lines = list(csv.DictReader(load_text(path).splitlines()))

@@ -106,7 +106,7 @@ def published(job: Job, engine: Engine) -> Section:
 
 
 def measured(rows: Sequence[Compared], name: str) -> Section:
-    """A table of `shardyard validate --csv`."""
+    """What `shardyard validate` wrote."""
     found = [row for row in rows if row.error is not None]
     title = f"How far to trust it: {name}"
     if not found:

@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 @click.option("--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="A run beside it, in place of the usual ones.")
 @click.option("--search", is_flag=True, help="Also simulate every tp × pp with DDP, ZeRO-1 and ZeRO-3; slow for long pipelines.")
 @click.option("--results", metavar="FILE", help="Show the plans in a table of `shardyard plan --results`.")
-@click.option("--validation", metavar="FILE", help="Show the rows of `shardyard validate --csv`.")
+@click.option("--validation", metavar="FILE", help="Show a table of `validate --published --csv` or `validate --output`.")
 @click.option("--without", multiple=True, type=click.Choice(PARTS), help="Leave a part out; may be given several times.")
 @click.option("--format", "formats", multiple=True, type=click.Choice(("png", "svg")), default=("png",), show_default=True,
               help="Of the figures beside the page; may be given twice.")  # fmt: skip
@@ -54,7 +54,7 @@ def command(
     from reports import sections
     from reports.inputs import describe
     from reports.page import Report, write_report
-    from reports.published import from_csv
+    from reports.published import from_file
     from sim.summary import summarise
     from strategies.fixes import fixes
     from strategies.job import read_job
@@ -63,7 +63,7 @@ def command(
     folder = report_folder(output, "--output")
     assert folder is not None
     asked, read = read_job(job, overrides, **given), changing(job, overrides, given)
-    rows = from_csv(Path(validation)) if validation else None
+    rows = from_file(Path(validation)) if validation else None
     rate = rates(asked.cluster.node.gpu, price)
     money = {"tokens": tokens_of(tokens), "rates": rate} if tokens is not None or price is not None else {}
     with engine(workers, dask, ray) as runs, _progress() as tell:

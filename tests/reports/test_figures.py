@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from PIL import Image
 
 from calibration.predict import prices_of
+from calibration.predict import simulate
 from reports.figures import COLOURS, MEMORY, figures
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
@@ -20,10 +23,11 @@ from reports.figures.memory_over_time import memory_over_time
 from reports.figures.staleness import staleness
 from reports.figures.traffic import traffic
 from reports.lanes import chosen, lane_names, strips
-from sim.links import matrix
+from sim.links import carried, link_loads, matrix
 from sim.memory import ledger
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
+from strategies.job import read_job
 from strategies.job import read_job
 from strategies.servers import parameter_servers
 from topologies.reading import UserError
@@ -149,3 +153,23 @@ def test_staleness_is_cumulated_to_all_gradients() -> None:
     right = staleness.draw(answers).axes[1]
     assert [line.get_ydata()[-1] for line in right.lines] == pytest.approx([100, 100])
     assert right.lines[0].get_xdata()[-1] == 0  # synchronous gradients miss nothing
+
+
+def test_links_of_copies_to_the_host_are_loaded_too() -> None:
+    """ZeRO-Offload: parameters come back to all GPUs in fp16, over PCIe and through the CPUs' memory."""
+    example = Path(__file__).parents[2] / "examples/data_parallel/zero-offload.yaml"
+    timeline = simulate(read_job(example))
+    topology, each = timeline.pricing.topology, carried(timeline)
+    kinds = topology.kind(np.arange(topology.links))
+    by_kind = {kind: each[kinds == number].sum() for number, kind in enumerate(topology.kinds)}
+    alike = {kind: 0.0 for kind in topology.kinds}
+    for load in link_loads(timeline):
+        alike[load.kind] += load.count * load.bytes
+    assert by_kind == pytest.approx(alike)
+    assert by_kind["pcie"] > 0
+
+
+def test_white_stays_white_and_pictures_have_a_palette(tmp_path: Path, timeline: Timeline) -> None:
+    with Image.open(gantt(timeline, tmp_path / "gantt.png")) as picture:
+        assert picture.mode == "P"
+        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)

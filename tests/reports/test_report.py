@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 
 import shardyard
 from reports.figures import Drawing
+from reports.published import from_file
+from reports.sections import measured
 
 SMALL = ["--model", "gpt2-1.5b", "--set", "model.layers=4", "--cluster", "dgx-a100", "--nodes", "2", "--set",
          "plan.data_parallel=zero1", "--set", "plan.global_batch=64"]  # fmt: skip
@@ -89,6 +91,17 @@ def test_tables_of_plans_and_of_validation_are_shown(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"{len(plans.read_text().splitlines())} plans: " in text
     assert "<td>megatron-ci-2025</td><td>5</td>" in text
+
+
+def test_executed_jobs_are_read_back(tmp_path: Path) -> None:
+    machine = {"ranks": 2, "machine": {"machine": "2 cores"}}
+    steps = [{"job": "ddp", "what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1},
+             {"job": "ddp", "what": "volume", "of": "dp", "predicted": 8.0, "measured": 8.0, "error": 0.0}]  # fmt: skip
+    file = tmp_path / "here.json"
+    file.write_text(json.dumps([{"job": "ddp", "profile": "cpu", "rows": steps, "execution": machine}]))
+    (row,) = from_file(file)
+    assert (row.source, row.gpus, row.error) == ("here", 2, pytest.approx(-0.1))
+    assert [line[:2] for line in measured([row], "here").table.rows] == [["here", 1], ["all", 1]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
