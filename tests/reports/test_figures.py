@@ -12,8 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from calibration.predict import prices_of
-from calibration.predict import simulate
+from calibration.predict import prices_of, simulate
 from reports.figures import COLOURS, MEMORY, figures
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
@@ -27,7 +26,6 @@ from sim.links import carried, link_loads, matrix
 from sim.memory import ledger
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
-from strategies.job import read_job
 from strategies.job import read_job
 from strategies.servers import parameter_servers
 from topologies.reading import UserError
@@ -162,7 +160,7 @@ def test_links_of_copies_to_the_host_are_loaded_too() -> None:
     topology, each = timeline.pricing.topology, carried(timeline)
     kinds = topology.kind(np.arange(topology.links))
     by_kind = {kind: each[kinds == number].sum() for number, kind in enumerate(topology.kinds)}
-    alike = {kind: 0.0 for kind in topology.kinds}
+    alike = dict.fromkeys(topology.kinds, 0.0)
     for load in link_loads(timeline):
         alike[load.kind] += load.count * load.bytes
     assert by_kind == pytest.approx(alike)
