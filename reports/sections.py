@@ -56,9 +56,9 @@ def _size(case: Case) -> Size:
     return Size(case.summary.gpus, case.summary.tokens_per_second_per_gpu, case.summary.fits)
 
 
-def sensitivity(job: Job, by: float = 0.1) -> Section:
-    """What each price does to the step when it is `by` lower and higher."""
-    from calibration.sensitivity import PRICES, Play
+def sensitivity(job: Job, step: float, by: float = 0.1) -> Section:
+    """What each price does to the job's step, of `step` seconds, when it is `by` lower and higher."""
+    from calibration.sensitivity import PRICES, Effect, Play
     from reports.figures.tornado import tornado
 
     play = Play.of(job)
@@ -66,7 +66,9 @@ def sensitivity(job: Job, by: float = 0.1) -> Section:
     if not effects:
         return Section("What limits the step", text=("No price moves it.",))
     alt = f"The step with each price {percent(by)} lower and higher"
-    picture = Picture("tornado", alt, tornado, (job.name, play.seconds, effects))
+    scale = step / play.seconds  # a long step is played as two short ones, whose sum is not quite its own
+    effects = [Effect(one.name, one.factor, one.low * scale, one.high * scale) for one in effects]
+    picture = Picture("tornado", alt, tornado, (job.name, step, effects))
     return Section("What limits the step", (picture,), (f"Each price alone, divided and multiplied by {1 + by:g}.",))
 
 

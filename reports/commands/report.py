@@ -72,20 +72,21 @@ def command(
         summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
         if not summary.fits:
             inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
-        beside = (
-            {} if "runs" in without and not variants else _beside(asked, summary, job, overrides, given, variants, runs, tell)
-        )
         made: list[Section] = []
+        beside: dict[str, Summary] = {}
+        if variants:
+            beside = _variants(asked, summary, job, overrides, given, variants, runs, tell)
+        elif "runs" not in without:
+            beside = _usual(asked, summary, runs, tell, made)
         if "scaling" not in without:
             tell("scaling")
             made.append(sections.scaling(read, asked, runs))
         made += _plans(asked, read, tokens or 1e9, rate, results, search, runs, tell)
         if "sensitivity" not in without:
             tell("sensitivity")
-            made.append(sections.sensitivity(asked))
+            made.append(sections.sensitivity(asked, summary.step_seconds))
         evidence = [sections.profile_errors(profile_of(asked))]
-        if rows is not None:
-            evidence.append(sections.measured(rows, str(validation)))
+        evidence += [sections.measured(rows, str(validation))] if rows is not None else []
         if "published" not in without:
             tell("published runs")
             evidence.append(sections.published(asked, runs))
@@ -98,24 +99,32 @@ def command(
         sys.exit(2)
 
 
-def _beside(
+def _variants(
     job: Job, summary: Summary, file: str | None, overrides: tuple[str, ...], given: dict[str, Any], variants: tuple[str, ...],
     engine: Engine, tell: Tell,
 ) -> dict[str, Summary]:  # fmt: skip
-    """The job and what stands beside it: variants, or the fastest of the usual ways to train."""
+    """The job, and beside it what was asked for."""
     from calibration.predict import predict
-    from strategies.advise import advise
     from strategies.job import read_job
+
+    tell("other runs")
+    apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
+    others = [read_job(file, (*overrides, *apart.split(text)), name=text, **given) for text in variants]
+    return {job.name: summary, **{one.name: found for one, found in zip(others, engine.map(predict, others), strict=True)}}
+
+
+def _usual(job: Job, summary: Summary, engine: Engine, tell: Tell, made: list[Section]) -> dict[str, Summary]:
+    """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
+    from calibration.predict import predict
+    from reports.page import Section
+    from strategies.advise import advise
     from topologies.reading import UserError
 
     tell("other runs")
-    if variants:
-        apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
-        others = [read_job(file, (*overrides, *apart.split(text)), name=text, **given) for text in variants]
-        return {job.name: summary, **{one.name: found for one, found in zip(others, engine.map(predict, others), strict=True)}}
     try:
         found = advise(job, predict, engine.map, DEPTH).candidates
-    except UserError:  # no usual way divides this batch
+    except UserError as error:
+        made.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}
     return {job.name: summary, **{one.name: one.summary for one in found[:BESIDE]}}
 
