@@ -158,7 +158,7 @@ class Stage:
             )
             self.reduced.append(ref)
             return ref
-        ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
+        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
