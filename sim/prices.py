@@ -282,8 +282,16 @@ class Prices:
             raise UserError(f"dtype={dtype!r}: the GPU has no such peak{nearest(dtype, self.gpu.peak)}") from None
 
     def _curve(self, dtype: str) -> GemmCurve:
+        """The curve of a dtype, or one that was measured with another: in the same part of its peak, but a tile starts and ends,
+        and bytes are paid for, in as many seconds as there.
+        """
         curves = self.profile.gemm
-        return curves.get(dtype) or curves.get(_SIBLING.get(dtype, "")) or next(iter(curves.values()))
+        found = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
+        if found is not None:
+            return found
+        measured, curve = next(iter(curves.items()))
+        slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
+        return curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape

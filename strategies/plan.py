@@ -124,7 +124,7 @@ class Plan(Config):
         None,
         description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
         "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
-        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=compiled and torch",
     )
     overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(

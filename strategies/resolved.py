@@ -98,6 +98,11 @@ class Resolved(Config):
         return (*self.expert_sharing[:-1], "ep", *nodes, "dp")
 
     @property
+    def summing(self) -> tuple[str, ...]:
+        """Those along which gradients are summed in every step: of dp ranks that train by themselves only cp."""
+        return self.sharing if self.plan.local_steps is None else ("cp",)
+
+    @property
     def expert_sharing(self) -> tuple[str, ...]:
         """The same for the experts, which differ from ep rank to ep rank."""
         return ("cp", "dp") if self.plan.cp > 1 else ("dp",)

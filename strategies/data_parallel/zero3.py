@@ -81,7 +81,8 @@ class Zero3(Hook):
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
-        updated = stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))
+        shards = stage.plan.shards
+        updated = stage.update(shards, tuple(stage.reduced[-len(stage.parts) :]), shards)
         self._of(stage).again(updated)
 
     def _of(self, stage: Stage) -> Gathering:

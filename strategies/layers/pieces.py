@@ -212,7 +212,7 @@ class Share:
 
     def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
         """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
-        asked = self.resolved.plan.overlap_tp or ("none" if self.eager else "weight_gradient")
+        asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
         return self.tp > 1 and (asked == what or asked == "pieces")
 
     def after_gather(self, gather: Items, kernel: Kernel) -> Items:
