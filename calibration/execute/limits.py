@@ -32,14 +32,17 @@ def check_model(model: Model) -> None:
             raise UserError(f"model {model.name}: {field}={getattr(model, field)} is not executed: only {field}={value} is")
 
 
-def ready(job: Job) -> Job:
-    """The job as PyTorch runs it, with PyTorch's kernels. Raises UserError for what cannot be executed."""
+def ready(job: Job, emulated: bool = False) -> Job:
+    """The job as PyTorch runs it, with PyTorch's kernels; `emulated`: its nodes are parts of this machine.
+
+    Raises UserError for what cannot be executed.
+    """
     if "kernels" in job.plan.model_fields_set and job.plan.kernels != "torch":
         raise UserError(f"{job.where}: kernels={job.plan.kernels} is simulated only: PyTorch executes kernels=torch")
     job = replace(job, plan=job.plan.model_copy(update={"kernels": "torch"}))
     resolved = job.resolve()
     check_model(job.model)
-    for reason in _reasons(job, resolved):
+    for reason in _reasons(job, resolved, emulated):
         raise UserError(f"{job.where}: not executed: {reason}")
     return job
 
@@ -58,7 +61,7 @@ def shares_embedding(job: Job, resolved: Resolved) -> bool:
     return job.model.tied and pp > 1 and any(ends <= mine for mine in held)
 
 
-def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
+def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     yield from _of_fields(plan)
     if model.dropout if plan.dropout is None else plan.dropout:
@@ -69,7 +72,7 @@ def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
     if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel not in ("zero2", "zero3"):
         yield f"gradients=fp32 of 16-bit weights: only FSDP2 (zero2, zero3) reduces them so, and not {plan.data_parallel}"
-    if job.cluster.nodes > 1 and not under_launcher():
+    if job.cluster.nodes > 1 and not under_launcher() and not emulated:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
