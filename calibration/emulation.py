@@ -1,8 +1,8 @@
 """An emulated cluster on one Linux machine: network namespaces as nodes, joined by links of a known bandwidth.
 
 Every node has one veth cable to a bridge, which is in a namespace of its own; `tc tbf` (tc-tbf(8)) limits both ends of it, so
-that a link carries the bandwidth in each direction at once. Nothing is made in the machine's own network, and all of it goes with the
-namespaces: `cluster` deletes them however it is left, and begins with those that a killed run left behind.
+that a link carries the bandwidth in each direction at once. Nothing is made in the machine's own network, and all of it
+goes with the namespaces: `cluster` deletes them however it is left, and begins with those that a killed run left behind.
 
 What such a cluster costs is not fitted: prices inside a node are the profile's, a link between nodes carries what is left of its
 bandwidth for data, and a hop takes the time that gloo takes for one over the loopback device.

@@ -39,9 +39,10 @@ class Execution:
 def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes: Sequence[str] = ()) -> list[Execution]:
     """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
 
-    nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other than 0 under a launcher. Raises
-    UserError for a job that cannot be executed, before any is, and for one whose losses, gradients or parameters differ from one
-    process.
+    nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other than 0 under a launcher.
+
+    Raises UserError for a job that cannot be executed, before any is, and for one that differs from one process in its losses,
+    gradients or parameters.
     """
     jobs = [ready(job, bool(nodes)) for job in jobs]
     ranks = jobs[0].cluster.gpus

@@ -3,7 +3,9 @@
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
 for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
-overlap the next part is gathered while the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say
+overlap the next part is gathered while the present one computes (prefetch depth 1). Without, every collective holds up compute;
+with `kernels: torch` a backward pass still gathers one part ahead, as FSDP2 does on a CPU, where nothing is asynchronous (torch
+2.13, `FSDPParamGroup.pre_backward`). With `deepspeed` DeepSpeed's limits say
 what is gathered and released when (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both
 (`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
 """
@@ -89,6 +91,7 @@ class Zero3(Hook):
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
+        ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
         if gathering.kept or (not stage.plan.plan.reshard and backward):  # parameters are still there
             for part in order:
                 ref = compute(stage, microbatch, part, after)
@@ -100,11 +103,14 @@ class Zero3(Hook):
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
         gathered = [gathering.gather(order[0], self._turn(stage, () if overlap else after), backward)]
         for position, part in enumerate(order):
-            if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
-                gathered.append(gathering.gather(order[position + 1], tuple(computed[-1:]), backward))
-            waits = (gathering.ready(part, gathered[position], backward), *(after if not position else ()))
+            held_up = () if overlap else tuple(stage.reduced[-1:])
+            if ahead and position + 1 < len(order):  # launched before the compute that it hides behind
+                gathered.append(gathering.gather(order[position + 1], (*computed[-1:], *held_up), backward))
+            if not overlap:
+                held_up += tuple(gathered[position + 1 :])
+            waits = (gathering.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
             computed.append(compute(stage, microbatch, part, waits))
-            if not overlap and position + 1 < len(order):
+            if not ahead and position + 1 < len(order):
                 ready = (computed[-1], *stage.reduced[-1:])
                 gathered.append(gathering.gather(order[position + 1], ready, backward))
         return computed[-1]
