@@ -38,6 +38,7 @@ class Zero3(Hook):
         self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
         self._quantised = Quantised()
+        self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
 
     def resident(self, stage: Stage) -> Memory:
         """What DeepSpeed holds besides the rank's part."""
@@ -158,6 +159,7 @@ class Zero3(Hook):
         gradient, free = self._gradient(stage, part), self._released(stage, part, True)
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
+        free, self._lingering = free + self._lingering, ()
         ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
         self._reduce(stage, part, ref)
         return ref
@@ -171,7 +173,11 @@ class Zero3(Hook):
     def _reduce(self, stage: Stage, part: int, after: Ref) -> None:
         """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
         if stage.plan.plan.deepspeed is None:
-            self._send(stage, self._of(stage).elements(part), after, self._gradient(stage, part))
+            gradient = self._gradient(stage, part)
+            if part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
+                # FSDP2 lets go of it when the next part's gradients are complete (torch 2.13, FSDPParamGroup.post_backward)
+                gradient, self._lingering = (), gradient
+            self._send(stage, self._of(stage).elements(part), after, gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
