@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -24,6 +24,10 @@ class Engine:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Task:
         """Start a call."""
         return Task(self, function, arguments)
+
+    def map(self, function: Callable[..., Any], items: Iterable[Any]) -> list[Any]:
+        """A call per item, and what they return, in order."""
+        return [task.result() for task in [self.submit(function, item) for item in items]]
 
     def start(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         """Hand a call to the executor, to a new one when the old one is broken."""

@@ -2,12 +2,14 @@
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
-for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
-overlap the next part is gathered while the present one computes (prefetch depth 1). Without, every collective holds up compute;
-with `kernels: torch` a backward pass still gathers one part ahead, as FSDP2 does on a CPU, where nothing is asynchronous (torch
-2.13, `FSDPParamGroup.pre_backward`). With `deepspeed` DeepSpeed's limits say
-what is gathered and released when (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both
-(`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+until the next backward pass has used them, and it is 2Ψ; in a pipeline the forward passes before that one find them there. With
+`shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With overlap the next part is gathered while
+the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say what is gathered and released when
+(`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both (`strategies.gathering`,
+`strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+
+Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the buffer
+of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Zero3(Hook):
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
         self._quantised = Quantised()
         self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
+        self._whole: set[int] = set()  # stages whose parameters are there, without resharding
 
     def resident(self, stage: Stage) -> Memory:
         """What DeepSpeed holds besides the rank's part."""
@@ -93,7 +96,10 @@ class Zero3(Hook):
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
         ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
-        if gathering.kept or (not stage.plan.plan.reshard and backward):  # parameters are still there
+        there = gathering.kept or stage.number in self._whole
+        if not stage.plan.plan.reshard:
+            (self._whole.discard if backward else self._whole.add)(stage.number)
+        if there:
             for part in order:
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
@@ -161,7 +167,7 @@ class Zero3(Hook):
             free += gradient
         free, self._lingering = free + self._lingering, ()
         ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
-        self._reduce(stage, part, ref)
+        self._reduce(stage, part, ref, lingers=True)
         return ref
 
     def _gradient(self, stage: Stage, part: int) -> Memory:
@@ -170,12 +176,11 @@ class Zero3(Hook):
             return ()
         return (("temporary", sum(self._of(stage).elements(part)) * stage.plan.plan.bytes_per_gradient),)
 
-    def _reduce(self, stage: Stage, part: int, after: Ref) -> None:
+    def _reduce(self, stage: Stage, part: int, after: Ref, lingers: bool = False) -> None:
         """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
         if stage.plan.plan.deepspeed is None:
             gradient = self._gradient(stage, part)
-            if part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
-                # FSDP2 lets go of it when the next part's gradients are complete (torch 2.13, FSDPParamGroup.post_backward)
+            if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
                 gradient, self._lingering = (), gradient
             self._send(stage, self._of(stage).elements(part), after, gradient)
             return
