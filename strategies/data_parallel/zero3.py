@@ -8,8 +8,8 @@ the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits
 (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both (`strategies.gathering`,
 `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
 
-Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the buffer
-of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
+Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
+buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
 """
 
 from __future__ import annotations
