@@ -107,19 +107,23 @@ class Zero3(Hook):
         if stage.plan.plan.deepspeed:
             return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
+        first = self._turn(stage, () if overlap else after)
+        tied = gathering.gather(0, first, backward) if backward and _tied(stage) else None
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
-        gathered = [gathering.gather(order[0], self._turn(stage, () if overlap else after), backward)]
+        gathered = [gathering.gather(order[0], first, backward)]
         for position, part in enumerate(order):
             held_up = () if overlap else tuple(stage.reduced[-1:])
             if ahead and position + 1 < len(order):  # launched before the compute that it hides behind
-                gathered.append(gathering.gather(order[position + 1], (*computed[-1:], *held_up), backward))
+                start = (*computed[-1:], *held_up)
+                is_there = tied is not None and position + 2 == len(order)
+                gathered.append(tied if tied and is_there else gathering.gather(order[position + 1], start, backward))
             if not overlap:
                 held_up += tuple(gathered[position + 1 :])
             waits = (gathering.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
             computed.append(compute(stage, microbatch, part, waits))
             if not ahead and position + 1 < len(order):
-                ready = (computed[-1], *stage.reduced[-1:])
-                gathered.append(gathering.gather(order[position + 1], ready, backward))
+                start = (computed[-1], *stage.reduced[-1:])
+                gathered.append(gathering.gather(order[position + 1], start, backward))
         return computed[-1]
 
     def _traced(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], compute: Compute) -> Ref:
@@ -153,7 +157,10 @@ class Zero3(Hook):
             released = trace[2 * count - 1 - part if backward else part].release
         else:
             released = backward or stage.plan.plan.reshard
-        return self._of(stage).whole(part) if released else ()
+        if not released or (_tied(stage) and part == 0 and not backward):
+            return ()
+        last = _tied(stage) and part == len(stage.parts) - 1 and not backward
+        return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
@@ -166,6 +173,8 @@ class Zero3(Hook):
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
         free, self._lingering = free + self._lingering, ()
+        if _tied(stage):  # the embedding's gradient is there when the head's pass is over
+            gradient = (gradient if part else ()) + (self._gradient(stage, 0) if part == len(stage.parts) - 2 else ())
         ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
         self._reduce(stage, part, ref, lingers=True)
         return ref
@@ -206,3 +215,13 @@ class Zero3(Hook):
             return
         count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
         stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
+
+
+def _tied(stage: Stage) -> bool:
+    """Whether the head uses the embedding's matrix, which FSDP2 then keeps gathered from the one's pass to the other's.
+
+    Both are in one FSDP2 module. Forward it is released after the head's pass; backward it is gathered before that, and its
+    gradient is reduced after the embedding's.
+    """
+    plan = stage.plan.plan
+    return stage.model.tied and stage.model.head and plan.kernels == "torch" and plan.pp == 1 and plan.deepspeed is None

@@ -77,7 +77,7 @@ def test_a_slow_link_leaves_cores_to_compute() -> None:
         ("nodes=2", "field 'bandwidth' is required"),
         ("nodes=1,bandwidth=1Gb/s", "nodes=1: input should be greater than or equal to 2"),
         ("nodes=2,bandwidth=1", "needs a unit"),
-        ("nodes=2,width=1Gb/s", "unknown field 'width'"),
+        ("nodes=2,bandwidth=1Gb/s,width=2", "unknown field 'width'"),
         ("two", "must be FIELD=VALUE"),
     ],
 )
