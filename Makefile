@@ -20,7 +20,7 @@ demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compa
 	    --output out/demo/machine.yaml
 	@printf '\n2 · what is the best way to train a small model on it?\n\n'
 	$(BIN)/shardyard advise $(DEMO)
-	@printf '\n3 · the first of them, by PyTorch, beside its prediction\n\n'
+	@printf '\n3 · DDP, by PyTorch, beside its prediction\n\n'
 	$(BIN)/shardyard execute $(DEMO) --seconds 3
 	@printf '\n4 · and others: how far can these predictions be trusted?\n\n'
 	$(BIN)/shardyard validate --quick --seconds 2 --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml \
