@@ -68,8 +68,12 @@ class Hook:
         self.optimizer.step()
 
     def zero(self) -> None:
-        """Before the first pass of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Before the first pass of a step: gradients stay allocated, as in the simulation."""
+        from calibration.execute.buckets import local
+
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                local(parameter.grad).detach().zero_()
 
     def synchronise(self) -> None:
         """After the last of the local steps."""

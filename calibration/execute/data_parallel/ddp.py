@@ -56,10 +56,6 @@ class DDP(Hook):
         module = self.modules[0]
         return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
-    def zero(self) -> None:
-        """Gradients stay in the buckets, where microbatches add to them; new ones would be a second copy."""
-        self.optimizer.zero_grad(set_to_none=self.by_hand or self.setup.resolved.dp == 1)
-
     def reduce(self) -> None:
         """By hand."""
         if self.by_hand and self.setup.resolved.dp > 1:
