@@ -118,7 +118,7 @@ class _Player:
     def _price(self) -> None:
         """Price every op, and find when the host has launched it: the host runs through the program in order and never waits."""
         profile = self.pricing.prices.profile
-        launch = 0.0 if profile.synchronous else on_grid(profile.launch * self.program.turns)
+        launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
         self.work: list[Fused | Priced] = []
         self.launched: list[float] = []
         for number, lane in enumerate(self.lanes):
