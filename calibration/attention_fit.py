@@ -1,9 +1,10 @@
 """Fits the older fused attention kernels of a profile, `Profile.older`, to published rates of both passes together.
 
 `python -m calibration.attention_fit TABLES` reads `kernels/attention_other.csv` of that folder and rewrites that part of the
-profiles of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository (github.com/Dao-AILab/flash-attention, assets),
-which compare it with FlashAttention-1 and with that repository's Triton kernel, causal, 16,384 tokens in each batch, head dimensions
-64 and 128. On H100 the Triton kernel was not published: it is taken as FlashAttention-1, of which it is within 16 % on A100.
+profiles of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository (github.com/Dao-AILab/flash-attention),
+which compare it with FlashAttention-1 and with that repository's Triton kernel: causal, 16,384 tokens in each batch, head
+dimensions 64 and 128. On H100 the Triton kernel was not published: it is taken as FlashAttention-1, of which it is within 16 %
+on A100.
 """
 
 from __future__ import annotations

@@ -168,6 +168,7 @@ class Op:
     free: Memory = ()
     microbatch: int = -1
     chunk: int = -1
+    held: bool = False  # the host too waits for what it waits for, and launches it and what comes after it only then
 
 
 @dataclass(slots=True)

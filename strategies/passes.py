@@ -98,6 +98,9 @@ class Passes:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
+        if action.kind != "W" and self.plan.plan.pp > 1 and not self.plan.plan.overlap_p2p:
+            first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
+            first.held = True
         return stage, ref, last
 
     def _send(self, action: Action, stage: Stage, ref: Ref) -> None:

@@ -108,7 +108,7 @@ class Plan(Config):
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, or those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
+        "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
         "more, and gathers nothing twice under sequence parallelism)",
     )
     accumulation_fusion: bool | None = Field(
@@ -133,7 +133,11 @@ class Plan(Config):
         "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
         "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=torch",
     )
-    overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
+    overlap_p2p: bool = Field(
+        True,
+        description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
+        "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
+    )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
     )

@@ -103,7 +103,7 @@ def _materialised(share: Share) -> list[Piece]:
         forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
         backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
         pieces.append(Piece((forward,), (backward,), core=True, inner={"repeated keys": queries, "repeated values": queries}))
-    ways = passes.softmax(plan.kernels, share.model.family == "decoder", element)
+    ways = passes.softmax(_softmax_kernels(share), share.model.family == "decoder", element)
     softmax = Piece(
         forward=share.run("softmax", "forward", scores, ways.forward),
         input_gradient=share.run("softmax", "backward", scores, ways.backward),
@@ -125,6 +125,14 @@ def _materialised(share: Share) -> list[Piece]:
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
     return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
+
+
+def _softmax_kernels(share: Share) -> passes.Kernels:
+    """Megatron-LM's fused softmax takes four rows of scores at a time, one of four heads or sequences; other numbers of them on a
+    rank are left to PyTorch (megatron/model/fused_softmax.py, is_kernel_available).
+    """
+    kernels = share.resolved.plan.kernels
+    return "torch" if kernels in ("apex", "megatron") and share.batch * share.heads % 4 else kernels
 
 
 def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str, int]) -> Piece:
