@@ -98,7 +98,8 @@ class Passes:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
-        if action.kind != "W" and self.plan.plan.pp > 1 and not self.plan.plan.overlap_p2p:
+        plan = self.plan.plan
+        if action.kind != "W" and (plan.timers or (plan.pp > 1 and not plan.overlap_p2p)):
             first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
             first.held = True
         return stage, ref, last

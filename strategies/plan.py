@@ -138,6 +138,11 @@ class Plan(Config):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
+    timers: bool = Field(
+        False,
+        description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
+        "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
     )

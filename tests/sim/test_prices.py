@@ -257,5 +257,5 @@ def test_an_attention_kernel_without_a_price_is_refused() -> None:
 
 
 def test_a_host_that_launches_from_python_decodes_as_published() -> None:
-    """OPT-175B, 96 layers of 24 to 28 kernels: 95 ms per token on 8 A100 without CUDA graphs (facebookresearch/metaseq, pull 270)."""
+    """OPT-175B, 96 layers of 24 to 28 kernels: 95 ms per token on 8 A100, no CUDA graphs (facebookresearch/metaseq, pull 270)."""
     assert 95e-3 / 96 / 28 <= load_profile("a100").launching(eager=True) <= 95e-3 / 96 / 24
