@@ -87,7 +87,7 @@ PRICES = (
     Price("memory", frozenset({"memory"})),
     Price("optimizer", frozenset({"optimizer"})),
     Price("launch", profile=lambda profile, factor: profile.model_copy(
-        update={"launch": profile.launch * factor, "eager": None if profile.eager is None else profile.eager * factor})),
+        update={"launch": profile.launch * factor, "eager": profile.eager * factor})),
     Price("slowdown", profile=lambda profile, factor: profile.model_copy(
         update={"slowdown": 1 + (profile.slowdown - 1) * factor})),
     Price("bandwidth inside nodes", profile=_bandwidth(INSIDE)),

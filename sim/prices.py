@@ -143,7 +143,7 @@ class Profile(Config):
     memory: MemoryCurve
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
-    eager: Seconds | None = None  # the same of a kernel that a Python module of a framework launches; None: as `launch`
+    eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
@@ -172,7 +172,7 @@ class Profile(Config):
         """Host seconds per kernel; 0 where launching is part of the kernel's own time."""
         if self.synchronous:
             return 0.0
-        return self.launch if self.eager is None or not eager else self.eager
+        return self.eager if eager and self.eager else self.launch
 
     def every_protocol(self) -> dict[str, Transport]:
         """All protocols by name, Simple among them, with every kind of link priced."""
