@@ -86,7 +86,8 @@ PRICES = (
     Price("attention", frozenset({"attention"})),
     Price("memory", frozenset({"memory"})),
     Price("optimizer", frozenset({"optimizer"})),
-    Price("launch", profile=lambda profile, factor: profile.model_copy(update={"launch": profile.launch * factor})),
+    Price("launch", profile=lambda profile, factor: profile.model_copy(
+        update={"launch": profile.launch * factor, "eager": profile.eager * factor})),
     Price("slowdown", profile=lambda profile, factor: profile.model_copy(
         update={"slowdown": 1 + (profile.slowdown - 1) * factor})),
     Price("bandwidth inside nodes", profile=_bandwidth(INSIDE)),

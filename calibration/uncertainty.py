@@ -35,7 +35,8 @@ CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one ki
 CARD = 0.02  # one card among its like: those 8 % as four standard deviations
 FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
 UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
-LAUNCH = 0.5  # host seconds per operator: 5 us assumed, of which the bare launch is 2.6 us (profiles, part launch): a factor 1.9
+LAUNCH = 0.5  # host seconds per kernel: one published measurement from Python (38 us, an EPYC of 2019), and 5 us assumed of which
+# the bare launch is 2.6 us (profiles, part launch): a factor of 1.6 to 1.9 to other hosts
 SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficient is used for every GPU
 BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)

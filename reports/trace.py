@@ -113,7 +113,7 @@ def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
 def _launches(timeline: Timeline, lane: int) -> Iterator[Event]:
     """The host's track: from when to when it launched each op. Empty where launching takes no time of its own (a CPU)."""
     actor, profile = timeline.lanes[lane], timeline.pricing.prices.profile
-    one = 0.0 if profile.synchronous else on_grid(profile.launch)
+    one = on_grid(profile.launching(timeline.program.eager))
     for number, op in timeline.ops(lane):
         work, launched = timeline.work[number], timeline.launched[number]
         # a block is launched from that time on, a collective has been launched by then

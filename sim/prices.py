@@ -139,9 +139,11 @@ class Profile(Config):
     provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead
     gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
     attention: AttentionCurve
+    older: dict[str, AttentionCurve] = Field(default_factory=dict)  # earlier fused kernels, by `Kernel.variant`
     memory: MemoryCurve
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
+    eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
@@ -167,6 +169,12 @@ class Profile(Config):
         if missing:
             raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
         return self
+
+    def launching(self, eager: bool) -> float:
+        """Host seconds per kernel; 0 where launching is part of the kernel's own time."""
+        if self.synchronous:
+            return 0.0
+        return self.eager if eager and self.eager else self.launch
 
     def every_protocol(self) -> dict[str, Transport]:
         """All protocols by name, Simple among them, with every kind of link priced."""
@@ -305,7 +313,9 @@ class Prices:
         return float(price + curve.exposed * more / (bandwidth * curve.memory))
 
     def _attention(self, kernel: Kernel) -> float:
-        curve = self.profile.attention
+        curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention
+        if curve is None:
+            raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
         forward: float = attention_seconds(curve, self._peak(kernel.dtype), self._sms, kernel.shape)
         arithmetic = forward * 2.5 / curve.backward if kernel.kind == "attention_backward" else forward
         return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
@@ -324,3 +334,7 @@ class Prices:
                 far = value / high if value > high > 0 else low / value if value > 0 else float("inf")
                 return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}, {far:.3g} times"
         return None
+
+
+def _has(profile: Profile) -> str:
+    return f", only of {', '.join(profile.older)}" if profile.older else ""

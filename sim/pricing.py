@@ -246,8 +246,8 @@ class Pricing:
         found = self._runs.get(key)
         if found is None:
             profile = self.prices.profile
-            launch = profile.launch * self.program.turns
-            ahead, extra = (0.0, launch) if profile.synchronous else (launch, 0.0)
+            extra = profile.launch * self.program.turns if profile.synchronous else 0.0
+            ahead = profile.launching(self.program.eager) * self.program.turns
             wrapping = [self.wrapping(item) for item in items]
             if profile.synchronous:  # the host's work is the item's own
                 works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]

@@ -44,6 +44,7 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
+    variant: str = ""  # of fused attention: an older implementation that a profile prices apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class Op:
     free: Memory = ()
     microbatch: int = -1
     chunk: int = -1
+    held: bool = False  # the host too waits for what it waits for, and launches it and what comes after it only then
 
 
 @dataclass(slots=True)
@@ -202,4 +204,5 @@ class Program:
     parameters: int  # Ψ of the model
     steps: int = 1
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
+    eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     description: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -116,15 +117,26 @@ class _Player:
                 me += 1
 
     def _price(self) -> None:
-        """Price every op, and find when the host has launched it: the host runs through the program in order and never waits."""
+        """Price every op, and find when the host has launched it: the host runs through the program in order and waits for
+        nothing but ops that hold it up.
+        """
         profile = self.pricing.prices.profile
-        launch = 0.0 if profile.synchronous else on_grid(profile.launch * self.program.turns)
+        launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
         self.work: list[Fused | Priced] = []
-        self.launched: list[float] = []
+        self.launched: list[float] = []  # since the latest op before, or this one, that holds up the host
+        # such ops: the one before, the host's seconds from that one to this, and the ops that are launched from this one on
+        self.held: dict[int, tuple[int, float, range]] = {}
+        self.resumed: dict[int, float] = {}  # when the host went on
         for number, lane in enumerate(self.lanes):
             groups = {} if self.fold else self._groups_of(number)
-            host = 0.0
-            for op in self.program.cohorts[lane.cohort].ops:
+            host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
+            stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
+            ends = dict(pairwise([*stops, self.offset[number] + len(ops)]))
+            for op in ops:
+                me = len(self.launched)
+                if op.held:
+                    self.held[me] = before, host, range(me, ends[me])
+                    host, before = 0.0, me
                 if isinstance(op.work, Block):
                     fused = self.pricing.block(op.work, lane.cohort)
                     self.launched.append(host)
@@ -160,6 +172,8 @@ class _Player:
             raise UserError(f"the program waits for itself: {stuck} ops never start (does the schedule deadlock?)")
 
     def _start(self, op: int) -> None:
+        if op in self.held:
+            self._resume(op)
         work, launched = self.work[op], self.launched[op]
         now = self.start_time[op] = self.env.now
         if isinstance(work, Fused):
@@ -169,6 +183,13 @@ class _Player:
             self.env.timeout(launched - now).callbacks.append(lambda _: self._meet(op, work))
         else:
             self._meet(op, work)
+
+    def _resume(self, op: int) -> None:
+        """The host has seen the end of what `op` waits for, and goes on to launch it."""
+        before, host, ops = self.held[op]
+        time = self.resumed[op] = max(self.env.now, self.resumed.get(before, 0.0) + host)
+        for one in ops:
+            self.launched[one] += time
 
     def _end(self, op: int) -> None:
         self.end_time[op] = self.env.now

@@ -5,6 +5,9 @@ A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole r
 
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
+* apex: Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm. The bias of queries, keys and values is
+  added, and gradients of scaled scores are scaled, by kernels of their own (megatron/model/transformer.py); so is every step of
+  the loss (megatron/mpu/cross_entropy.py).
 * compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
 * torch: eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kernels = Literal["megatron", "compiled", "torch"]
+Kernels = Literal["megatron", "apex", "compiled", "torch"]
 Passes = tuple[tuple[str, float], ...]
 FLOAT = 4  # bytes of fp32
 
@@ -34,10 +37,10 @@ def _reduce(*moved: float) -> Passes:
 
 
 def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
-    """A norm over features, per element. The weight's gradient is made in the backward kernel, in eager PyTorch by its own."""
-    if kernels != "torch":
+    """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own."""
+    if kernels not in ("torch", "apex"):
         return Ways(_stream(2 * width), _reduce(3 * width))
-    if not rms:
+    if not rms or kernels == "apex":
         return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
     cast = width + FLOAT if width != FLOAT else 0.0  # statistics are of fp32 numbers
     square, mean, scale = 2 * FLOAT, FLOAT, 2 * FLOAT
@@ -86,12 +89,17 @@ def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
 
 def loss(kernels: Kernels, width: float) -> Ways:
     """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
-    exponentials and their sum, one that divides; the gradient is made from the probabilities. Eager: cast, log-softmax, gather;
-    backward zeros, the gradient of log-softmax, cast.
+    exponentials and their sum, one that divides; the gradient is made from the probabilities. Before Transformer Engine each
+    is an operator: cast, maximum, difference, exponential, sum, quotient; backward a product and a cast. Eager PyTorch: cast,
+    log-softmax, gather; backward zeros, the gradient of log-softmax, cast.
     """
     cast = width != FLOAT
     if kernels == "torch":
         turned = width + FLOAT if cast else 0.0
         return Ways((*_stream(turned), *_reduce(2 * FLOAT)), (*_stream(FLOAT), *_reduce(3 * FLOAT), *_stream(turned)))
+    if kernels == "apex":
+        turned, both = width + FLOAT if cast else 0.0, 2 * FLOAT
+        forward = (*_stream(turned), *_reduce(FLOAT), *_stream(both, both), *_reduce(FLOAT), *_stream(both))
+        return Ways(forward, _stream(both, turned))
     first = width + FLOAT * cast
     return Ways(_reduce(first, 2 * FLOAT, 2 * FLOAT), _stream(FLOAT + width))

@@ -122,7 +122,7 @@ def hosted(plan: Plan, cpu: Cpu | None, where: str) -> None:
 
 def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
     """Rules of context parallelism."""
-    if plan.attention != "flash":
+    if not plan.fused_attention:
         raise UserError(f"{where}: cp={plan.cp} needs attention=flash, and attention={plan.attention}")
     if model.pooler:
         raise UserError(f"{where}: cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone")

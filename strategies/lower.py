@@ -69,7 +69,8 @@ class _Lowering:
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         flops = model_flops, hardware_flops
-        return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps)
+        return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps,
+                       eager=plan.plan.kernels != "compiled")  # fmt: skip
 
     def _buffers(self, size: float) -> None:
         """What PyTorch's pipeline stages hold for transfers, besides activations."""

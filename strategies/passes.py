@@ -98,6 +98,10 @@ class Passes:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
+        plan = self.plan.plan
+        if action.kind != "W" and (plan.timers or (plan.pp > 1 and not plan.overlap_p2p)):
+            first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
+            first.held = True
         return stage, ref, last
 
     def _send(self, action: Action, stage: Stage, ref: Ref) -> None:

@@ -97,12 +97,17 @@ class Plan(Config):
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
         "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
-    attention: Literal["flash", "materialised"] = Field("flash", description="fused attention, or scores written to memory")
+    attention: Literal["flash", "flash2", "flash1", "triton", "materialised"] = Field(
+        "flash",
+        description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
+        "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
+        "scores written to memory (materialised)",
+    )
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps more, and gathers nothing "
-        "twice under sequence parallelism)",
+        "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
+        "more, and gathers nothing twice under sequence parallelism)",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -126,7 +131,16 @@ class Plan(Config):
         "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
         "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=compiled and torch",
     )
-    overlap_p2p: bool = Field(True, description="pipeline sends do not hold up the sender's compute")
+    overlap_p2p: bool = Field(
+        True,
+        description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
+        "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
+    )
+    timers: bool = Field(
+        False,
+        description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
+        "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
     )
@@ -186,6 +200,11 @@ class Plan(Config):
     def bytes_per_gradient(self) -> int:
         """Bytes of one gradient element."""
         return 4 if self.gradients == "fp32" else self.bytes_per_element
+
+    @property
+    def fused_attention(self) -> bool:
+        """Whether attention is one kernel that writes no scores."""
+        return self.attention != "materialised"
 
     @property
     def fused_accumulation(self) -> bool:

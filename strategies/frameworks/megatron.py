@@ -217,7 +217,7 @@ def _write(job: Job) -> Written:
         flags.append(("--accumulate-allreduce-grads-in-fp32", None))
     if job.plan.data_parallel in ("ddp", "zero1", "zero2"):
         flags.append(("--ddp-bucket-size", round(told("bucket") / job.plan.bytes_per_gradient)))
-    flags += [("--use-flash-attn", None)] * (told("attention") == "flash")
+    flags += [("--use-flash-attn", None)] * (told("attention") != "materialised")
     wanted = job.model.dropout if told("dropout") is None else job.plan.dropout
     flags += [("--hidden-dropout", 0.1 if wanted else 0), ("--attention-dropout", 0.1 if wanted else 0)]
     start = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "

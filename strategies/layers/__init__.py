@@ -127,7 +127,7 @@ def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
 
 def _check(model: Model, plan: Resolved) -> None:
     where = f"model {model.name}"
-    if model.latent is not None and (plan.plan.cp > 1 or plan.plan.attention != "flash"):
+    if model.latent is not None and (plan.plan.cp > 1 or not plan.plan.fused_attention):
         rule = (
             f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
@@ -136,7 +136,7 @@ def _check(model: Model, plan: Resolved) -> None:
         _check_eager(model, plan)
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
-    if model.window is not None and model.window < plan.sequence and plan.plan.attention == "flash":
+    if model.window is not None and model.window < plan.sequence and plan.plan.fused_attention:
         rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
         raise UserError(f"{where}: window={model.window}: {rule}")
 

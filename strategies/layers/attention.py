@@ -21,7 +21,7 @@ def attention(share: Share) -> list[Piece]:
     """The pieces of attention, in the order of the forward pass."""
     model = share.model
     before = projections(share, model.latent) if model.latent else _projections(share)
-    flash = share.resolved.plan.attention == "flash"
+    flash = share.resolved.plan.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
     return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
 
@@ -78,8 +78,10 @@ def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
     queries, keys = batch * heads * rows * dim, batch * kv_heads * columns * dim
     flops = 4.0 * queries * columns * (0.5 if causal else 1.0)
     moved = float(share.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
-    dtype, name = share.resolved.plan.precision, "backward" if backward else "forward"
-    return Kernel(f"attention_{name}", "attention", name, flops * (2.5 if backward else 1.0), moved, dtype, shape)
+    plan, name = share.resolved.plan, "backward" if backward else "forward"
+    variant = "" if plan.attention == "flash" else plan.attention
+    work = flops * (2.5 if backward else 1.0)
+    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant)
 
 
 def _materialised(share: Share) -> list[Piece]:
@@ -101,7 +103,7 @@ def _materialised(share: Share) -> list[Piece]:
         forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
         backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
         pieces.append(Piece((forward,), (backward,), core=True, inner={"repeated keys": queries, "repeated values": queries}))
-    ways = passes.softmax(plan.kernels, share.model.family == "decoder", element)
+    ways = passes.softmax(_softmax_kernels(share), share.model.family == "decoder", element)
     softmax = Piece(
         forward=share.run("softmax", "forward", scores, ways.forward),
         input_gradient=share.run("softmax", "backward", scores, ways.backward),
@@ -109,7 +111,12 @@ def _materialised(share: Share) -> list[Piece]:
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
-    pieces += [_product(share, "scores", sequence, dim, {"queries": queries, **inputs}), softmax]
+    scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if plan.kernels == "apex" else ()
+    pieces += [
+        Piece(input_gradient=scaled, core=True),
+        _product(share, "scores", sequence, dim, {"queries": queries, **inputs}),
+        softmax,
+    ]
     if share.attention_dropout:
         moved = (2 * element + 1) * scores
         kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
@@ -118,6 +125,14 @@ def _materialised(share: Share) -> list[Piece]:
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
     return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
+
+
+def _softmax_kernels(share: Share) -> passes.Kernels:
+    """Megatron-LM's fused softmax takes four rows of scores at a time, one of four heads or sequences; other numbers of them on a
+    rank are left to PyTorch (megatron/model/fused_softmax.py, is_kernel_available).
+    """
+    kernels = share.resolved.plan.kernels
+    return "torch" if kernels in ("apex", "megatron") and share.batch * share.heads % 4 else kernels
 
 
 def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str, int]) -> Piece:

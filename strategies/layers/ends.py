@@ -87,9 +87,10 @@ def _loss(share: Share) -> Piece:
         name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
     }
     ways = passes.loss(share.resolved.plan.kernels, share.element)
-    first, *others = share.run("loss", "forward", logits, ways.forward)
+    kernels = share.run("loss", "forward", logits, ways.forward)
+    cut = 1 + next(place for place, (kind, _) in enumerate(ways.forward) if kind == "reduction")  # the maximum
     return Piece(
-        forward=(first, *small["maximum"], *others, *small["target"], *small["sum"]),
+        forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
         input_gradient=share.run("loss", "backward", logits, ways.backward),
         saved={"loss probabilities": FLOAT * logits},
         temporary=share.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place

@@ -10,6 +10,7 @@ PyTorch's own operators keep is in `strategies.layers.eager`):
   their own over all tokens;
 * bias, dropout and residual addition are one kernel; scale, mask and softmax are one; the activation is one, with its gate;
 * a norm's backward kernel makes its weight's gradient too; the residual gradient is added by a kernel of its own (autograd);
+* gradients of biases and norms are added to those before by a kernel each, small but launched as any other;
 * a weight gradient is accumulated by the product that makes it: its result is written, and read before that when a step has
   more than one microbatch; where it is not (`plan.accumulation_fusion`), a kernel of its own adds it to those before.
 
@@ -162,6 +163,11 @@ class Share:
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
+    def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
+        """Kernels that add the gradients of `count` vectors of parameters to those before."""
+        moved = 0.0 if self.resolved.plan.kernels == "compiled" else self._added(elements)
+        return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
+
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
         return self.resolved.plan.bytes_per_gradient * elements * (1 if self.resolved.microbatches == 1 else 2)
@@ -252,12 +258,17 @@ def column_linear(
     gathered = share.element * tokens * hidden
     gather = share.gather(f"{label} input", hidden)
     again = () if share.eager else gather
-    bias_gradient = (share.reduction(f"{label} bias", "backward", share.element * tokens * local),)
+    bias_gradient = (
+        share.reduction(f"{label} bias", "backward", share.element * tokens * local),
+        *share.vectors(f"{label} bias", local),
+    )
+    apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
+    added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
     reduce = share.reduce(f"{label} input gradient", hidden)
     inputs_product = share.gemm(label, "backward", tokens, hidden, local)
     weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
     return Piece(
-        forward=share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)),
+        forward=(*share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)), *added),
         input_gradient=(inputs_product, *reduce),
         weight_gradient=(*again, *weights),
         whole=(*beside((inputs_product,), again), *beside(weights, reduce)) if share.overlap("weight_gradient") else (),
@@ -273,7 +284,10 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     gather = share.gather(f"{label} gradient")
-    bias_gradient = (share.reduction(f"{label} bias", "backward", share.element * share.stream),)
+    bias_gradient = (
+        share.reduction(f"{label} bias", "backward", share.element * share.stream),
+        *share.vectors(f"{label} bias", hidden),
+    )
     return Piece(
         forward=share.before_reduce(share.gemm(label, "forward", tokens, hidden, local), share.reduce(label)),
         input_gradient=share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden)),
@@ -326,7 +340,7 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
         backward = (share.memory(f"{label} sums", "backward", 2 * size), reduce, *backward)
     return Piece(
         forward=forward,
-        input_gradient=(*backward, *(addition if apart else ())),
+        input_gradient=(*backward, *share.vectors(label, features, parameters // features), *(addition if apart else ())),
         saved=kept,
         parameters=parameters,
         replicated=parameters,

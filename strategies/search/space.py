@@ -133,7 +133,7 @@ def default_space(job: Job) -> Space:
     """
     model, cluster = job.model, job.cluster
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
-    contexts = _doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.attention == "flash" else [1]
+    contexts = _doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.fused_attention else [1]
     schedules = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
     schedules += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
     sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]

@@ -236,3 +236,33 @@ def test_same_kernel_is_priced_once() -> None:
     price.seconds(gemm(4096, 4096, 4096))
     price.seconds(gemm(4096, 4096, 4096))
     assert price.seconds.cache_info().hits == 1
+
+
+# TFLOP/s of forward and backward passes together, causal, 16,384 tokens of 2,048 features: labels of the plots
+# flash2_a100_fwd_bwd_benchmark.png and flash2_h100_fwd_bwd_benchmark.png of github.com/Dao-AILab/flash-attention
+OLDER = (  # profile, plan.attention, sequence, head_dim, TFLOP/s
+    ("a100", "flash2", 2048, 128, 155), ("a100", "flash2", 16384, 64, 171), ("a100", "flash1", 2048, 128, 69),
+    ("a100", "flash1", 8192, 64, 92), ("a100", "triton", 4096, 128, 74), ("a100", "triton", 16384, 64, 80),
+    ("h100", "flash2", 8192, 128, 308), ("h100", "flash2", 1024, 64, 192), ("h100", "flash1", 8192, 128, 135),
+    ("h100", "flash1", 2048, 64, 136),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "variant", "length", "dim", "rate"), OLDER)
+def test_older_attention_kernels_run_at_their_published_rates(name, variant, length, dim, rate) -> None:
+    batch, heads = 16384 // length, 2048 // dim
+    shape = (batch, heads, heads, length, length, dim, 1)
+    both = [Kernel(f"attention_{way}", "a", way, 0.0, 0.0, "bf16", shape, variant) for way in ("forward", "backward")]
+    flops = 3.5 * 2 * batch * heads * length**2 * dim
+    assert flops / sum(map(prices(name).seconds, both)) / 1e12 == pytest.approx(rate, rel=0.15)
+
+
+def test_an_attention_kernel_without_a_price_is_refused() -> None:
+    kernel = Kernel("attention_forward", "a", "forward", 0.0, 0.0, "fp16", (1, 8, 8, 1024, 1024, 64, 1), "flash1")
+    with pytest.raises(UserError, match="attention=flash1: profile 'v100'"):
+        prices("v100").seconds(kernel)
+
+
+def test_a_host_that_launches_from_python_decodes_as_published() -> None:
+    """OPT-175B, 96 layers of 24 to 28 kernels: 95 ms per token on 8 A100, no CUDA graphs (facebookresearch/metaseq, pull 270)."""
+    assert 95e-3 / 96 / 28 <= load_profile("a100").launching(eager=True) <= 95e-3 / 96 / 24

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from calibration.profiles import load_profile
@@ -179,3 +181,20 @@ def test_the_front_door_gives_the_same(toy_job) -> None:
     job = toy_job(8, dp=8)
     prices = Prices(load_profile("generic"), job.cluster.node.gpu)
     assert simulate(job).step == run(lower(job.model, job.resolve()), job.cluster.topology(), prices).step
+
+
+@pytest.mark.parametrize(("eager", "expected"), [(False, 0.1 + 5 * 0.5), (True, 5 * 1.0 + 0.5)])
+def test_python_modules_launch_slower_than_compiled_code(eager, expected, toy_cluster, toy_prices) -> None:
+    one = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), eager=eager)
+    timeline = run(one, toy_cluster(1).topology(), toy_prices(launch="0.1 s", eager="1 s"))
+    assert timeline.step == pytest.approx(expected)
+
+
+def test_a_host_that_is_held_up_launches_nothing_ahead(toy_cluster, toy_prices) -> None:
+    """The other rank sends after 10 s. A host that runs ahead has launched 5 kernels by then; one that waits begins then."""
+    works = {"pp": 0}, {"pp": 1}
+    for held, expected in ((False, 10 + 5 * 0.5), (True, 10 + 5 * 1.0 + 0.5)):
+        first = Cohort(works[0], [Op("compute", block(9.0)), Op("pp next", Send(1.0, 1, "activations"), (Ref(0, 0),))])
+        second = Cohort(works[1], [Op("compute", block(0.5, times=5), (Ref(0, 1),), held=held)])
+        timeline = run(program(first, second, pp=2), toy_cluster(2).topology(), toy_prices(launch="1 s"))
+        assert timeline.step == pytest.approx(expected, rel=1e-3)

@@ -443,3 +443,37 @@ def test_collectives_know_the_width_of_their_elements(precision: str, width: int
     widths = {i.label: i.width for part in (work.layer(0), work.head) for i in part.forward if isinstance(i, Collective)}
     assert widths.pop("loss sum") == widths.pop("loss maximum") == widths.pop("loss target") == 4
     assert set(widths.values()) == {width}
+
+
+# Megatron-LM before Transformer Engine
+
+
+def kernels(items: Items, label: str) -> list[Kernel]:
+    return [item for item in items if isinstance(item, Kernel) and item.label == label]
+
+
+def test_every_step_of_the_loss_was_a_kernel() -> None:
+    """megatron/mpu/cross_entropy.py: cast, maximum, difference, exponential, sum, quotient; back a product and a cast. Bytes per
+    logit: 6 + 4 + 8 + 8 + 4 + 8, and 8 + 6.
+    """
+    model = Model(**GPT)
+    head, logits = parts(model, resolved(model, kernels="apex")).head, 32 * 512
+    assert [kernel.bytes / logits for kernel in kernels(head.forward, "loss")] == [6, 4, 8, 8, 4, 8]
+    assert [kernel.bytes / logits for kernel in kernels(head.backward, "loss")] == [8, 6]
+
+
+@pytest.mark.parametrize(("tp", "batch", "passes"), [(1, 1, 1), (2, 1, 1), (4, 1, 4), (4, 2, 1), (8, 1, 4)])
+def test_the_fused_softmax_takes_four_heads_at_a_time(tp: int, batch: int, passes: int) -> None:
+    """8 heads: other numbers of rows are left to PyTorch's operators (megatron/model/fused_softmax.py, is_kernel_available)."""
+    model = Model(**GPT)
+    layer = parts(model, resolved(model, kernels="apex", attention="materialised", tp=tp, microbatch=batch)).layer(0)
+    assert len(kernels(layer.forward, "softmax")) == passes
+
+
+@pytest.mark.parametrize(("microbatches", "count"), [(1, 0), (2, 8)])
+def test_gradients_of_vectors_are_added_one_by_one(microbatches: int, count: int) -> None:
+    """Four biases, and weight and bias of two norms, once there is a gradient to add to."""
+    model = Model(**GPT)
+    layer = parts(model, resolved(model, kernels="apex", accumulation=microbatches)).layer(0)
+    small = [item for item in layer.backward if isinstance(item, Kernel) and item.label.endswith(" sum") and item.bytes < 3000]
+    assert len(small) == count
