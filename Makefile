@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+DEMO := examples/demo.yaml --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml
+
 .PHONY: demo test check docs bench calibrate clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -11,9 +13,21 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/ready  ## the main job: simulate a real model on a real cluster, leave a report to open
-	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/llama-3.1-70b
-	$(BIN)/shardyard compare examples/llama-3.1-70b.yaml examples/llama-3.1-70b-zero3.yaml
+demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compare, report; two minutes
+	@mkdir -p out/demo
+	@printf '\n1 · what does this machine cost? (two processes over gloo)\n\n'
+	$(BIN)/shardyard calibrate --quick --parts gemm,attention,memory,optimizer,launch,collective,overlap,wrapping --largest 16MiB \
+	    --output out/demo/machine.yaml
+	@printf '\n2 · what is the best way to train a small model on it?\n\n'
+	$(BIN)/shardyard advise $(DEMO)
+	@printf '\n3 · DDP, by PyTorch, beside its prediction\n\n'
+	$(BIN)/shardyard execute $(DEMO) --seconds 3
+	@printf '\n4 · and others: how far can these predictions be trusted?\n\n'
+	$(BIN)/shardyard validate --quick --seconds 2 --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml \
+	    --plot out/demo/validation.png --output out/demo/validation.json
+	@printf '\n5 · the same simulator on 64 H100\n\n'
+	$(BIN)/shardyard report examples/llama-3.1-70b.yaml --without published --output out/llama-3.1-70b
+	@printf '\nopen out/llama-3.1-70b/report.html and out/demo/validation.png\n'
 
 test: check  ## style, types and tests
 	$(BIN)/python -m pytest -n 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from topologies.reading import UserError
@@ -23,6 +24,10 @@ class Engine:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Task:
         """Start a call."""
         return Task(self, function, arguments)
+
+    def map(self, function: Callable[..., Any], items: Iterable[Any]) -> list[Any]:
+        """A call per item, and what they return, in order."""
+        return [task.result() for task in [self.submit(function, item) for item in items]]
 
     def start(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         """Hand a call to the executor, to a new one when the old one is broken."""
@@ -96,11 +101,11 @@ def _processes(workers: int) -> Engine:
 
 def _dask(address: str) -> tuple[Executor, Callable[[], None]]:
     try:
-        from distributed import Client
+        client_of: Any = import_module("distributed").Client  # its annotations come and go
     except ImportError:
         raise UserError("--dask: needs the package distributed: pip install 'shardyard[dask]'") from None
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = client_of(address, timeout=10, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UserError(f"--dask {address}: no scheduler answers ({type(error).__name__})") from None
     return client.get_executor(retries=ATTEMPTS), client.close

@@ -89,10 +89,18 @@ def crowded(ranks: int, device: Device) -> str | None:
     )
 
 
-def launch(work: Callable[..., Any], ranks: int, *arguments: Any, device: Device = "cpu", hear: Hear | None = None) -> list[Any]:
+def launch(
+    work: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    device: Device = "cpu",
+    hear: Hear | None = None,
+    nodes: Sequence[str] = (),
+) -> list[Any]:
     """What `work(place, *arguments)` returned on each rank; empty on ranks other than 0 under torchrun.
 
-    `work` is a function of a module; arguments and results can be pickled. hear: called with what ranks tell. Raises RankError
+    `work` is a function of a module; arguments and results can be pickled. hear: called with what ranks tell.
+    nodes: network namespaces that local ranks are spread over in equal parts, see `calibration.emulation`. Raises RankError
     with the first dead rank and its error line; on Ctrl-C ends all ranks and passes it on.
     """
     need_torch()
@@ -100,7 +108,7 @@ def launch(work: Callable[..., Any], ranks: int, *arguments: Any, device: Device
         return _as_rank(work, ranks, arguments, device, hear or (lambda _: None))
     from calibration.local_ranks import run_locally
 
-    return run_locally(work, ranks, arguments, device, hear or (lambda _: None))
+    return run_locally(work, ranks, arguments, device, hear or (lambda _: None), nodes)
 
 
 # -- this process is one of the ranks -----------------------------------------------------------------------------------------

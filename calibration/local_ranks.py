@@ -24,23 +24,27 @@ from topologies.reading import UserError
 
 GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
 _PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "recv() timeout")
+DEVICE = "eth0"  # of an emulated node
 _TOLD = "told: "
 _ENDED = "ended because another rank had failed"
 
 
-def run_locally(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear) -> list[Any]:
+def run_locally(
+    work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear, nodes: Sequence[str] = ()
+) -> list[Any]:
     """See `calibration.launch.launch`."""
     with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
-        return LocalRanks(Path(folder), work, ranks, arguments, device, hear).run()
+        return LocalRanks(Path(folder), work, ranks, arguments, device, hear, nodes).run()
 
 
 class LocalRanks:
     """Processes of this machine, their files in one folder: task, meeting, and of each rank result and error output."""
 
     def __init__(
-        self, folder: Path, work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear
-    ) -> None:
-        self.folder, self.ranks, self.device, self.hear = folder, ranks, device, hear
+        self, folder: Path, work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear,
+        nodes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.folder, self.ranks, self.device, self.hear, self.nodes = folder, ranks, device, hear, nodes
         (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
         self.processes: list[subprocess.Popen[str]] = []
         self.listeners: list[threading.Thread] = []
@@ -78,11 +82,14 @@ class LocalRanks:
         mine = cores[rank * share : (rank + 1) * share]
         root = str(Path(__file__).parents[1])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        interface = DEVICE if self.nodes else os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         environment = os.environ | ALLOCATOR | {
             "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
-            "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": interface,
         }  # fmt: skip
         command = [sys.executable, "-m", "calibration.local_ranks", str(self.folder), self.device, ",".join(map(str, mine))]
+        if self.nodes:  # it becomes the command: signals reach that
+            command = ["ip", "netns", "exec", self.nodes[rank * len(self.nodes) // self.ranks], *command]
         with (self.folder / f"errors {rank}").open("w") as errors:
             # a session of its own: Ctrl-C reaches this process alone, which then ends the ranks
             process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,

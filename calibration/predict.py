@@ -32,11 +32,15 @@ def prices_of(job: Job) -> Prices:
     return known
 
 
-def simulate(job: Job, *, fold: bool = True) -> Timeline:
-    """Play one training step of `job`. fold=False gives every rank its own actor. Raises UserError for impossible jobs."""
-    return run(lower(job.model, job.resolve()), job.cluster.topology(), prices_of(job), fold=fold)
+def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> Timeline:
+    """Play one training step of `job`, by default with its own profile. fold=False gives every rank its own actor.
+
+    Raises UserError for impossible jobs.
+    """
+    prices = prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
+    return run(lower(job.model, job.resolve()), job.cluster.topology(), prices, fold=fold)
 
 
-def predict(job: Job) -> Summary:
+def predict(job: Job, profile: Profile | None = None) -> Summary:
     """The summary of one simulated step of `job`."""
-    return summarise(simulate(job))
+    return summarise(simulate(job, profile=profile))

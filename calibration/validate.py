@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from calibration.emulation import PROBE, Emulation, cluster, probe
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
-from calibration.launch import Hear
-from calibration.predict import predict
+from calibration.launch import Hear, launch
+from calibration.predict import predict, profile_of
 from sim.summary import Summary
 from strategies.job import Job
 
@@ -46,6 +47,22 @@ class Validated:
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
         return {"job": self.job.name, "hash": self.job.hash, "plan": self.job.plan.model_dump(mode="json"),
                 "profile": self.summary.profile, "rows": rows, "execution": self.execution.to_dict()}  # fmt: skip
+
+
+def emulate(jobs: Sequence[Job], seconds: float, emulation: Emulation, hear: Hear | None = None) -> list[Validated]:
+    """The same on a cluster that is emulated on this machine: network namespaces as nodes. Raises UserError."""
+    here = [profile_of(job) for job in jobs]
+    loopbacks = [job.cluster.node.loopback for job in jobs]
+    jobs = [ready(emulation.on(job), emulated=True) for job in jobs]
+    with cluster(emulation) as nodes:
+        carried = min(launch(probe, len(nodes), PROBE, nodes=nodes))
+        done = execute(jobs, seconds, hear, nodes)
+    said = emulation.said(carried)
+    answer = []
+    for job, execution, profile, loopback in zip(jobs, done, here, loopbacks, strict=True):
+        summary = predict(job, emulation.priced(profile, loopback))
+        answer.append(_beside(job, replace(execution, notes=(said, *execution.notes)), summary))
+    return answer
 
 
 def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Validated]:

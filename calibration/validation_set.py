@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from strategies.job import Job, read_job
 from topologies.reading import Config, UserError, build, load_yaml, nearest
@@ -20,18 +20,23 @@ class ValidationSet(Config):
     plan: dict[str, Any] = {}  # noqa: RUF012
     variants: dict[str, dict[str, Any]]
     quick: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
 
 
 def read_set(
-    path: str | None, overrides: Iterable[str], only: Iterable[str] = (), quick: bool = False, **given: Any
+    path: str | None,
+    overrides: Iterable[str],
+    only: Iterable[str] = (),
+    part: Literal["", "quick", "emulated"] = "",
+    **given: Any,
 ) -> list[Job]:
-    """The jobs of a set, by default of the shipped one; `only` those named, `quick` those that the set calls so.
+    """The jobs of a set, by default of the shipped one; `only` those named, `part` those that the set calls so.
 
     given: model, cluster, profile … in place of the set's. Raises UserError.
     """
     where = path or str(SHIPPED)
     found = build(ValidationSet, load_yaml(Path(where)), where)
-    names = list(only) or list(found.quick if quick else found.variants) or list(found.variants)
+    names = list(only) or list(getattr(found, part) if part else found.variants) or list(found.variants)
     for name in names:
         if name not in found.variants:
             raise UserError(f"{where}: no variant '{name}'{nearest(name, found.variants)}")

@@ -76,15 +76,38 @@ def scaling(read: Read, axis: Axis, weak: bool) -> list[dict[str, Any]]:
     if axis.name != "nodes" or len(axis.choices) < 2:
         raise UserError("--weak, --strong: need at least two values of nodes, as --vary nodes=8,16,32")
     base = read({})
-    batch, nodes = base.resolve().global_batch, base.cluster.nodes
+    batch, gpus, each = base.resolve().global_batch, base.cluster.gpus, base.cluster.node.gpus
     result = []
     for choice in axis.choices:
-        grown, rest = divmod(batch * int(choice["nodes"]), nodes)
+        grown, rest = divmod(batch * int(choice["nodes"]) * int(choice.get("cluster.node.gpus", each)), gpus)
         if weak and rest:
-            raise UserError(f"--weak: global_batch={batch} of {nodes} nodes is no whole number at nodes={choice['nodes']}")
+            raise UserError(
+                f"--weak: global_batch={batch} of {base.cluster.nodes} nodes is no whole number at nodes={choice['nodes']}"
+            )
         plan: dict[str, Any] = {"plan.global_batch": grown if weak else batch, "plan.accumulation": None, "plan.dp": None}
         result.append({**choice, **plan})
     return result
+
+
+def sizes(job: Job, smaller: int = 3, larger: int = 2) -> Axis:
+    """The job's nodes halved and doubled so many times, and below one node parts of it that still hold a copy of the model."""
+    plan, node = job.resolve(), job.cluster.node
+    least = job.cluster.gpus // plan.copies
+    choices: list[dict[str, Any]] = [{"nodes": job.cluster.nodes * 2**times} for times in range(larger + 1)]
+    nodes, gpus = job.cluster.nodes, node.gpus
+    for _ in range(smaller):
+        if nodes % 2 == 0:
+            nodes //= 2
+            choice: dict[str, Any] = {"nodes": nodes}
+        elif nodes == 1 and gpus % 2 == 0:
+            gpus //= 2
+            choice = {"nodes": 1, "cluster.node.gpus": gpus, "cluster.node.nics": min(node.nics, gpus)}
+        else:
+            break
+        if nodes * gpus < least:
+            break
+        choices.insert(0, choice)
+    return Axis("nodes", tuple(choices))
 
 
 def crossovers(cases: Sequence[Case], value: Callable[[Case], float]) -> list[tuple[Case, Case]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from calibration.validate import Row, Validated
 
 CLOSE = 0.10  # of the measurement
+NOTABLE = 0.05  # of the time that a process waited for a core
 
 
 def execution(one: Validated) -> RenderableType:
@@ -99,11 +100,39 @@ def validation(every: Sequence[Validated]) -> RenderableType:
     if off:
         steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
         lines.insert(0, f"step time: {steps}")
+    if off:
+        lines.append(f"worst step: {worst(every)}")
     notes = dict.fromkeys(note for one in every for note in one.execution.notes)
     disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
     if disturbed:
         notes[f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}"] = None
     return Group(_table(every), Text(), *(Text(line) for line in (*lines, *(f"note: {note}" for note in notes))))
+
+
+def worst(every: Sequence[Validated]) -> str:
+    """The worst step prediction in words: by how much, how much of it noise can be, and where the prediction spends the step."""
+    timed = [(abs(row.error), row, one) for one in every for row in one.rows if row.what == "step"]
+    _, row, one = max(timed, key=lambda found: found[0])
+    times, summary = one.execution.times or {}, one.summary
+    gap = abs(row.predicted - row.measured)
+    said = f"{row.job} took {seconds(gap)} {'longer' if row.measured > row.predicted else 'less'} than predicted"
+    causes = []
+    if not times.get("kept"):
+        causes.append(f"others took {percent(times.get('foreign', 0.0))} of the machine in every block")
+    if times.get("waited", 0.0) > NOTABLE:
+        causes.append(f"a process waited for a core for {percent(times['waited'])} of the time")
+    if times.get("spread", 0.0) * row.measured > gap / 2:
+        causes.append(f"blocks differ by ±{percent(times['spread'])}, most of the gap")
+    parts = sorted(((share, name) for name, share in summary.breakdown.items() if share > 0), reverse=True)[:3]
+    spent = ", ".join(f"{name} {seconds(share)}" for share, name in parts)
+    outside = [note for note in summary.notes if "extrapolated" in note or "times the largest" in note]
+    if outside:
+        causes.append(f"prices beyond what was measured ({outside[0]})")
+    why = (
+        "; ".join(causes)
+        or "nothing disturbed it: prices of its largest parts are off, or the framework does more than is simulated"
+    )
+    return f"{said}; {why}; predicted are {spent}"
 
 
 def _table(every: Sequence[Validated]) -> Table:

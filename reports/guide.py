@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.predict import simulate
+from calibration.predict import prices_of, simulate
 from reports.figures.gantt import gantt
+from reports.figures.staleness import staleness
 from reports.words import digits, gigabytes, percent, seconds
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
@@ -19,6 +21,7 @@ from strategies.data_parallel import hooks
 from strategies.job import Job, read_job
 from strategies.lower import lower
 from strategies.schedules import schedules
+from strategies.servers import Answer, parameter_servers
 from topologies.reading import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +72,12 @@ def write_guide(folder: Path) -> list[Path]:
             timeline = simulate(one.job)
             written.append(gantt(timeline, pictures / f"{one.path.stem}.png"))
             parts.append(_entry(one, timeline, summarise(timeline)))
+    parts.append("\n## Parameter servers\n")
+    for one in examples("servers"):
+        served = functools.partial(parameter_servers, one.job, prices_of(one.job), 8, steps=50, jitter=0.2, seed=0)
+        answers = {name: served(staleness=name) for name in ("sync", "1", "async")}
+        written.append(staleness(answers, pictures / f"{one.path.stem}.png"))
+        parts.append(_picture(one, f"8 servers, 50 steps: {_served(answers)}"))
     for name, text in (("strategies.md", "\n".join(parts)), ("combinations.md", combinations())):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
@@ -90,9 +99,21 @@ def _entry(one: Example, timeline: Timeline, summary: Summary) -> str:
         ("exposed communication", percent(summary.exposed)), ("peak memory", peak + ("" if summary.fits else ": does not fit")),
         ("sent by a rank", moved),
     ]  # fmt: skip
+    return _picture(one, f"{where}: " + "; ".join(f"{name} {value}" for name, value in facts))
+
+
+def _picture(one: Example, told: str) -> str:
     file = one.path.relative_to(ROOT).as_posix()
-    told = "; ".join(f"{name} {value}" for name, value in facts)
-    return f"\n### {one.title}\n\n{one.text}\n\n![{one.title}](strategies/{one.path.stem}.png)\n\n`{file}`: {where}: {told}.\n"
+    return f"\n### {one.title}\n\n{one.text}\n\n![{one.title}](strategies/{one.path.stem}.png)\n\n`{file}`: {told}.\n"
+
+
+def _served(answers: Mapping[str, Answer]) -> str:
+    """Throughput and staleness of each."""
+    each = (
+        f"{name} {digits(answer.tokens_per_second / 1e3)} k tokens/s, {digits(answer.played.staleness.mean)} updates missed"
+        for name, answer in answers.items()
+    )
+    return "; ".join(each)
 
 
 # -- what combines -----------------------------------------------------------------------------------------------------------

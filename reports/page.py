@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from sim.timeline import Timeline
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 
+LONG = 40  # characters of a cell that is a sentence
+FULL = 1400  # dots of a figure that takes the whole width
 DATA = ("timeline.csv", "summary.json", "trace.json.gz")
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -50,20 +53,41 @@ class Sheet:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
+    @cached_property
+    def texts(self) -> list[int]:
+        """Columns with sentences, which are wrapped and stand on the left."""
+        found = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}
+        return sorted(found)
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page between the step and its inputs."""
+    """A part of the page. sheet: a long table, which is sorted and filtered; table: a short one, shown as it is."""
 
     title: str
     pictures: tuple[Picture, ...] = ()
     text: tuple[str, ...] = ()
     sheet: Sheet | None = None
+    table: Sheet | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a framework runs the plan: its file of settings, the line that starts it, and what it cannot express."""
+
+    framework: str
+    file: str
+    text: str
+    line: str
+    unexpressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked."""
+    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked.
+
+    sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside.
+    """
 
     timeline: Timeline
     summary: Summary
@@ -71,6 +95,8 @@ class Report:
     cluster: Cluster | None = None
     runs: Mapping[str, Summary] = field(default_factory=dict)
     sections: tuple[Section, ...] = ()
+    evidence: tuple[Section, ...] = ()
+    launch: tuple[Launch, ...] = ()
 
     @property
     def step(self) -> dict[str, Picture]:
@@ -93,7 +119,7 @@ class Report:
     def pictures(self) -> Iterator[Picture]:
         """Every figure of the page."""
         yield from self.step.values()
-        for section in self.sections:
+        for section in (*self.sections, *self.evidence):
             yield from section.pictures
 
 
@@ -124,7 +150,11 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
     report.timeline.frame().to_csv(folder / "timeline.csv", index=False, lineterminator="\n")
     text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA]
+    for one in report.launch:
+        if one.file:  # what cannot express the plan has none
+            (folder / one.file).write_text(one.text, encoding="utf-8")
+    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA,
+              *(one.file for one in report.launch if one.file)]  # fmt: skip
     (folder / "report.html").write_text(page(report, folder, beside), encoding="utf-8")
     return ["report.html", *beside]
 
@@ -142,8 +172,15 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
         step=report.step,
         pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
+        full={picture.name for picture in report.pictures if _width(folder / f"{picture.name}.png") > FULL},
         sections=report.sections,
-        sheets=[{"columns": s.sheet.columns, "rows": s.sheet.rows} for s in report.sections if s.sheet],
+        evidence=report.evidence,
+        launch=report.launch,
+        sheets=[
+            {"columns": s.sheet.columns, "rows": s.sheet.rows, "texts": s.sheet.texts}
+            for s in (*report.sections, *report.evidence)
+            if s.sheet
+        ],
         components=_components(summary),
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
@@ -157,6 +194,11 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
 def _embedded(path: Path) -> str:
     """A picture as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _width(path: Path) -> int:
+    """Dots of a PNG, whose header has them."""
+    return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
 def _hint(label: str) -> str:

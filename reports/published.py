@@ -1,15 +1,19 @@
-"""Predictions beside published measurements: tables."""
+"""Predictions beside published measurements: tables, and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from calibration.validation import Compared, Errors, grouped
 from reports.words import digits, gigabytes, percent, seconds
+from topologies.reading import UserError, load_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -109,6 +113,40 @@ def every_row(rows: Sequence[Compared]) -> RenderableType:
                       *(percent(value) if value else "–" for value in (row.mfu, row.predicted_mfu)),
                       *(gigabytes(value) if value else "–" for value in (row.memory, row.predicted_memory)))  # fmt: skip
     return table
+
+
+def from_file(path: Path) -> list[Compared]:
+    """What `shardyard validate` wrote: published rows (.csv), or executed jobs (.json). Raises UserError for another file."""
+    return _from_json(path) if path.suffix == ".json" else _from_csv(path)
+
+
+def _from_json(path: Path) -> list[Compared]:
+    """Step times of executed jobs."""
+    text = load_text(path)
+    try:
+        pairs = [(one, row) for one in json.loads(text) for row in one["rows"] if row["what"] == "step"]
+        return [Compared(row["job"], path.stem, "PyTorch", "", row["job"], gpu=one["execution"]["machine"]["machine"],
+                         gpus=one["execution"]["ranks"], profile=one["profile"], step=row["measured"],
+                         predicted_step=row["predicted"]) for one, row in pairs]  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: is not what `shardyard validate --output` writes") from None
+
+
+def _from_csv(path: Path) -> list[Compared]:
+    kinds = {field.name: str(field.type) for field in fields(Compared)}
+    try:
+        lines = list(csv.DictReader(load_text(path).splitlines()))
+        return [Compared(**{name: _value(kinds[name], text) for name, text in line.items() if name in kinds}) for line in lines]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: is not a table of `shardyard validate --csv`") from None
+
+
+def _value(kind: str, text: str) -> Any:
+    """A cell as a field of that type."""
+    if not text and "None" in kind:
+        return None
+    base = kind.split(" ")[0]
+    return text == "True" if base == "bool" else {"int": int, "float": float, "str": str}[base](text)
 
 
 def as_csv(rows: Sequence[Compared]) -> str:

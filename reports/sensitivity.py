@@ -1,4 +1,4 @@
-"""Which price moves a step: a table and a tornado."""
+"""Which price moves a step: a table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibration.sensitivity import Effect
-from reports.figures import BLUE, DARK, ORANGE, figure
 from reports.words import bar, seconds
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import RenderableType
-
-Answer = tuple[str, float, Sequence[Effect]]  # the job's name, its step in seconds, the strongest effect first
 
 
 def table(name: str, step: float, effects: Sequence[Effect]) -> RenderableType:
@@ -33,23 +29,3 @@ def table(name: str, step: float, effects: Sequence[Effect]) -> RenderableType:
             cells += [f"{factor:.2f}", seconds(value), f"{100 * (value / step - 1):+.2f} %"]
         made.add_row(effect.name, *cells, Text(bar(effect.swing / widest, 20), "cyan"))
     return Group(Text(f"{name}: {seconds(step)} per step; what each price does to it", "bold"), made)
-
-
-@figure("tornado")
-def tornado(data: Answer) -> Figure:
-    """The step with each price lower and higher, as bars around the answer."""
-    from matplotlib.figure import Figure
-
-    name, step, effects = data
-    made = Figure(figsize=(8, 1.2 + 0.34 * len(effects)), layout="constrained")
-    axes = made.subplots()
-    places = range(len(effects))
-    for ends, colour, label in (([e.low for e in effects], BLUE, "lower"), ([e.high for e in effects], ORANGE, "higher")):
-        axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=f"price {label}")
-    axes.axvline(0, color=DARK, lw=1)
-    axes.set_yticks(places, [f"{e.name} ×{e.factor:.2f}" for e in effects])
-    axes.invert_yaxis()
-    axes.set_xlabel("change of the step time in %")
-    axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
-    axes.legend()
-    return made

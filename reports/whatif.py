@@ -1,9 +1,8 @@
-"""Answers of what-ifs: a table against the base, a tornado, scaling, where the winner changes, a curve."""
+"""Answers of what-ifs: a table against the base, a tornado, scaling, where the winner changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -127,33 +126,18 @@ def _spent(training: Cost, priced: bool) -> float:
     return training.usd if priced and training.usd is not None else training.gpu_hours
 
 
-def curve(cases: Sequence[Case], field: str, path: Path) -> Path:
-    """tokens/s/GPU over a field of numbers, one line per plan; what does not fit is hollow."""
-    if path.suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {path}: must end in .png or .svg")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for plan in dict.fromkeys(case.plan for case in cases):
-        points = [(_number(case.changes, field), case) for case in cases if case.plan == plan and case.summary is not None]
-        x, y = [p[0] for p in points], [p[1].summary.tokens_per_second_per_gpu for p in points if p[1].summary]
-        line = axes.plot(x, y, marker="o", label=plan or "the job's plan")[0]
-        hollow = [(a, b) for (a, case), b in zip(points, y, strict=True) if case.summary and not case.summary.fits]
-        axes.plot(*zip(*hollow, strict=True), "o", color="white", markeredgecolor=line.get_color()) if hollow else None
-    axes.set(xlabel=field, ylabel="tokens/s/GPU", ylim=(0, None))
-    axes.legend()
-    figure.savefig(path)
-    plt.close(figure)
-    return path
+def lines(cases: Sequence[Case], field: str) -> dict[str, list[tuple[float, float, bool]]]:
+    """Plan -> (value of a field of numbers, tokens/s/GPU, whether it fits) of what was not refused. Raises UserError."""
+    result: dict[str, list[tuple[float, float, bool]]] = {}
+    for case in cases:
+        if case.summary is not None:
+            point = _number(case.changes[field], field), case.summary.tokens_per_second_per_gpu, case.summary.fits
+            result.setdefault(_plan(case), []).append(point)
+    return result
 
 
-def _number(changes: Mapping[str, Any], field: str) -> float:
-    value = changes[field]
-    number = str(value).split()[0]
+def _number(value: Any, field: str) -> float:
     try:
-        return float(number)
+        return float(str(value).split()[0])
     except ValueError:
         raise UserError(f"--plot: {field}={value!r} is not a number") from None

@@ -13,6 +13,7 @@ from sim.pricing import Priced
 from sim.program import Block, Collective
 from sim.timeline import Timeline
 from sim.wiring import Traffic, endpoints, schedule
+from topologies.topology import Hosted, Topology
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,22 @@ def carried(timeline: Timeline) -> Floats:
     """Bytes on every single link of the topology in a step, shape (links,)."""
     topology = timeline.pricing.topology
     sources, destinations, sizes = pairs(timeline)
-    routes = topology.routes(sources, destinations)
-    loads = np.bincount(routes.ravel() + 1, np.repeat(sizes, routes.shape[1]), minlength=topology.links + 1)
-    return loads[1:].astype(float)
+    sorts = 3 * _sort(topology, sources) + _sort(topology, destinations)
+    loads = np.zeros(topology.links)
+    for sort in np.unique(sorts):  # routes are asked for between ends of the same sorts
+        these = sorts == sort
+        routes = topology.routes(sources[these], destinations[these])
+        sent = np.repeat(sizes[these], routes.shape[1])
+        loads += np.bincount(routes.ravel() + 1, sent, minlength=topology.links + 1)[1:]
+    return loads
+
+
+def _sort(topology: Topology, ends: Ids) -> Ids:
+    """0: a GPU or a switch, 1: the memory of a node, 2: its disks."""
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        return np.zeros(len(ends), dtype=np.int64)
+    first = [int(topology.place(np.zeros(1, dtype=np.int64), name)[0]) for name in ("cpu", "nvme")]
+    return np.searchsorted(first, ends, side="right").astype(np.int64)
 
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:

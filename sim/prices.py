@@ -151,6 +151,8 @@ class Profile(Config):
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
+    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, how often the library sends what its algorithm needs;
+    # not in tables, which were measured
     processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict
@@ -290,8 +292,16 @@ class Prices:
             raise UserError(f"dtype={dtype!r}: the GPU has no such peak{nearest(dtype, self.gpu.peak)}") from None
 
     def _curve(self, dtype: str) -> GemmCurve:
+        """The curve of a dtype, or one that was measured with another: in the same part of its peak, but a tile starts and ends,
+        and bytes are paid for, in as many seconds as there.
+        """
         curves = self.profile.gemm
-        return curves.get(dtype) or curves.get(_SIBLING.get(dtype, "")) or next(iter(curves.values()))
+        found = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
+        if found is not None:
+            return found
+        measured, curve = next(iter(curves.items()))
+        slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
+        return curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape

@@ -212,6 +212,9 @@ class Pricing:
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
             scale = table.seconds(work.bytes) / (latency + sum(transfers))
             latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
+        elif operation in self.prices.profile.wire:
+            more = self.prices.profile.wire[operation]
+            latency, transfers = latency * more, [transfer * more for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sim.summary import Summary
@@ -39,14 +40,14 @@ class Advice:
         return first if first is not None and first.summary.fits else None
 
 
-def advise(job: Job, answer: Answer) -> Advice:
-    """Simulate the candidates on all of the job's GPUs with one global batch. Raises UserError when none can be simulated."""
+def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
+    """Simulate the candidates on all of the job's GPUs with one global batch. Raises UserError when none can be simulated.
+
+    run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
+    """
     batch = job.plan.global_batch or PER_GPU * job.cluster.gpus
-    found = []
-    for name, changes in _candidates(job):
-        candidate = _try(job, name, changes | {"global_batch": batch}, answer)
-        if candidate is not None:
-            found.append(candidate)
+    ways = [(name, changes | {"global_batch": batch}) for name, changes in _candidates(job, depth or job.model.layers)]
+    found = [one for one in run(partial(_try, job, answer), ways) if one is not None]
     if not found:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
@@ -55,9 +56,9 @@ def advise(job: Job, answer: Answer) -> Advice:
     return Advice(tuple(_questions(job, answer)), tuple(found))
 
 
-def _try(job: Job, name: str, changes: Changes, answer: Answer) -> Candidate | None:
+def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None:
     """The candidate without recomputation, or when it does not fit with it; None when it is refused."""
-    last = None
+    (name, changes), last = way, None
     for recompute in ("none", "full"):
         plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "recompute": recompute} | changes)
         try:
@@ -71,7 +72,7 @@ def _try(job: Job, name: str, changes: Changes, answer: Answer) -> Candidate | N
     return last
 
 
-def _candidates(job: Job) -> Iterator[tuple[str, Changes]]:
+def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
     gpus, node = job.cluster.gpus, job.cluster.node.gpus
     for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
         yield name, {"data_parallel": hook, "tp": 1, "pp": 1}
@@ -80,7 +81,7 @@ def _candidates(job: Job) -> Iterator[tuple[str, Changes]]:
     tp = 1
     while tp <= node:
         pp = 1
-        while tp * pp <= gpus and pp <= job.model.layers:
+        while tp * pp <= gpus and pp <= min(depth, job.model.layers):
             if tp * pp > 1:
                 degrees = " × ".join(f"{axis}{degree}" for axis, degree in (("TP", tp), ("PP", pp)) if degree > 1)
                 sequence = {"sequence_parallel": True} if tp > 1 else {}

@@ -23,7 +23,8 @@ from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
 from strategies.limits import hosted
 from strategies.model import Model, load_model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, load_yaml, nearest

@@ -162,6 +162,8 @@ def synchronised(plan: Plan, dp: int, where: str) -> None:
     """Rules of norms over all ranks."""
     if plan.sync_norm and dp * plan.cp == 1:
         raise UserError(f"{where}: sync_norm=true needs dp or cp above 1")
+    if plan.sync_norm and plan.local_steps:
+        raise UserError(f"{where}: sync_norm=true contradicts local_steps={plan.local_steps}: dp ranks would meet in every layer")
     if plan.sync_norm and plan.sequence_parallel:
         raise UserError(
             f"{where}: sync_norm=true with sequence_parallel=true is not simulated: tp ranks would share statistics too"

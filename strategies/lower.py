@@ -9,7 +9,7 @@ from strategies.data_parallel import hooks
 from strategies.layers import Part, Parts, parts
 from strategies.model import Model
 from strategies.passes import Flow, Passes
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.stage import Stage, in_buckets
 

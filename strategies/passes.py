@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
 from strategies.data_parallel import Hook
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import Action, Schedule, actions
 from strategies.stage import Stage, taking_turns
 

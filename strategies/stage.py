@@ -10,8 +10,8 @@ from strategies.host import Host
 from strategies.layers import Items, Part
 from strategies.layers.overlap import interleaved
 from strategies.model import Model
-from strategies.plan import Resolved
-from strategies.updates import on_the_cpus, passes_of
+from strategies.resolved import Resolved
+from strategies.updates import ZEROING, on_the_cpus, passes_of
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
@@ -158,7 +158,7 @@ class Stage:
             )
             self.reduced.append(ref)
             return ref
-        ref = self._reduction(operation, size, count, self.plan.sharing, after, () if experts else free, width)
+        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
@@ -232,28 +232,33 @@ class Stage:
         largest = max(part.parameters for part in self.parts[first:last])
         return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
-    def update(self, shards: int, after: tuple[Ref, ...]) -> Ref:
-        """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic."""
-        count = self.sharded(shards)
-        plan = self.plan.plan
+    def update(self, shards: int, after: tuple[Ref, ...], made: int = 1) -> Ref:
+        """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.
+
+        made: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.
+        """
+        count, gradients = self.sharded(shards), self.sharded(made)
+        plan, replicated = self.plan.plan, self._replicated(made)
         if self.host.updates:
-            replicated = self._replicated()
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
-        kernels = [Kernel("optimizer", label, "optimizer", 0.0, moved * count, "fp32") for label, moved in passes_of(plan)]
-        block = Block("optimizer", (Run(1, (*self._replicated(), *kernels)),))
+        kernels = [
+            Kernel("optimizer", label, "optimizer", 0.0, moved * (gradients if label == ZEROING else count), "fp32")
+            for label, moved in passes_of(plan)
+        ]
+        block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
         ref = self.add(Op(COMPUTE, block, after))
         return self.host.store(count, ref) if self.host.has_parameters else ref
 
-    def _replicated(self) -> tuple[Collective, ...]:
+    def _replicated(self, shards: int) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
         ranks.
 
         Megatron-LM does this between the backward pass and the update (finalize_model_grads).
         """
         plan = self.plan.plan
-        size = sum(part.replicated for part in self.parts) * plan.bytes_per_gradient
+        size = sum(part.replicated for part in self.parts) * plan.bytes_per_gradient / shards
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from strategies.plan import Plan
 
+ZEROING = "gradient zeroing"
+
 
 def passes_of(plan: Plan) -> list[tuple[str, int]]:
     """The multi-tensor kernels of an update in order, and the bytes per parameter that each moves.
@@ -25,7 +27,7 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
         ("gradient norm", main if plan.clip_gradients else 0),
         (plan.optimizer, update),
         ("parameter copy", 4 + width if mixed else 0),
-        ("gradient zeroing", gradient if gradient != width else 0),
+        (ZEROING, gradient if gradient != width else 0),
     ]
     return [(label, moved) for label, moved in steps if moved]
 

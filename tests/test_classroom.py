@@ -58,6 +58,26 @@ def test_without_resharding(played) -> None:
     assert answer(kept).memory[0].peak > answer(released).memory[0].peak
 
 
+@pytest.mark.parametrize(("hook", "shards"), [("ddp", 1), ("zero1", 1), ("zero2", 8), ("zero3", 8)])
+def test_gradients_that_a_rank_has_are_set_to_zero(played, hook, shards) -> None:
+    """Megatron-LM's distributed optimizer updates its shard and zeroes a whole buffer of gradients."""
+    timeline = played(8, data_parallel=hook, gradients="fp32")
+    blocks = [op.work for _, op in timeline.ops(0) if isinstance(op.work, Block)]
+    moved = sum(item.bytes for block in blocks for _, item in block.items() if item.label == "gradient zeroing")
+    assert moved == pytest.approx(4 * timeline.program.parameters / shards)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_pipeline_without_resharding_has_parameters_whole_once(played, schedule) -> None:
+    """Forward passes find what those before them gathered: however many are under way, a stage is there once, 2Ψ/p bytes."""
+    deep = {"pp": 2, "schedule": schedule, "accumulation": 8}
+    kept, released = (played(8, data_parallel="zero3", reshard=reshard, **deep) for reshard in (False, True))
+    whole = 2 * sum(size for kind, size in kept.program.cohorts[0].resident if kind == "parameter") * 4 / 2
+    more = answer(kept).memory[0].allocated - answer(released).memory[0].allocated
+    assert 0 < more < whole
+    assert answer(kept).volume["dp"].psi == pytest.approx(answer(released).volume["dp"].psi * 2 / 3)
+
+
 def test_gradient_accumulation(played) -> None:
     """DDP and ZeRO-1 reduce once per step, ZeRO-2 and ZeRO-3 in every microbatch (as DeepSpeed and FSDP do)."""
     psi = {

@@ -36,13 +36,15 @@ class Execution:
         return asdict(self)
 
 
-def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Execution]:
+def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes: Sequence[str] = ()) -> list[Execution]:
     """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
 
-    Empty on ranks other than 0 under a launcher. Raises UserError for a job that cannot be executed, before any is, and for one
-    whose losses, gradients or parameters differ from one process.
+    nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other than 0 under a launcher.
+
+    Raises UserError for a job that cannot be executed, before any is, and for one that differs from one process in its losses,
+    gradients or parameters.
     """
-    jobs = [ready(job) for job in jobs]
+    jobs = [ready(job, bool(nodes)) for job in jobs]
     ranks = jobs[0].cluster.gpus
     if any(job.cluster.gpus != ranks for job in jobs):
         raise UserError("jobs that are executed together must have as many processes")
@@ -52,7 +54,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> li
 
     from calibration.execute.worker import work
 
-    answers = launch(work, processes, jobs, seconds, device=device, hear=hear)
+    answers = launch(work, processes, jobs, seconds, device=device, hear=hear, nodes=nodes)
     return [_execution(job, [rank[number] for rank in answers], device) for number, job in enumerate(jobs)] if answers else []
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from calibration.launch import available_cores, under_launcher
 from strategies.job import Job
 from strategies.model import Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import actions, schedules
 from topologies.reading import UserError
 
@@ -31,16 +32,33 @@ def check_model(model: Model) -> None:
             raise UserError(f"model {model.name}: {field}={getattr(model, field)} is not executed: only {field}={value} is")
 
 
-def ready(job: Job) -> Job:
-    """The job as PyTorch runs it, with PyTorch's kernels. Raises UserError for what cannot be executed."""
+def ready(job: Job, emulated: bool = False) -> Job:
+    """The job as PyTorch runs it, with PyTorch's kernels; `emulated`: its nodes are parts of this machine.
+
+    Raises UserError for what cannot be executed.
+    """
     if "kernels" in job.plan.model_fields_set and job.plan.kernels != "torch":
         raise UserError(f"{job.where}: kernels={job.plan.kernels} is simulated only: PyTorch executes kernels=torch")
-    job = replace(job, plan=job.plan.model_copy(update={"kernels": "torch"}))
+    changed: dict[str, object] = {"kernels": "torch"}
+    if blocking(job):
+        changed["overlap"] = False
+    given, asked = job.plan.model_fields_set, job.plan.overlap
+    job = replace(job, plan=job.plan.model_copy(update=changed))
     resolved = job.resolve()
     check_model(job.model)
-    for reason in _reasons(job, resolved):
+    if blocking(job) and "overlap" in given and asked:
+        raise UserError(f"{job.where}: not executed: overlap=true: over gloo FSDP2 waits for every collective")
+    for reason in _reasons(job, resolved, emulated):
         raise UserError(f"{job.where}: not executed: {reason}")
     return job
+
+
+def blocking(job: Job) -> bool:
+    """Whether FSDP2's collectives hold up the process that computes.
+
+    It waits for each where there are no streams (torch 2.13: foreach_all_gather and foreach_reduce start them without async_op).
+    """
+    return job.plan.data_parallel == "zero3" and job.cluster.node.gpu.sms == 0
 
 
 def splits(job: Job, resolved: Resolved) -> bool:
@@ -57,7 +75,7 @@ def shares_embedding(job: Job, resolved: Resolved) -> bool:
     return job.model.tied and pp > 1 and any(ends <= mine for mine in held)
 
 
-def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
+def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     yield from _of_fields(plan)
     if model.dropout if plan.dropout is None else plan.dropout:
@@ -66,9 +84,9 @@ def _reasons(job: Job, resolved: Resolved) -> Iterator[str]:
         yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
     if plan.sequence_parallel and model.positions == "learned":
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
-    if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel not in ("zero2", "zero3"):
-        yield f"gradients=fp32 of 16-bit weights: only FSDP2 (zero2, zero3) reduces them so, and not {plan.data_parallel}"
-    if job.cluster.nodes > 1 and not under_launcher():
+    if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel != "zero3":
+        yield f"gradients=fp32 of 16-bit weights: only FSDP2 (zero3) reduces them so, and not {plan.data_parallel}"
+    if job.cluster.nodes > 1 and not under_launcher() and not emulated:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
@@ -91,5 +109,5 @@ def _of_fields(plan: Plan) -> Iterator[str]:
     for field in sorted(set(type(plan).model_fields) - EXECUTED):
         if getattr(plan, field) != type(plan).model_fields[field].default:
             yield f"{field}={getattr(plan, field)} is simulated only"
-    if plan.data_parallel in ("zero2", "zero3") and "bucket" in plan.model_fields_set:
+    if plan.data_parallel == "zero3" and "bucket" in plan.model_fields_set:
         yield f"bucket with data_parallel={plan.data_parallel}: FSDP2 reduces layer by layer"

@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from calibration.launch import Place
 from sim.grid import Grid
 from strategies.job import Job
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import Schedule, schedules
 
 SEED = 20  # of initial parameters and tokens

@@ -54,14 +54,14 @@ def write_json(path: str, data: Any) -> None:
     whole.replace(target)
 
 
-def report_folder(report: str | None) -> Path | None:
+def report_folder(report: str | None, option: str = "--report") -> Path | None:
     """The folder of a report, refused before any work is done."""
     if report is None:
         return None
     from topologies.reading import UserError
 
     if not report or (Path(report).exists() and not Path(report).is_dir()):
-        raise UserError(f"--report {report!r}: must name a folder, and no file")
+        raise UserError(f"{option} {report!r}: must name a folder, and no file")
     return Path(report)
 
 

@@ -17,12 +17,14 @@ from reports.commands._common import AS_JSON, job_options, show
 @AS_JSON
 def command(job: str | None, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
+    from calibration.engines import engine
     from calibration.predict import predict
     from strategies.advise import advise
     from strategies.job import read_job
 
     asked = read_job(job, **given)
-    found = advise(asked, predict)
+    with engine() as runs:
+        found = advise(asked, predict, runs.map)
     if as_json:
         rows = [{"name": one.name, "changes": one.changes, **one.summary.to_dict()} for one in found.candidates]
         click.echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))

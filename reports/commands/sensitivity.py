@@ -44,6 +44,6 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
 
         show(table(asked.name, play.seconds, effects))
     if plot is not None:
-        from reports.sensitivity import tornado
+        from reports.figures.tornado import tornado
 
         tornado((asked.name, play.seconds, effects), Path(plot))

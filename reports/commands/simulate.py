@@ -34,7 +34,7 @@ def command(
 
     asked = read_job(job, **given)
     rate = rates(asked.cluster.node.gpu, price)
-    of_training = {"tokens": tokens_of(tokens), "rates": rate} if tokens or price is not None else {}
+    of_training = {"tokens": tokens_of(tokens), "rates": rate} if tokens is not None or price is not None else {}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))

@@ -10,7 +10,18 @@ import click
 
 from reports.commands._common import AS_JSON, show, write_json
 
-HERE = ("variants", "model", "cluster", "profile", "overrides", "only", "quick", "seconds", "output")  # options of executions
+HERE = (
+    "variants",
+    "model",
+    "cluster",
+    "profile",
+    "overrides",
+    "only",
+    "quick",
+    "seconds",
+    "emulated",
+    "output",
+)  # options of executions
 THERE = ("names", "rows", "table")  # of published measurements
 
 
@@ -23,6 +34,9 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--only", multiple=True, metavar="NAME", help="Only this variant of the set. May be repeated.")
 @click.option("--quick", is_flag=True, help="Only the variants that the set calls quick.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=5.0, show_default=True, help="How long to time each, about.")
+@click.option(
+    "--emulate", "emulated", metavar="nodes=N,bandwidth=B[,ranks=R]", help="On nodes that are emulated here; needs root."
+)
 @click.option("--output", metavar="FILE.json", help="Also write everything that was predicted and measured.")
 @click.option("--published", "is_published", is_flag=True, help="Instead against measurements that others published.")
 @click.option("--source", "names", multiple=True, metavar="NAME", help="Of those only this source. May be repeated.")
@@ -55,18 +69,20 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
 
 def _executed(
     plot: str | None, as_json: bool, variants: str | None, only: tuple[str, ...], quick: bool, seconds: float, output: str | None,
-    overrides: tuple[str, ...], **given: Any,
+    emulated: str | None, overrides: tuple[str, ...], **given: Any,
 ) -> None:  # fmt: skip
-    from calibration.validate import validate
+    from calibration.emulation import read_emulation
+    from calibration.validate import emulate, validate
     from calibration.validation_set import read_set
     from reports.execution import progress, validation
     from topologies.reading import UserError
 
     if plot and not seconds:
         raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
-    jobs = read_set(variants, overrides, only, quick, **given)
+    emulation = read_emulation(emulated) if emulated else None
+    jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
     with progress(len(jobs), as_json) as hear:
-        done = validate(jobs, seconds, hear)
+        done = emulate(jobs, seconds, emulation, hear) if emulation else validate(jobs, seconds, hear)
     if not done:
         return
     answer = [one.to_dict() for one in done]

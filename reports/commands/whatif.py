@@ -53,6 +53,8 @@ def command(
     axes = [parse_axis(text) for text in vary]
     if (plot or weak or strong) and len(axes) != 1:
         raise UserError("--plot, --weak and --strong take one --vary")
+    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {plot}: must end in .png or .svg")
     read = changing(job, overrides, given)
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
     inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
@@ -81,9 +83,10 @@ def command(
             )
         )
     if plot:
-        from reports.whatif import curve
+        from reports.figures.curve import Curve, curve
+        from reports.whatif import lines
 
-        click.echo(f"wrote {curve(rest, axes[0].name, Path(plot))}", err=as_json)
+        click.echo(f"wrote {curve(Curve(axes[0].name, lines(rest, axes[0].name)), Path(plot))}", err=as_json)
 
 
 def _pair(text: str) -> tuple[str, Any]:

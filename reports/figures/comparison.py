@@ -67,6 +67,7 @@ def _peaks(ax: Axes, runs: list[Summary]) -> list[str]:
         seen += [kind] * any(sizes)
     for capacity in sorted({run.memory_capacity for run in runs}):
         ax.axvline(capacity / 1e9, color=RED, linestyle="--", linewidth=1.5)
-        ax.text(capacity / 1e9, -0.6, f"{gigabytes(capacity)} GB", color=RED, ha="center", va="bottom", fontsize=8.5)
+        ax.text(capacity / 1e9, 1.01, f"{gigabytes(capacity)} GB", color=RED, ha="center", va="bottom", fontsize=8.5,
+                transform=ax.get_xaxis_transform())  # fmt: skip
     ax.set(xlabel="peak memory of the fullest GPU (GB)")
     return seen

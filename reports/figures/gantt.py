@@ -30,7 +30,8 @@ def gantt(timeline: Timeline) -> Figure:
         _passes(ax, y, row, unit, timeline.step if numbered else float("inf"))
         for place, axis in enumerate(axes):
             height = min(0.12, 0.22 / len(axes))
-            spans = [(bar.start * unit, (bar.end - bar.start) * unit) for bar in row.transfers.get(axis, ())]
+            least = timeline.step / 1200  # what can be seen
+            spans = [(bar.start * unit, max(least, bar.end - bar.start) * unit) for bar in row.transfers.get(axis, ())]
             ax.broken_barh(spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], linewidth=0)
     names = lane_names(timeline)
     ax.set_yticks([y - 0.1 for y in range(len(rows))], [names[lane] for lane in lanes])

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibration.uncertainty import NORMAL
-from calibration.validation import Compared, grouped
+from calibration.validation import Compared, Errors, grouped
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
+from reports.words import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,9 @@ def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     axes.set(
         xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="published step time in s", ylabel="predicted step time in s"
     )
-    axes.set_title("Predicted against published step time; grey: ±10 %")
+    errors = Errors.of(found)
+    off = f"off by {percent(errors.mean)} in the mean; " if errors else ""
+    axes.set_title(f"Predicted against published step time: {off}grey: ±10 %")
     axes.legend(fontsize=7)
 
 

@@ -39,7 +39,9 @@ def traffic(timeline: Timeline) -> Figure:
     drawn, ax = canvas(6.4, 5.4)
     ax.set_facecolor(LIGHT)
     if sent.any():
-        shades = LogNorm(sent[sent > 0].min() * 0.999, sent.max() * 1.001)
+        least, most = sent[sent > 0].min(), sent.max()
+        room = 1.001 if most > 2 * least else 2.0  # a scale needs two ends
+        shades = LogNorm(least / room, most * room)
         image = ax.imshow(np.ma.masked_equal(sent, 0), cmap="cividis", norm=shades, interpolation="none")
         drawn.colorbar(image, ax=ax, label="GB in a step")
     for end in ends if len(ends) <= 40 else ():

@@ -20,7 +20,7 @@ function matcher(words, columns) {
   return row => tests.every(test => test(row));
 }
 
-function sheet(box, {columns, rows}) {
+function sheet(box, {columns, rows, texts}) {
   const [input, total, body] = ["input", ".count", "tbody"].map(name => box.querySelector(name));
   const heads = [...box.querySelectorAll("th")];
   const state = {sort: -1, order: 1};
@@ -31,7 +31,11 @@ function sheet(box, {columns, rows}) {
                                                        : state.order * compare(a[state.sort], b[state.sort]));
     body.replaceChildren(...shown.map(row => {
       const line = document.createElement("tr");
-      line.append(...row.map(value => Object.assign(document.createElement("td"), {textContent: text(value)})));
+      line.append(...row.map((value, number) => {
+        const cell = Object.assign(document.createElement("td"), {textContent: text(value)});
+        if (texts.includes(number)) cell.className = "text";
+        return cell;
+      }));
       return line;
     }));
     total.textContent = ` ${shown.length} of ${rows.length}`;
@@ -45,7 +49,11 @@ function sheet(box, {columns, rows}) {
   }
   heads.forEach((head, number) => {
     head.addEventListener("click", () => by(number));
-    head.addEventListener("keydown", event => { if (event.key === "Enter") by(number); });
+    head.addEventListener("keydown", event => { 
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      by(number);
+    });
   });
   input.addEventListener("input", draw);
   const asked = new URLSearchParams(location.hash.slice(1));

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sim.program import Memory, Program, Ref
     from strategies.layers import Parts
     from strategies.model import Model
-    from strategies.plan import Plan, Resolved
+    from strategies.plan import Plan
+    from strategies.resolved import Resolved
     from strategies.stage import Stage
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.stage import Stage
 from topologies.reading import UserError
 

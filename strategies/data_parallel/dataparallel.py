@@ -16,7 +16,8 @@ from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory
 from strategies.data_parallel import Hook, hooks
 from strategies.layers import Items, Part, Parts
 from strategies.model import Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.stage import Stage
 from topologies.reading import UserError
 

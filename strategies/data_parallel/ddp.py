@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sim.program import Ref
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.stage import Stage
 
 

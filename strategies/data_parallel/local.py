@@ -1,14 +1,16 @@
 """Local SGD and DiLoCo: dp ranks train by themselves for H = `plan.local_steps` steps, then agree.
 
 A round of H steps is played, and the step that is reported is its mean: the volume is 2Ψ·(n−1)/n / H per step. What H does to
-convergence is not simulated.
+convergence is not simulated. The cp ranks of a dp rank work on the same sequences: they sum their gradients in every step.
 """
 
 from __future__ import annotations
 
 from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
 from strategies.data_parallel import Hook, hooks
+from strategies.plan import Plan
 from strategies.stage import Stage, in_buckets
+from topologies.reading import UserError
 
 FLOAT = 4  # bytes of an outer momentum, and of a parameter's value at the start of the round
 
@@ -19,9 +21,18 @@ class LocalSGD(Hook):
 
     local = True
 
+    @classmethod
+    def check(cls, plan: Plan, nodes: int, where: str) -> None:
+        """Ranks that exchange tokens in every layer do not train by themselves."""
+        if plan.ep > 1:
+            said = f"{where}: data_parallel={plan.data_parallel} with ep={plan.ep}"
+            raise UserError(f"{said} is not simulated: dp ranks that share experts cannot train by themselves")
+
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
-        """No gradient leaves its rank."""
-        return stage.whole_backward(microbatch, after, weights_only)
+        """No gradient leaves its dp rank."""
+        if stage.plan.plan.cp == 1 or not last:
+            return stage.whole_backward(microbatch, after, weights_only)
+        return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
 
     def update(self, stage: Stage) -> None:
         """Every rank updates its own parameters."""

@@ -19,7 +19,8 @@ from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
 from strategies.options import PowerSGD
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.stage import Stage
 from strategies.tensors import Matrix, matrices, size
 from topologies.reading import UserError
@@ -167,7 +168,9 @@ class _Bucket:
             m, n, k = shaped(rows, columns, rank)
             moved = float(self.width * count * (m * k + k * n + m * n))
             flops, dtype = 2.0 * count * m * n * k, "fp32" if self.width == 4 else self.dtype
-            result.append(Kernel("gemm", f"PowerSGD {label}", "backward", flops, moved, dtype, (count, m, n, k)))
+            # a matrix by a vector is bound by memory: cuBLAS has a kernel for it (github.com/ROCm/rocBLAS/issues/1238)
+            kind, shape = ("memory", ()) if n == 1 else ("gemm", (count, m, n, k))
+            result.append(Kernel(kind, f"PowerSGD {label}", "backward", flops, moved, dtype, shape))
         return result
 
     def _orthogonal(self, label: str, side: int) -> list[Kernel]:

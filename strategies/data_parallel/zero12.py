@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sim.program import Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
 
@@ -39,7 +39,7 @@ class Zero1(Hook):
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
         shards, plan = stage.plan.shards, stage.plan.plan
-        updated = stage.update(shards, tuple(stage.reduced))
+        updated = stage.update(shards, tuple(stage.reduced), shards if "gradient" in self.shards else 1)
         if shards == 1:
             return
         width, every, experts = plan.bytes_per_element, len(stage.parts), sum(part.experts for part in stage.parts)

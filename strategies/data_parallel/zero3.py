@@ -2,10 +2,14 @@
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
-for the backward pass, and it is 2Ψ. With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With
-overlap the next part is gathered while the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say
-what is gathered and released when (`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both
-(`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+until the next backward pass has used them, and it is 2Ψ; in a pipeline the forward passes before that one find them there. With
+`shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With overlap the next part is gathered while
+the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say what is gathered and released when
+(`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both (`strategies.gathering`,
+`strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+
+Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
+buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from collections.abc import Callable, Sequence
 from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
-from strategies.plan import Resolved
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
+from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
@@ -36,6 +40,8 @@ class Zero3(Hook):
         self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
         self._quantised = Quantised()
+        self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
+        self._whole: set[int] = set()  # stages whose parameters are there, without resharding
 
     def resident(self, stage: Stage) -> Memory:
         """What DeepSpeed holds besides the rank's part."""
@@ -79,7 +85,8 @@ class Zero3(Hook):
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
-        updated = stage.update(stage.plan.shards, tuple(stage.reduced[-len(stage.parts) :]))
+        shards = stage.plan.shards
+        updated = stage.update(shards, tuple(stage.reduced[-len(stage.parts) :]), shards)
         self._of(stage).again(updated)
 
     def _of(self, stage: Stage) -> Gathering:
@@ -89,7 +96,11 @@ class Zero3(Hook):
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
-        if gathering.kept or (not stage.plan.plan.reshard and backward):  # parameters are still there
+        ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
+        there = gathering.kept or stage.number in self._whole
+        if not stage.plan.plan.reshard:
+            (self._whole.discard if backward else self._whole.add)(stage.number)
+        if there:
             for part in order:
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
@@ -97,16 +108,23 @@ class Zero3(Hook):
         if stage.plan.plan.deepspeed:
             return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
+        first = self._turn(stage, () if overlap else after)
+        tied = gathering.gather(0, first, backward) if backward and _tied(stage) else None
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
-        gathered = [gathering.gather(order[0], self._turn(stage, () if overlap else after), backward)]
+        gathered = [gathering.gather(order[0], first, backward)]
         for position, part in enumerate(order):
-            if overlap and position + 1 < len(order):  # launched before the compute that it hides behind
-                gathered.append(gathering.gather(order[position + 1], tuple(computed[-1:]), backward))
-            waits = (gathering.ready(part, gathered[position], backward), *(after if not position else ()))
+            held_up = () if overlap else tuple(stage.reduced[-1:])
+            if ahead and position + 1 < len(order):  # launched before the compute that it hides behind
+                start = (*computed[-1:], *held_up)
+                is_there = tied is not None and position + 2 == len(order)
+                gathered.append(tied if tied and is_there else gathering.gather(order[position + 1], start, backward))
+            if not overlap:
+                held_up += tuple(gathered[position + 1 :])
+            waits = (gathering.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
             computed.append(compute(stage, microbatch, part, waits))
-            if not overlap and position + 1 < len(order):
-                ready = (computed[-1], *stage.reduced[-1:])
-                gathered.append(gathering.gather(order[position + 1], ready, backward))
+            if not ahead and position + 1 < len(order):
+                start = (computed[-1], *stage.reduced[-1:])
+                gathered.append(gathering.gather(order[position + 1], start, backward))
         return computed[-1]
 
     def _traced(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], compute: Compute) -> Ref:
@@ -140,7 +158,10 @@ class Zero3(Hook):
             released = trace[2 * count - 1 - part if backward else part].release
         else:
             released = backward or stage.plan.plan.reshard
-        return self._of(stage).whole(part) if released else ()
+        if not released or (_tied(stage) and part == 0 and not backward):
+            return ()
+        last = _tied(stage) and part == len(stage.parts) - 1 and not backward
+        return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
@@ -152,8 +173,11 @@ class Zero3(Hook):
         gradient, free = self._gradient(stage, part), self._released(stage, part, True)
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
+        free, self._lingering = free + self._lingering, ()
+        if _tied(stage):  # the embedding's gradient is there when the head's pass is over
+            gradient = (gradient if part else ()) + (self._gradient(stage, 0) if part == len(stage.parts) - 2 else ())
         ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
-        self._reduce(stage, part, ref)
+        self._reduce(stage, part, ref, lingers=True)
         return ref
 
     def _gradient(self, stage: Stage, part: int) -> Memory:
@@ -162,10 +186,13 @@ class Zero3(Hook):
             return ()
         return (("temporary", sum(self._of(stage).elements(part)) * stage.plan.plan.bytes_per_gradient),)
 
-    def _reduce(self, stage: Stage, part: int, after: Ref) -> None:
+    def _reduce(self, stage: Stage, part: int, after: Ref, lingers: bool = False) -> None:
         """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
         if stage.plan.plan.deepspeed is None:
-            self._send(stage, self._of(stage).elements(part), after, self._gradient(stage, part))
+            gradient = self._gradient(stage, part)
+            if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
+                gradient, self._lingering = (), gradient
+            self._send(stage, self._of(stage).elements(part), after, gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
@@ -189,3 +216,13 @@ class Zero3(Hook):
             return
         count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
         stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
+
+
+def _tied(stage: Stage) -> bool:
+    """Whether the head uses the embedding's matrix, which FSDP2 then keeps gathered from the one's pass to the other's.
+
+    Both are in one FSDP2 module. Forward it is released after the head's pass; backward it is gathered before that, and its
+    gradient is reduced after the embedding's.
+    """
+    plan = stage.plan.plan
+    return stage.model.tied and stage.model.head and plan.kernels == "torch" and plan.pp == 1 and plan.deepspeed is None

@@ -77,7 +77,7 @@ def _read_megatron(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
 def _read_mesh(mesh: Keys) -> dict[str, Any]:
     """Keys that repeat the name of their section."""
     found = {field: value for field, name in _MESH.items() if (value := mesh.optional(f"parallelism_config_{name}"))}
-    plan: dict[str, Any] = dict(found)
+    plan: dict[str, Any] = dict(found) | ({"overlap_tp": "none"} if found.get("tp", 1) > 1 else {})  # PyTorch's waits
     shard, copies = (mesh.optional(f"parallelism_config_dp_{name}_size") for name in ("shard", "replicate"))
     if shard and shard > 1:
         plan |= {"data_parallel": "zero3", "dp": shard * (copies or 1)} | ({"shard": shard} if (copies or 1) > 1 else {})
@@ -129,6 +129,7 @@ def _megatron(told: Told, microbatches: int) -> dict[str, Any]:
 
 def _mesh(told: Told, dp: int) -> dict[str, Any]:
     shard = told("shard") or dp
+    told("overlap_tp", only=("none",))  # as PyTorch's is
     mesh = {"parallelism_config_dp_replicate_size": dp // shard, "parallelism_config_dp_shard_size": shard,
             "parallelism_config_tp_size": told("tp")}  # fmt: skip
     ulysses = told("cp_method") == "ulysses"

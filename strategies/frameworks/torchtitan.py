@@ -40,6 +40,9 @@ def _read(path: Path) -> Found:
     }
     if (batch := training.value("global_batch_size", -1)) != -1:
         plan["global_batch"] = batch
+    asynchronous = parallel.flag("enable_async_tensor_parallel", False)
+    if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
+        plan["overlap_tp"] = "pieces" if asynchronous else "none"
     plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan)
     mode = keys.section("activation_checkpoint").choice(
         "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
@@ -84,6 +87,9 @@ def _write(job: Job) -> Written:
     sections["parallelism"] = {name: told(field) for field, name in _DEGREES.items()} | _sharding(told, plan.dp)
     if job.plan.tp > 1:
         told("sequence_parallel", only=(True,))
+        pieces = told("overlap_tp", only=("none", "pieces")) == "pieces"
+        sections["parallelism"] |= {"enable_async_tensor_parallel": True} if pieces else {}
+        sections |= {"compile": {"enable": True}} if pieces else {}  # which asynchronous tensor parallelism needs
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
         told("chunks")

@@ -21,7 +21,8 @@ from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from topologies.reading import UserError
 
 __all__ = ["Item", "Items", "Part", "Parts", "parts", "restored_tensors", "saved_tensors"]

@@ -30,7 +30,7 @@ from sim.program import Collective, Kernel
 from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece, Share, activation, column_linear, pointwise, row_linear, whole_linear
 from strategies.model import Experts
-from strategies.plan import NODES
+from strategies.resolved import NODES
 
 INPUT = "mlp input"
 

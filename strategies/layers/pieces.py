@@ -35,7 +35,7 @@ from sim.program import Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 Split = Literal["columns", "rows", "none"]
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
@@ -218,7 +218,7 @@ class Share:
 
     def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
         """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
-        asked = self.resolved.plan.overlap_tp or ("none" if self.eager else "weight_gradient")
+        asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
         return self.tp > 1 and (asked == what or asked == "pieces")
 
     def after_gather(self, gather: Items, kernel: Kernel) -> Items:

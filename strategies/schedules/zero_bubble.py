@@ -25,7 +25,7 @@ def _split(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm
 
 @schedule("zb-h1")
 def h1(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
-    """1F1B's order and peak memory, a third of its bubble: rank r puts off weight gradients by r microbatches (section 2.2)."""
+    """1F1B's order and peak memory, a third of its bubble: rank r puts off weight gradients by r microbatches (section 2.1)."""
     once = [(microbatch, 0) for microbatch in range(microbatches)]
     return _split(once, once, ranks - 1 - rank, rank)
 

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from sim.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.search.candidates import Candidates
 from strategies.search.crossing import crossings
@@ -180,12 +181,12 @@ class _Bounding:
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         parameter, gradient, optimizer, _ = self._widths[members].T
         dense, spread = elements - experts, experts.sum(axis=1)
-        saved = spaces["saved"] + (rule["kept"] * parameter)[:, None] * dense  # gathered, not released: as activations
+        kept = (rule["kept"] * parameter)[:, None] * dense  # gathered, not released
         whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
         made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
         back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
         space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
-        total = (saved @ those.saved.T + spaces["held"] @ those.held.T + space).max(axis=1)
+        total = (spaces["saved"] @ those.saved.T + kept @ those.there.T + spaces["held"] @ those.held.T + space).max(axis=1)
         for state, width in (
             ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])
         ):  # fmt: skip

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.job import Job
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from strategies.search.space import MOST, Axis, Changes, Space
 from topologies.reading import UserError, build
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import Action, actions
 from strategies.search.layout import Layout
 from strategies.search.work import Floats

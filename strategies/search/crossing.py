@@ -12,7 +12,7 @@ import numpy as np
 from sim.grid import Grid
 from sim.prices import Profile
 from strategies.job import Job
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 
 def crossings(job: Job, profile: Profile, plans: list[Resolved]) -> list[tuple[float, float]]:

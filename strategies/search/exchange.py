@@ -15,7 +15,7 @@ from sim.program import Cohort, Collective, Op, Program
 from strategies.data_parallel import hooks
 from strategies.job import Job
 from strategies.layers import parts
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.search.layout import layout_of, splits
 from strategies.stage import Stage
 

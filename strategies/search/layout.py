@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import actions, schedules
 from strategies.search.work import Floats, Kind
 from topologies.reading import UserError
@@ -72,12 +72,14 @@ def layout_of(plan: Resolved) -> Layout:
 
 class Moments(NamedTuple):
     """What a rank holds when its passes begin: for each different moment, microbatches whose activations are kept by chunk
-    (`saved`), those whose weight gradients are still to come (`held`), and the pass: its chunk, whether it goes forward, and
-    whether it makes gradients of weights.
+    (`saved`), those whose weight gradients are still to come (`held`), whether a forward pass of the chunk has gathered what no
+    backward pass has released (`there`), and the pass: its chunk, whether it goes forward, and whether it makes gradients of
+    weights.
     """
 
     saved: NDArray[np.float64]  # (moments, chunks)
     held: NDArray[np.float64]  # (moments, chunks)
+    there: NDArray[np.float64]  # (moments, chunks), 0 or 1
     chunk: NDArray[np.int64]  # (moments,)
     forward: NDArray[np.bool_]  # (moments,)
     makes: NDArray[np.bool_]  # (moments,)
@@ -90,27 +92,28 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
         order = actions(schedule, rank, ranks, microbatches, chunks)
     except UserError as error:
         return str(error).removeprefix("plan: ")
-    saved, held = [0] * chunks, [0] * chunks
+    saved, held, there = [0] * chunks, [0] * chunks, [0] * chunks
     seen: dict[tuple[int, ...], None] = {}
     for kind, _, chunk, _ in order:
         if kind == "F":
             saved[chunk] += 1
+            there[chunk] = 1
         if kind != "W":
-            seen[(*saved, *held, chunk, "FBI".index(kind))] = None
+            seen[(*saved, *held, *there, chunk, "FBI".index(kind))] = None
         if kind in "BI":
             saved[chunk] -= 1
+            there[chunk] = 0
             held[chunk] += kind == "I"
         held[chunk] -= kind == "W"
-    table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 2 * chunks + 2), chunks)
-    return Moments(
-        table[:, :chunks], table[:, chunks : 2 * chunks], table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1
-    )
+    table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 3 * chunks + 2))
+    kept, owed, whole = np.split(table[:, :-2], 3, axis=1)
+    return Moments(kept, owed, whole, table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1)
 
 
-def _largest(table: NDArray[np.float64], chunks: int) -> NDArray[np.float64]:
+def _largest(table: NDArray[np.float64]) -> NDArray[np.float64]:
     """Without the moments at which no more of anything is kept than at another in the same kind of pass."""
     kept: list[NDArray[np.float64]] = []
-    for row in table[np.argsort(-table[:, : 2 * chunks].sum(axis=1), kind="stable")]:
+    for row in table[np.argsort(-table[:, :-2].sum(axis=1), kind="stable")]:
         if not any((row[-2:] == other[-2:]).all() and (row[:-2] <= other[:-2]).all() for other in kept):
             kept.append(row)
     return np.array(kept).reshape(-1, table.shape[1])

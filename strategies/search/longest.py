@@ -13,7 +13,7 @@ from sim.pricing import Pricing
 from sim.program import Block, Cohort, Collective, Op, Program, Send
 from strategies.job import Job
 from strategies.lower import lower
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.search.bounds import SLACK, bounded
 from strategies.search.work import inside
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.prices import Prices
 from strategies.data_parallel import hooks
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.search.bounds import SLACK, Bounds, bounded
 from strategies.search.candidates import Candidates

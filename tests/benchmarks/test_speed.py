@@ -111,7 +111,7 @@ def test_search_against_brute_force() -> None:
     from strategies.search.objective import objective
     from strategies.search.space import default_space, parse_axis
 
-    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=64))
+    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)
     fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8")
     space = default_space(job).varied(map(parse_axis, fixed))
@@ -124,3 +124,29 @@ def test_search_against_brute_force() -> None:
     assert len(plans) >= 2000
     assert found.rows[0]["step"] == min(row["step"] for row in brute if not row["error"] and row["fits"])
     print(f"\n{len(plans):,} plans: {found.seconds['all']:.1f} s, every one simulated {simulated:.1f} s")
+
+
+def test_page_of_a_thousand_plans(tmp_path: Path) -> None:
+    """Heatmaps, Pareto front and table of 1,000 plans, with the figures of the step; two of its builds, the second is told."""
+    import random
+
+    from reports.page import Report, write_report
+    from reports.plans import Plans, section
+    from topologies.costs import Rates
+
+    timeline, draw = simulate(read_job(**GPT3)), random.Random(0)
+    choices = {"plan.tp": (1, 2, 4, 8), "plan.pp": (1, 2, 4, 8, 16), "plan.data_parallel": ("ddp", "zero1", "zero2", "zero3"),
+               "plan.microbatch": (1, 2, 4), "plan.schedule": ("1f1b", "interleaved", "zb-h1")}  # fmt: skip
+    rows = []
+    for number in range(1000):
+        rate = draw.uniform(500, 1000)
+        rows.append({"hash": str(number), "step": 1e4 / rate, "gpus": 512, "tokens_per_second": 512 * rate,
+                     "tokens_per_second_per_gpu": rate, "mfu": rate / 2000, "memory": draw.uniform(3e10, 9e10), "bubble": 0.1,
+                     "fits": draw.random() < 0.8, "exposed": 0.1, "events": 1, "error": None,
+                     "changes": {name: draw.choice(values) for name, values in choices.items()}})  # fmt: skip
+    for _ in range(2):
+        start, wall = process_time(), perf_counter()
+        part = section(Plans(rows, {}, 1e9, Rates(2.0, "", 700.0, ""), 8e10), "Plans")
+        written = write_report(tmp_path, Report(timeline, summarise(timeline), {"model": "m"}, sections=(part,)))[0]
+        taken, waited = process_time() - start, perf_counter() - wall
+    print(f"\n1,000 plans: {taken:.2f} s of CPU time, {waited:.2f} s; {written.stat().st_size / 1e6:.2f} MB")

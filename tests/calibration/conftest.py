@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from strategies.model import Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 
 AXES = ("pp", "replica", "dp", "tp")  # outermost first
 

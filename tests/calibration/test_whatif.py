@@ -98,13 +98,12 @@ def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
 
 WRONG = (
     "--objective fun", "--objective cost", "--max-memory 7", "--results x.txt", "--vary plan.speed=1", "--space nowhere.yaml",
-    "--dask tcp://127.0.0.1:1",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_mistakes_of_plan_are_one_line(text: str) -> None:
     options = text.split()
-    result = call("plan", *(JOB[:-2] if "--dask" in options else JOB), *options)
+    result = call("plan", *JOB, *options)
     assert result.exit_code == 2
     assert result.output.strip().splitlines()[-1].startswith("error: ")

@@ -7,21 +7,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from PIL import Image
 
+from calibration.predict import prices_of, simulate
 from reports.figures import COLOURS, MEMORY, figures
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
 from reports.figures.gantt import gantt
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
+from reports.figures.staleness import staleness
 from reports.figures.traffic import traffic
 from reports.lanes import chosen, lane_names, strips
-from sim.links import matrix
+from sim.links import carried, link_loads, matrix
 from sim.memory import ledger
 from sim.summary import Summary, summarise
 from sim.timeline import Timeline
+from strategies.job import read_job
+from strategies.servers import parameter_servers
 from topologies.reading import UserError
 
 
@@ -137,3 +143,31 @@ def test_traffic_between_ranks_is_what_they_send(timeline: Timeline) -> None:
     assert sent.sum() == pytest.approx(by_volume)
     assert not sent.diagonal().any()
     assert traffic.draw(timeline).axes[0].images[0].get_array().sum() == pytest.approx(sent.sum() / 1e9)
+
+
+def test_staleness_is_cumulated_to_all_gradients() -> None:
+    job = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan={"sequence": 1024})
+    answers = {name: parameter_servers(job, prices_of(job), 8, name, 5, 0.2) for name in ("sync", "async")}
+    right = staleness.draw(answers).axes[1]
+    assert [line.get_ydata()[-1] for line in right.lines] == pytest.approx([100, 100])
+    assert right.lines[0].get_xdata()[-1] == 0  # synchronous gradients miss nothing
+
+
+def test_links_of_copies_to_the_host_are_loaded_too() -> None:
+    """ZeRO-Offload: parameters come back to all GPUs in fp16, over PCIe and through the CPUs' memory."""
+    example = Path(__file__).parents[2] / "examples/data_parallel/zero-offload.yaml"
+    timeline = simulate(read_job(example))
+    topology, each = timeline.pricing.topology, carried(timeline)
+    kinds = topology.kind(np.arange(topology.links))
+    by_kind = {kind: each[kinds == number].sum() for number, kind in enumerate(topology.kinds)}
+    alike = dict.fromkeys(topology.kinds, 0.0)
+    for load in link_loads(timeline):
+        alike[load.kind] += load.count * load.bytes
+    assert by_kind == pytest.approx(alike)
+    assert by_kind["pcie"] > 0
+
+
+def test_white_stays_white_and_pictures_have_a_palette(tmp_path: Path, timeline: Timeline) -> None:
+    with Image.open(gantt(timeline, tmp_path / "gantt.png")) as picture:
+        assert picture.mode == "P"
+        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)

@@ -162,3 +162,17 @@ def test_a_browser_sorts_and_filters_without_complaint(large: Path) -> None:
     steps = [float(row[1]) for row in rows]
     assert steps == sorted(steps, reverse=True)
     assert [row[0] for row in browse(large, "#filter=tp%3D77")[0]] == [f"tp={n}" for n in (77, *range(770, 780))]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_keyboard_sorts(large: Path) -> None:
+    """Each column's name can be reached by Tab; Enter and the space bar sort by it."""
+    press = "for (const key of ['Enter', ' ']) head.dispatchEvent(new KeyboardEvent('keydown', {key}));"
+    script = f"<script>const head = document.querySelectorAll('.sheet th')[1]; head.focus(); {press}</script></body>"
+    pressed = large.with_name("pressed.html")
+    pressed.write_text(large.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    rows, complaints = browse(pressed)
+    steps = [float(row[1]) for row in rows if row[1]]
+    assert complaints == ""
+    assert steps == sorted(steps, reverse=True)  # twice: descending
+    assert rows[-1][1] == ""  # what has no number comes last

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from calibration.predict import simulate
 from reports.trace import events, write_trace
 from sim.program import Send
 from sim.summary import summarise
 from sim.timeline import Timeline
+from strategies.job import read_job
 
 Events = list[dict[str, Any]]
 
@@ -47,6 +49,39 @@ def test_slices_of_a_track_do_not_overlap(trace: Events) -> None:
         assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
         nanoseconds = [(int(start * 1000), int((end - start) * 1000)) for start, end in spans]  # as readers store them
         assert all(a + length <= b for (a, length), (b, _) in itertools.pairwise(nanoseconds))
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BOTH_ON_DISK = {"plan.data_parallel": "zero3", "plan.offload": {"optimizer": "nvme", "parameters": "nvme"}}
+
+
+@pytest.mark.parametrize(
+    ("example", "changes", "streams"),
+    [
+        ("data_parallel/zero-offload", {}, {"cpu", "to host", "from host"}),
+        ("data_parallel/zero-offload", BOTH_ON_DISK, {"cpu", "to host", "from host", "nvme read", "nvme write"}),
+        ("data_parallel/hsdp", {}, {"dp gather", "replica"}),
+        ("layers/async-tp", {}, set()),
+        ("layers/ring-attention", {}, {"beside"}),
+        ("schedules/1f1b-overlapped", {}, {"beside"}),
+        ("schedules/interleaved-overlapped", {}, {"beside"}),
+        ("schedules/dualpipe", {}, {"pp copies"}),
+        ("schedules/pipedream", {}, set()),
+    ],
+)
+def test_one_track_per_stream_and_no_slice_reaches_into_another(example: str, changes: Any, streams: set[str]) -> None:
+    """A viewer puts slices that overlap in part on tracks of their own: here none do, not even nested."""
+    made = list(events(simulate(read_job(EXAMPLES / f"{example}.yaml", changes))))
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in made if e["ph"] == "M" and e["name"] == "thread_name"}
+    of = {pid: [name for (other, _), name in names.items() if other == pid] for pid, _ in names}
+    assert all(len(set(tracks)) == len(tracks) for tracks in of.values())
+    assert {"host", "compute", *streams} <= set(names.values())
+    for spans in slices(made).values():
+        spans.sort()
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
+    ends = {kind: {e["id"]: e["ts"] for e in made if e["ph"] == kind} for kind in "sf"}
+    assert ends["s"].keys() == ends["f"].keys()
+    assert all(start <= ends["f"][number] for number, start in ends["s"].items())
 
 
 def test_every_op_is_a_slice_and_the_last_ends_with_the_step(trace: Events, played: Timeline) -> None:

@@ -83,7 +83,8 @@ def test_validate_compares_a_source_and_draws_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [([], "validate: needs --published"), (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
+    [(["--rows"], "validate: 'rows' needs --published"),
+     (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
      (["--published", "--plot", "x.pdf"], "--plot x.pdf: must end in .png or .svg")],
 )  # fmt: skip
 def test_mistakes_are_one_line(options: list[str], says: str) -> None:

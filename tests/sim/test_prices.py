@@ -214,6 +214,13 @@ def test_dtype_that_the_gpu_lacks_is_refused() -> None:
         prices("v100").seconds(gemm(64, 64, 64))
 
 
+def test_a_slower_dtype_that_was_not_measured_starts_and_stores_as_fast() -> None:
+    """An outer product is bound by what it stores, whatever the peak of arithmetic."""
+    for name in ("a100", "h100"):
+        wide, narrow = (prices(name).seconds(gemm(6400, 1600, 1, 48, dtype)) for dtype in ("fp32", "bf16"))
+        assert wide < 2.2 * narrow  # twice as many bytes
+
+
 def test_extrapolation_is_named() -> None:
     h100 = prices("h100")
     assert h100.extrapolation(gemm(4096, 4096, 4096)) is None

@@ -13,7 +13,8 @@ from sim.timeline import Timeline
 from strategies.layers import Items, parts, restored_tensors, saved_tensors
 from strategies.lower import lower
 from strategies.model import Model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "kv_heads": 4, "vocabulary": 512, "context": 32}

@@ -77,9 +77,21 @@ PLANS = [
     ("deepspeed", dict(data_parallel="zero3", offload={"optimizer": "nvme", "parameters": "cpu"})),
     ("deepspeed", dict(data_parallel="zero3", deepspeed={"stage3_prefetch_bucket_size": 0, "zero_quantized_weights": True})),
     ("deepspeed", dict(data_parallel="zero1", tp=2, cp=2, cp_method="ulysses", overlap=False)),
-    ("torchtitan", dict(data_parallel="zero3", shard=8, tp=2, sequence_parallel=True, gradients="fp32", recompute="selective")),
+    (
+        "torchtitan",
+        dict(
+            data_parallel="zero3",
+            shard=8,
+            tp=2,
+            sequence_parallel=True,
+            overlap_tp="none",
+            gradients="fp32",
+            recompute="selective",
+        ),
+    ),
+    ("torchtitan", dict(data_parallel="zero3", tp=2, sequence_parallel=True, overlap_tp="pieces", gradients="fp32")),
     ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32")),
-    ("accelerate", dict(data_parallel="zero3", shard=8, reshard=False, tp=2, recompute="full")),
+    ("accelerate", dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full")),
     ("accelerate", dict(data_parallel="zero2", accumulation=2)),
 ]
 

@@ -11,7 +11,8 @@ import pytest
 from sim.program import Collective, Kernel
 from strategies.layers import Part, parts, saved_tensors
 from strategies.model import Model, load_model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data" / "models"

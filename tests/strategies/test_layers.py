@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sim.program import Collective, Kernel, Start
 from strategies.layers import Items, Part, parts, restored_tensors, saved_tensors
 from strategies.model import Model, load_model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 3, "heads": 8, "vocabulary": 512, "context": 32}

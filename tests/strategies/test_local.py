@@ -73,3 +73,17 @@ def test_rounds_of_a_pipeline(played) -> None:
 def test_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(8, 1, **plan).resolve()
+
+
+@pytest.mark.parametrize("hook", ["local_sgd", "diloco"])
+def test_cp_ranks_sum_gradients_in_every_step(played, hook) -> None:
+    """Of 8 ranks 2 share each sequence: 2Ψ·(2 − 1)/2 in each step, and between the 4 that train by themselves 2Ψ·3/4 a round."""
+    for fold in (True, False):
+        volume = summarise(played(data_parallel=hook, local_steps=4, cp=2, fold=fold)).volume["dp"]
+        assert volume.psi == pytest.approx(2 * 1 / 2 + 2 * 3 / 4 / 4)
+
+
+def test_ranks_that_share_experts_do_not_train_by_themselves(toy_job) -> None:
+    experts = {"experts": {"experts": 8, "chosen": 2, "ffn": 64}}
+    with pytest.raises(UserError, match="ep=2 is not simulated: dp ranks that share experts"):
+        toy_job(8, model=experts, ep=2, data_parallel="local_sgd", local_steps=2).resolve()

@@ -15,7 +15,8 @@ from sim.timeline import Timeline
 from strategies.layers import Items, Part, parts, saved_tensors
 from strategies.lower import lower
 from strategies.model import Model, load_model
-from strategies.plan import Plan, Resolved
+from strategies.plan import Plan
+from strategies.resolved import Resolved
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data" / "models"

@@ -76,6 +76,13 @@ def test_pieces_hide_more_and_send_as_much(toy_job, toy_prices) -> None:
     assert pieces[2] == pytest.approx(none[2])
 
 
+def test_only_megatron_hides_collectives_unasked(toy_job, toy_prices) -> None:
+    """PyTorch's tensor parallelism, compiled or not, waits for a collective before the next product."""
+    for kernels, like in (("megatron", "weight_gradient"), ("compiled", "none"), ("torch", "none")):
+        mine, asked = (exposed(toy_job(8, tp=8, kernels=kernels, **more), toy_prices()) for more in ({}, {"overlap_tp": like}))
+        assert mine == asked
+
+
 @pytest.mark.parametrize("plan", [{"overlap_tp": "pieces", "sequence_parallel": True}, {"sequence_parallel": True}, {}])
 def test_item_by_item_is_the_same(toy_job, toy_prices, plan) -> None:
     job = toy_job(8, tp=4, dp=1, pp=2, accumulation=4, **plan)

@@ -17,6 +17,7 @@ MISTAKES = [
     (dict(sequence_parallel=True), 1, "sequence_parallel=true needs tp > 1"),
     (dict(pp=2, layers_per_stage=[16, 15]), 1, "2 stages and 31 layers ≠ pp=2, 32 layers"),
     (dict(tpp=2), 1, "unknown field 'tpp'; did you mean 'tp'?"),
+    (dict(sync_norm=True, data_parallel="local_sgd", local_steps=2), 1, "sync_norm=true contradicts local_steps=2"),
     (dict(tp=0), 1, "tp=0: input should be greater than 0"),
     (dict(schedule="1f1d"), 1, "unknown schedule '1f1d'; did you mean '1f1b'?"),
     (dict(data_parallel="zero4"), 1, "unknown data_parallel 'zero4'"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shardyard import read_job, simulate
 from sim.memory import ledger
+from sim.program import Block, Kernel
 from sim.run import run
 from sim.summary import summarise
 from sim.timeline import Timeline
@@ -112,3 +114,16 @@ def test_refused(toy_job) -> None:
     experts = {"experts": {"experts": 8, "chosen": 2, "ffn": 64}}
     with pytest.raises(UserError, match="experts that are spread over ep=2"):
         toy_job(8, 1, model=experts, data_parallel="ddp_powersgd", ep=2).resolve()
+
+
+def test_rank_1_is_bound_by_memory() -> None:
+    """Each gradient is read for P and for Q, and written: on an A100 no dearer than 1.5 passes of its 1.9 TB/s."""
+    plan = {"data_parallel": "ddp_powersgd", "sequence": 128, "gradients": "fp32"}
+    timeline = simulate(read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=1, plan=plan))
+    price, seconds, moved = timeline.pricing.prices, 0.0, 0.0
+    for _, op in timeline.ops(0):
+        for times, item in op.work.items() if isinstance(op.work, Block) else ():
+            if isinstance(item, Kernel) and item.label in ("PowerSGD P", "PowerSGD Q", "PowerSGD gradient"):
+                seconds, moved = seconds + times * price.seconds(item), moved + times * item.bytes
+    assert moved == pytest.approx(3 * 4 * 1.557e9, rel=0.01)
+    assert seconds < 1.5 * moved / 2.039e12

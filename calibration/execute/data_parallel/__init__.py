@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from calibration.execute.chunks import Chunk
     from calibration.execute.setup import Setup
     from strategies.job import Job
-    from strategies.plan import Resolved
+    from strategies.resolved import Resolved
 
 
 class Hook:
@@ -68,8 +68,12 @@ class Hook:
         self.optimizer.step()
 
     def zero(self) -> None:
-        """Before the first pass of a step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Before the first pass of a step: gradients stay allocated, as in the simulation."""
+        from calibration.execute.buckets import local
+
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                local(parameter.grad).detach().zero_()
 
     def synchronise(self) -> None:
         """After the last of the local steps."""

@@ -19,7 +19,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import shares_embedding, splits
 from strategies.job import Job
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 MIB = 2.0**20
 
@@ -55,10 +55,6 @@ class DDP(Hook):
         """Only the last microbatch reduces."""
         module = self.modules[0]
         return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
-
-    def zero(self) -> None:
-        """Gradients stay in the buckets, where microbatches add to them; new ones would be a second copy."""
-        self.optimizer.zero_grad(set_to_none=self.by_hand or self.setup.resolved.dp == 1)
 
     def reduce(self) -> None:
         """By hand."""

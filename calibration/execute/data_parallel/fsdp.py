@@ -1,4 +1,4 @@
-"""Sharded parameters by FSDP2 (`fully_shard`): ZeRO-3 and, with parameters that stay gathered during the step, ZeRO-2.
+"""ZeRO-3 by FSDP2 (`fully_shard`).
 
 Groups are those of the simulation: embedding, each layer, head. A tied matrix is in one group with the embedding. With `shard`
 below dp the device mesh has two dimensions (HSDP). 16-bit plans keep fp32 shards and gather 16-bit copies, FSDP2's own way: the
@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
-from calibration.execute.limits import shares_embedding, splits
+from calibration.execute.limits import blocking, shares_embedding, splits
 from strategies.job import Job
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 
 class Around(nn.Module):
@@ -39,8 +39,8 @@ class Zero3(Hook):
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What FSDP2 does not do."""
-        if not job.plan.overlap:
-            return f"overlap=false contradicts data_parallel={job.plan.data_parallel}: FSDP2 always gathers ahead"
+        if not job.plan.overlap and not blocking(job):
+            return f"overlap=false contradicts data_parallel={job.plan.data_parallel}: on GPUs FSDP2 always gathers ahead"
         if splits(job, resolved):
             schedule = job.plan.schedule
             return f"schedule={schedule} makes weight gradients in passes of their own, in which FSDP2 reduces nothing"
@@ -58,7 +58,7 @@ class Zero3(Hook):
             net.to(setup.dtype)
             return net
         mesh = setup.mesh["replica", "dp"] if setup.resolved.replicas > 1 else setup.mesh["dp"]
-        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshard(), "mp_policy": self._precision()}
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.plan.reshard, "mp_policy": self._precision()}
         if net.tied and net.embedding is not None and net.head is not None:
             fully_shard([net.embedding, net.head], **options)
             units = list(net.layers)
@@ -73,34 +73,9 @@ class Zero3(Hook):
             cast(Any, unit).set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
         return Around(net)
 
-    def _reshard(self) -> bool:
-        return self.setup.plan.reshard
-
     def _precision(self) -> MixedPrecisionPolicy:
         dtype = self.setup.dtype
         if dtype == torch.float32:
             return MixedPrecisionPolicy()
         reduce = torch.float32 if self.setup.plan.gradients == "fp32" else dtype
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)
-
-
-@executed("zero2")
-class Zero2(Zero3):
-    """Parameters are gathered once in a step, before their first use; every microbatch reduces gradients to shards."""
-
-    def _reshard(self) -> bool:
-        return False
-
-    def wrap(self, chunk: Chunk) -> nn.Module:
-        """Keeps parameters until the step's last backward pass."""
-        module = super().wrap(chunk)
-        if isinstance(chunk.net, FSDPModule):
-            chunk.net.set_reshard_after_backward(False)
-        return module
-
-    def reduce(self) -> None:
-        """Gradients are reduced; back to shards."""
-        for chunk in self.chunks:
-            for module in chunk.net.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()

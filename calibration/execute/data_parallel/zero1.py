@@ -18,7 +18,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.setup import Setup
 from strategies.job import Job
-from strategies.plan import Resolved
+from strategies.resolved import Resolved
 
 
 class Bucket:
@@ -62,19 +62,19 @@ class Zero1(Hook):
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What the buckets cannot hold."""
-        plan = job.plan
+        plan, name = job.plan, job.plan.data_parallel
         if plan.tp > 1:
-            return f"data_parallel=zero1 with tp={plan.tp}: parameters cut over tp ranks do not lie in its flat buckets"
+            return f"data_parallel={name} with tp={plan.tp}: parameters cut over tp ranks do not lie in its flat buckets"
         if plan.shard:
-            return f"data_parallel=zero1 with shard={plan.shard}: sharded copies have no replicas"
+            return f"data_parallel={name} with shard={plan.shard}: sharded copies have no replicas"
         if job.model.tied and plan.pp > 1:
             return (
-                f"data_parallel=zero1 with pp={plan.pp} and {job.model.name}'s tied embedding: its two copies have other owners"
+                f"data_parallel={name} with pp={plan.pp} and {job.model.name}'s tied embedding: its two copies have other owners"
             )
         return None
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
-        self.buckets: list[Bucket] = []
+        self.buckets: list[Any] = []
         super().__init__(setup, chunks)
 
     def wrap(self, chunk: Chunk) -> nn.Module:

@@ -1,0 +1,137 @@
+"""ZeRO-2 by plain collectives: as ZeRO-1, but every microbatch reduces, and whole gradients do not stay.
+
+PyTorch's nearest part, FSDP2 with parameters that stay gathered, holds them beside their shards and reduces layer by layer. Here
+a bucket's gradients are copied, as they are made, into a flat tensor that lives until it is reduced; at most two are under way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibration.execute.buckets import in_buckets
+from calibration.execute.chunks import Chunk
+from calibration.execute.data_parallel import executed
+from calibration.execute.data_parallel.zero1 import Zero1
+from calibration.execute.limits import splits
+from calibration.execute.setup import Setup
+from strategies.job import Job
+from strategies.resolved import Resolved
+
+
+class Passing:
+    """Parameters as views of a flat tensor, the rank's part of their gradients, and for a while all of their gradients."""
+
+    def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
+        self.tensors, self.ranks = tensors, ranks
+        self.work: Any = None
+        self.size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
+        self.values = tensors[0].new_zeros(self.size)
+        self.offsets: dict[Tensor, int] = {}
+        offset = 0
+        for tensor in tensors:
+            self.offsets[tensor] = offset
+            self.values[offset : offset + tensor.numel()] = tensor.detach().flatten()
+            tensor.data = self.values[offset : offset + tensor.numel()].view_as(tensor)
+            offset += tensor.numel()
+        self.mine = slice(rank * self.size // ranks, (rank + 1) * self.size // ranks)
+        self.shard = nn.Parameter(self.values[self.mine])
+        self.piece = torch.zeros_like(self.shard)
+        self.gradients: Tensor | None = None
+        self.waiting: set[Tensor] = set()
+
+    @torch.no_grad()
+    def take(self, tensor: Tensor) -> None:
+        """Move a gradient that was just made into the flat tensor."""
+        if self.gradients is None:
+            self.gradients, self.waiting = self.values.new_zeros(self.size), set(self.tensors)
+        assert tensor.grad is not None
+        offset = self.offsets[tensor]
+        self.gradients[offset : offset + tensor.numel()] += tensor.grad.flatten()
+        tensor.grad = None
+        self.waiting.discard(tensor)
+
+    def reduce(self, group: Any) -> None:
+        """Start to sum gradients over the ranks, each its part; the result lies in the flat tensor."""
+        assert self.gradients is not None
+        self.work = dist.reduce_scatter_tensor(self.gradients[self.mine], self.gradients, group=group, async_op=True)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait, add the mean to the rank's part, and let the rest go."""
+        self.work.wait()
+        assert self.gradients is not None
+        self.piece.add_(self.gradients[self.mine], alpha=1 / self.ranks)
+        self.work = self.gradients = None
+
+    def gather(self, group: Any) -> Any:
+        """Start to gather everybody's parameters."""
+        return dist.all_gather_into_tensor(self.values, self.shard.detach(), group=group, async_op=True)
+
+
+@executed("zero2")
+class Zero2(Zero1):
+    """Optimizer states and gradients are sharded."""
+
+    @classmethod
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
+        """Hooks must hear of every gradient."""
+        if splits(job, resolved):
+            return f"schedule={job.plan.schedule} makes weight gradients in passes of their own, of which no hook hears"
+        return super().check(job, resolved)
+
+    def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
+        self._under_way: list[Passing] = []
+        super().__init__(setup, chunks)
+
+    def wrap(self, chunk: Chunk) -> nn.Module:
+        """Hear of every gradient."""
+        setup, parameters = self.setup, list(chunk.net.parameters())[::-1]
+        if setup.resolved.dp == 1:
+            return chunk.net
+        rank = dist.get_rank(setup.group("dp"))
+        mine = [Passing(tensors, setup.resolved.dp, rank) for tensors in in_buckets(parameters, setup.plan.bucket)]
+        for bucket in mine:
+            for tensor in bucket.tensors:
+                hear: Any = tensor.register_post_accumulate_grad_hook
+                hear(lambda one, bucket=bucket: self._taken(mine, bucket, one))
+        self.buckets += mine
+        return chunk.net
+
+    def _taken(self, mine: list[Passing], bucket: Passing, tensor: Tensor) -> None:
+        """A gradient was made; without overlap a chunk's are reduced when there are all."""
+        if bucket.gradients is None or bucket in self._under_way:  # its first of this microbatch
+            self._wait(all_but=1)
+            if bucket in self._under_way:
+                self._wait()
+        bucket.take(tensor)
+        if self.setup.plan.overlap:
+            self._start([bucket] if not bucket.waiting else [])
+        elif all(one.gradients is not None and not one.waiting for one in mine):
+            self._start(mine)
+            self._wait()
+
+    def _start(self, complete: list[Passing]) -> None:
+        for bucket in complete:
+            bucket.reduce(self.setup.group("dp"))
+            self._under_way.append(bucket)
+
+    def _wait(self, all_but: int = 0) -> None:
+        while len(self._under_way) > all_but:
+            self._under_way.pop(0).finish()
+
+    def zero(self) -> None:
+        """The parts."""
+        if not self.buckets:
+            super().zero()
+        for bucket in self.buckets:
+            bucket.piece.zero_()
+
+    def reduce(self) -> None:
+        """Wait for the last ones."""
+        self._wait()
+        for bucket in self.buckets:
+            bucket.shard.grad = bucket.piece

@@ -1,0 +1,91 @@
+"""Where in the space of degrees the good plans are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from reports.figures import DARK, GREY, LIGHT, WHITE, figure
+from reports.words import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ACROSS = 3  # panels in a row
+
+
+class Cell(NamedTuple):
+    """The best plan of a tp and pp: tokens/s/GPU; None where every one that was asked for is refused."""
+
+    value: float | None
+    fits: bool = True
+
+
+Panel = Mapping[tuple[int, int], Cell]  # (tp, pp) -> its best plan; what is missing was not simulated
+
+
+@figure("heatmap")
+def heatmap(panels: Mapping[str, Panel]) -> Figure:
+    """A map of tp × pp per setting of data parallelism: tokens/s/GPU in each cell, one scale of colours for all maps.
+
+    Hatched: out of memory. Grey: refused. Empty: not simulated. A star: the best of all that fits.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    tps, pps = (sorted({key[place] for panel in panels.values() for key in panel}) for place in range(2))
+    values = [cell.value for panel in panels.values() for cell in panel.values() if cell.value is not None]
+    shades = ScalarMappable(Normalize(min(values, default=0.0), max(values, default=1.0)), "cividis")
+    across = min(ACROSS, len(panels))
+    down = -(-len(panels) // across)
+    size = across * (1.1 + 0.62 * len(pps)) + 1.0, down * (0.9 + 0.42 * len(tps)) + 0.6
+    drawn = Figure(figsize=(max(7.2, size[0]), max(2.6, size[1])), layout="constrained")
+    grid = drawn.subplots(down, across, squeeze=False)
+    ranked = [(cell.value, name, at) for name, panel in panels.items() for at, cell in panel.items() if cell.value and cell.fits]
+    best = max(ranked, default=(0.0, "", (0, 0)))[1:]
+    for place, ax in enumerate(grid.flat):
+        if place >= len(panels):
+            ax.set_axis_off()
+            continue
+        name = list(panels)[place]
+        _map(ax, panels[name], (tps, pps), shades, best[1] if best[0] == name else None)
+        ax.set_title(name)
+    drawn.colorbar(shades, ax=grid, label="tokens/s/GPU", shrink=0.9)
+    marks = [Patch(facecolor=LIGHT, edgecolor=DARK, hatch="////", label="out of memory"), Patch(facecolor=GREY, label="refused"),
+             Patch(facecolor=WHITE, edgecolor=GREY, label="not simulated")]  # fmt: skip
+    drawn.legend(handles=marks, loc="outside lower center", ncols=3, fontsize=9)
+    return drawn
+
+
+def _map(ax: Axes, panel: Panel, sides: tuple[list[int], list[int]], shades: object, best: tuple[int, int] | None) -> None:
+    """One map: tp downwards, pp to the right."""
+    from matplotlib.patches import Rectangle
+
+    tps, pps = sides
+    for y, tp in enumerate(tps):
+        for x, pp in enumerate(pps):
+            cell = panel.get((tp, pp))
+            known = cell is not None and cell.value is not None
+            colour = WHITE if cell is None else GREY if not known else LIGHT
+            text, ink = "", DARK
+            if cell is not None and cell.value is not None:
+                text = count(cell.value)
+                if cell.fits:
+                    red, green, blue, _ = colour = shades.to_rgba(cell.value)  # type: ignore[attr-defined]
+                    ink = WHITE if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+            hatch = "////" if known and cell is not None and not cell.fits else None
+            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=DARK if hatch else WHITE, hatch=hatch,
+                                   linewidth=0 if hatch else 1))  # fmt: skip
+            box = {"facecolor": LIGHT, "edgecolor": "none", "pad": 1.0} if hatch else None
+            star = best == (tp, pp)
+            ax.text(x, y, ("★ " if star else "") + text, ha="center", va="center", fontsize=8.5, color=ink, bbox=box,
+                    fontweight="bold" if star else "normal")  # fmt: skip
+    ax.set(xlim=(-0.5, len(pps) - 0.5), ylim=(len(tps) - 0.5, -0.5), xlabel="pp", ylabel="tp")
+    ax.set_xticks(range(len(pps)), [str(pp) for pp in pps])
+    ax.set_yticks(range(len(tps)), [str(tp) for tp in tps])
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set(visible=True, color=GREY)

@@ -1,0 +1,38 @@
+"""Which price moves a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calibration.sensitivity import Effect
+from reports.figures import BLUE, DARK, ORANGE, figure
+from reports.words import seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Answer = tuple[str, float, Sequence[Effect]]  # the job's name, its step in seconds, the strongest effect first
+
+
+@figure("tornado")
+def tornado(data: Answer) -> Figure:
+    """The step with each price lower and higher, as bars around the answer."""
+    from matplotlib.figure import Figure
+
+    name, step, effects = data
+    made = Figure(figsize=(9, 1.2 + 0.27 * len(effects)), layout="constrained")
+    axes = made.subplots()
+    places = range(len(effects))
+    for ends, colour, label in (([e.low for e in effects], BLUE, "lower"), ([e.high for e in effects], ORANGE, "higher")):
+        axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=f"price {label}")
+    axes.axvline(0, color=DARK, lw=1)
+    axes.set_yticks(places, [f"{e.name} ×{e.factor:.2f}" for e in effects])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.invert_yaxis()
+    axes.set_xlabel("change of the step time in %")
+    axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
+    axes.legend(loc="lower right")
+    return made

@@ -1,0 +1,196 @@
+"""A plan with what depends on the model and the cluster filled in; every rule that is broken is a UserError with the numbers."""
+
+from __future__ import annotations
+
+import math
+
+from sim.grid import Grid
+from strategies.data_parallel import hooks
+from strategies.limits import belongs, divides, experts, neighbours, recomputed, synchronised
+from strategies.model import Model
+from strategies.placement import placement
+from strategies.plan import Plan
+from strategies.schedules import schedules
+from topologies.reading import Config, UserError
+
+NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
+PASSES = 1_000_000  # of all stages in one step
+
+
+class Resolved(Config):
+    """A plan with every default filled in for one model and one cluster."""
+
+    plan: Plan
+    dp: int
+    sequence: int
+    microbatches: int
+    global_batch: int
+    chunks: int
+    local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
+    layers: tuple[int, ...]  # per virtual stage
+    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
+
+    @classmethod
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
+        """See `Plan.resolve`."""
+        dp = _data_parallel(plan, gpus, where)
+        sequence = plan.sequence or model.context
+        microbatches = _microbatches(plan, dp, where)
+        divides(model, plan, sequence, where)
+        chunks = _chunks(plan, where)
+        _shards(plan, dp, where)
+        _asynchronous(plan, model, microbatches, where)
+        belongs(plan, model, where)
+        experts(model, plan, dp, where)
+        local = _local_steps(plan, microbatches, where)
+        layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
+        recomputed(plan, layers, where)
+        synchronised(plan, dp, where)
+        inner = neighbours(plan, dp, per_node, where)
+        return cls(
+            plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
+            chunks=chunks, local_steps=local, layers=layers, inner=inner,
+        )  # fmt: skip
+
+    @property
+    def grid(self) -> Grid:
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, the ep
+        ranks one of their own, and the nodes that they are on one outside it.
+        """
+        outside = self.replicas if self.inner == 1 else self.dp // self.inner
+        plan, dp = self.plan, self.dp // outside // self.plan.ep
+        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep // plan.ep_nodes, "dp": dp, "pp": plan.pp}
+        order = plan.order.split("-")
+        for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, plan.ep_nodes)):
+            if degree > 1:
+                order.insert(order.index(inner) + 1, outer)
+                degrees[outer] = degree
+        return Grid.of(tuple(order), **degrees)
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same parameters before any sharding: they are replicated along dp and cp."""
+        return self.dp * self.plan.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """The same for routed experts, which differ from ep rank to ep rank."""
+        return self.copies // self.plan.ep
+
+    @property
+    def shards(self) -> int:
+        """How many of them share one sharded copy of the states that the strategy shards (all cp ranks are among them)."""
+        return (self.plan.shard or self.dp) * self.plan.cp
+
+    @property
+    def replicas(self) -> int:
+        """How many such groups there are."""
+        return self.copies // self.shards
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The axes along which those ranks differ."""
+        if 1 < self.inner < self.dp:
+            return ("dp", "replica")
+        if self.plan.ep == 1:
+            return self.expert_sharing
+        nodes = (NODES,) if self.plan.ep_nodes > 1 else ()
+        return (*self.expert_sharing[:-1], "ep", *nodes, "dp")
+
+    @property
+    def summing(self) -> tuple[str, ...]:
+        """Those along which gradients are summed in every step: of dp ranks that train by themselves only cp."""
+        return self.sharing if self.plan.local_steps is None else ("cp",)
+
+    @property
+    def expert_sharing(self) -> tuple[str, ...]:
+        """The same for the experts, which differ from ep rank to ep rank."""
+        return ("cp", "dp") if self.plan.cp > 1 else ("dp",)
+
+
+def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
+    degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
+    inner = math.prod(degrees.values())
+    degrees["dp"] = dp = plan.dp or max(1, gpus // inner)
+    if inner * dp != gpus:
+        told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+        product = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)}"
+        raise UserError(f"{where}: {product} = {inner * dp} ≠ {gpus} GPUs")
+    return dp
+
+
+def _shards(plan: Plan, dp: int, where: str) -> None:
+    if not plan.reshard and "parameter" not in hooks[plan.data_parallel].shards:
+        raise UserError(f"{where}: reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters")
+    if plan.shard is None:
+        return
+    if not hooks[plan.data_parallel].shards:
+        raise UserError(f"{where}: shard={plan.shard} contradicts data_parallel={plan.data_parallel}, which shards nothing")
+    if plan.shard == 1 or dp % plan.shard:
+        raise UserError(f"{where}: shard={plan.shard} must be at least 2 and divide dp={dp}")
+
+
+def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> None:
+    """What stages that are updated at different times can do."""
+    if schedules[plan.schedule].versions is None:
+        return
+    said = f"{where}: schedule={plan.schedule} is asynchronous"
+    if plan.data_parallel != "ddp":
+        raise UserError(
+            f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
+        )
+    if model.tied and plan.pp > 1:
+        raise UserError(
+            f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
+        )
+    if microbatches < plan.pp:
+        why = "the steady state repeats, and two versions suffice, from then on"
+        raise UserError(f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}")
+
+
+def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
+    local = hooks[plan.data_parallel].local
+    if local and plan.local_steps is None:
+        raise UserError(f"{where}: data_parallel={plan.data_parallel} needs local_steps, such as local_steps=100")
+    if plan.local_steps is not None and not local:
+        raise UserError(f"{where}: local_steps={plan.local_steps} contradicts data_parallel={plan.data_parallel}")
+    _playable(microbatches * (plan.local_steps or 1), plan, where)
+    return plan.local_steps or 1
+
+
+def _microbatches(plan: Plan, dp: int, where: str) -> int:
+    if plan.global_batch is None:
+        return _playable(plan.accumulation or schedules[plan.schedule].microbatches or 1, plan, where)
+    quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
+    if rest or not quotient:
+        raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
+    if plan.accumulation not in (None, quotient):
+        product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
+        raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
+    return _playable(quotient, plan, where)
+
+
+def _playable(microbatches: int, plan: Plan, where: str) -> int:
+    """Every pass of every stage is played; a schedule that was written down has so many and no others."""
+    written = schedules[plan.schedule]
+    for name, is_for, asked in (("pp", written.ranks, plan.pp), ("microbatches", written.microbatches, microbatches)):
+        if is_for not in (None, asked):
+            raise UserError(f"{where}: {name}={asked} contradicts schedule={plan.schedule}, which is for {name}={is_for}")
+    if microbatches * plan.pp > PASSES:
+        product = f"microbatches·pp = {microbatches}·{plan.pp}"
+        raise UserError(
+            f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
+        )
+    return microbatches
+
+
+def _chunks(plan: Plan, where: str) -> int:
+    """Virtual stages per rank: what the schedule needs, or for those that take any number what the plan says."""
+    needed = schedules[plan.schedule].chunks
+    if needed is None:
+        if plan.chunks == 1:
+            raise UserError(f"{where}: chunks=1 contradicts schedule={plan.schedule}, which takes 2 or more")
+        return plan.chunks or 2
+    if plan.chunks not in (None, needed):
+        raise UserError(f"{where}: chunks={plan.chunks} contradicts schedule={plan.schedule}, which takes {needed}")
+    return needed

@@ -1,0 +1,95 @@
+"""Network namespaces as nodes: what they cost is their links', and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from calibration import emulation
+from calibration.emulation import PROBE, Emulation, cluster, data_share, missing, probe, read_emulation
+from calibration.launch import launch
+from calibration.predict import predict, profile_of
+from calibration.validation_set import read_set
+from topologies.reading import UserError
+
+TINY = ["model.hidden=32", "model.heads=4", "model.layers=4", "model.vocabulary=64", "model.context=16"]
+needs_root = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+
+
+@needs_root
+def test_a_link_carries_its_bandwidth_and_the_namespaces_go() -> None:
+    """tbf counts headers too: 1,448 of 1,514 bytes are data. Idle links save up 2 ms, so that a little more passes."""
+    asked = Emulation.model_validate({"nodes": 2, "bandwidth": "400 Mb/s"})
+    with cluster(asked) as nodes:
+        assert all(node in namespaces() for node in nodes)
+        carried = min(launch(probe, 2, PROBE // 2, nodes=nodes))
+    assert 0.5 < carried / (asked.bandwidth * data_share()) < 1.05
+    assert all(node not in namespaces() for node in nodes)
+
+
+@needs_root
+def test_an_interrupted_run_leaves_nothing() -> None:
+    with pytest.raises(KeyboardInterrupt), cluster(Emulation.model_validate({"nodes": 2, "bandwidth": "1 Gb/s"})) as nodes:
+        raise KeyboardInterrupt
+    assert all(node not in namespaces() for node in nodes)
+
+
+@needs_root
+def test_what_a_killed_run_left_is_cleared() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = f"{emulation.NAME}-{gone.pid}-node0"
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    emulation.clear()
+    assert left not in namespaces()
+
+
+def test_where_the_network_dominates_a_step_is_its_bytes_over_its_bandwidth() -> None:
+    """DDP sends 2Ψ(W−1)/W elements of 4 bytes, FSDP over gloo 4Ψ(W−1)/W: its reduce-scatter is an all-reduce inside."""
+    asked = Emulation.model_validate({"nodes": 2, "bandwidth": "10 Mb/s"})
+    for job, volume in zip(read_set(None, (), ["DDP", "ZeRO-3"]), (1.0, 2.0), strict=True):
+        made = replace(asked.on(job), plan=job.plan.model_copy(update={"overlap": False}))
+        step = predict(made, asked.priced(profile_of(job), job.cluster.node.loopback)).step_seconds
+        assert step == pytest.approx(volume * 4 * job.model.parameters / (asked.bandwidth * data_share()), rel=0.05)
+
+
+def test_a_slow_link_leaves_cores_to_compute() -> None:
+    job = read_set(None, TINY, ["DDP"])[0]
+    profile, loopback = profile_of(job), job.cluster.node.loopback
+    slow, fast = (
+        Emulation.model_validate({"nodes": 2, "bandwidth": speed}).priced(profile, loopback).slowdown
+        for speed in ("10 Mb/s", "400 Gb/s")
+    )
+    assert slow == pytest.approx(1, abs=0.01)
+    assert fast == profile.slowdown
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("nodes=2", "field 'bandwidth' is required"),
+        ("nodes=1,bandwidth=1Gb/s", "nodes=1: input should be greater than or equal to 2"),
+        ("nodes=2,bandwidth=1", "needs a unit"),
+        ("nodes=2,bandwidth=1Gb/s,width=2", "unknown field 'width'"),
+        ("two", "must be FIELD=VALUE"),
+    ],
+)
+def test_mistakes_are_one_line(text, line) -> None:
+    with pytest.raises(UserError, match=line):
+        read_emulation(text)
+
+
+def test_without_root_or_tools_it_says_so(monkeypatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda tool: tool)
+    with pytest.raises(UserError, match="network namespaces need root"), cluster(read_emulation("nodes=2,bandwidth=1Gb/s")):
+        pass
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    assert "install iproute2" in str(missing())

@@ -1,0 +1,127 @@
+"""`shardyard report`: the whole page, and its parts on request."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import shardyard
+from reports.figures import Drawing
+from reports.published import from_file
+from reports.sections import measured
+
+SMALL = ["--model", "gpt2-1.5b", "--set", "model.layers=4", "--cluster", "dgx-a100", "--nodes", "2", "--set",
+         "plan.data_parallel=zero1", "--set", "plan.global_batch=64"]  # fmt: skip
+JOB = [*SMALL, "--workers", "1"]
+ALL = ["--without", "runs", "--without", "scaling", "--without", "sensitivity", "--without", "published"]
+
+
+def report(folder: Path, *options: str) -> tuple[Result, str]:
+    result = CliRunner().invoke(shardyard.main, ["report", *JOB, "--output", str(folder), *options])
+    page = folder / "report.html"
+    return result, page.read_text(encoding="utf-8") if page.exists() else ""
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are a dot: they have tests of their own."""
+    from PIL import Image
+
+    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path: Image.new("1", (1, 1)).save(path))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    result, _ = report(folder, "--also", "plan.data_parallel=zero3", "--without", "published", "--search", "--set", "plan.tp=1")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_the_parts_come_in_the_order_of_the_questions(whole: Path) -> None:
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    shown = ["per step", 'class="cards"', 'alt="Where', 'alt="Peak', 'alt="One step', 'alt="What the fullest',
+             "Beside other runs", "<h2>Scaling", "Other degrees", "What limits the step", "What a rank sends",
+             "prices of profile", "Inputs and provenance", "Run it", "trace.json.gz"]  # fmt: skip
+    places = [text.index(word) for word in shown]
+    assert places == sorted(places)
+    assert len(text.encode()) < 1_000_000
+    assert not re.search(r"https?:|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
+
+
+def test_the_search_simulates_every_tp_pp_and_sharding(whole: Path) -> None:
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="sheets">(.*?)</script>', text)[1])[0]  # type: ignore[index]
+    tp, pp = (data["columns"].index(name) for name in ("tp", "pp"))
+    known = {(row[tp], row[pp]) for row in data["rows"]}
+    assert {(1, 1), (8, 1), (1, 4)} <= known
+    best = data["rows"][0]
+    rate = data["columns"].index("tokens/s/GPU")
+    assert best[rate] == max(row[rate] for row in data["rows"] if row[-1] == "fits")
+
+
+def test_files_to_run_it_are_what_export_writes(whole: Path) -> None:
+    printed = CliRunner().invoke(shardyard.main, ["export", *SMALL, "--to", "deepspeed"]).output
+    assert printed.startswith((whole / "ds_config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_parts_can_be_left_out(tmp_path: Path) -> None:
+    result, text = report(tmp_path / "new", *ALL)
+    assert result.exit_code == 0, result.output
+    for word in ("Beside other runs", "<h2>Scaling", "What limits", "published training runs"):
+        assert word not in text
+    assert "prices of profile" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tables_of_plans_and_of_validation_are_shown(tmp_path: Path) -> None:
+    plans, rows = tmp_path / "plans.jsonl", tmp_path / "rows.csv"
+    space = tmp_path / "space.yaml"
+    space.write_text("{plan.tp: [1, 2], plan.pp: [1, 2]}")
+    search = ["plan", *JOB, "--space", str(space), "--top", "4", "--results", str(plans)]
+    assert CliRunner().invoke(shardyard.main, search).exit_code == 0
+    checked = ["validate", "--published", "--source", "megatron-ci-2025", "--csv", str(rows)]
+    assert CliRunner().invoke(shardyard.main, checked).exit_code == 0
+    result, text = report(tmp_path / "page", *ALL, "--results", str(plans), "--validation", str(rows))
+    assert result.exit_code == 0, result.output
+    assert f"{len(plans.read_text().splitlines())} plans: " in text
+    assert "<td>megatron-ci-2025</td><td>5</td>" in text
+
+
+def test_executed_jobs_are_read_back(tmp_path: Path) -> None:
+    machine = {"ranks": 2, "machine": {"machine": "2 cores"}}
+    steps = [{"job": "ddp", "what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1},
+             {"job": "ddp", "what": "volume", "of": "dp", "predicted": 8.0, "measured": 8.0, "error": 0.0}]  # fmt: skip
+    file = tmp_path / "here.json"
+    file.write_text(json.dumps([{"job": "ddp", "profile": "cpu", "rows": steps, "execution": machine}]))
+    (row,) = from_file(file)
+    assert (row.source, row.gpus, row.error) == ("here", 2, pytest.approx(-0.1))
+    assert [line[:2] for line in measured([row], "here").table.rows] == [["here", 1], ["all", 1]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--results", "no.jsonl"], "--results no.jsonl: no such file"), (["--validation", "no.csv"], "no.csv: "),
+     (["--validation", __file__], "is not a table of `shardyard validate --csv`"),
+     (["--also", "plan.tp=3"], "tp·pp·dp"), (["--tokens", "0"], "--tokens=0: must be greater than 0")],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, options: list[str], says: str) -> None:
+    result, text = report(tmp_path / "page", *ALL, *options)
+    assert result.exit_code == 2
+    line = result.output.strip()
+    assert line.startswith("error: ")
+    assert says in line
+    assert "\n" not in line
+    assert text == ""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_job_that_does_not_fit_has_a_page_and_exit_code_2(tmp_path: Path) -> None:
+    result, text = report(tmp_path, *ALL, "--set", "plan.microbatch=512", "--set", "plan.global_batch=8192")
+    assert result.exit_code == 2
+    assert "out of memory on stage 0" in text
