@@ -87,5 +87,5 @@ def play() -> Callable[..., Timeline]:
 
 @pytest.fixture(scope="session")
 def timeline() -> Timeline:
-    """tp = pp = dp = 2, four microbatches, everything recomputed."""
-    return played(tp=2, pp=2, dp=2, accumulation=4, recompute="full")
+    """tp = pp = dp = 2, four microbatches, everything recomputed; compiled: such a small model would else wait for its host."""
+    return played(tp=2, pp=2, dp=2, accumulation=4, recompute="full", kernels="compiled")
