@@ -55,7 +55,7 @@ def parameter_servers(
     job: Job, prices: Prices, servers: int, staleness: str = "sync", steps: int = 100, jitter: float = 0.0, seed: int = 0
 ) -> Answer:
     """Play `steps` steps of every worker. staleness: "sync", "async", or by how many steps workers may run ahead."""
-    bound = _bound(staleness)
+    bound = bound_of(staleness)
     workers = _workers(job, servers, steps, jitter)
     if seed < 0:
         raise UserError(f"--seed {seed}: must be at least 0")
@@ -79,7 +79,8 @@ def most(setting: Setting, bound: int | None) -> float:
     return 1 / (push + pull) if bound == 0 else 1 / max(push, pull, setting.update)
 
 
-def _bound(staleness: str) -> int | None:
+def bound_of(staleness: str) -> int | None:
+    """How many steps workers may run ahead of the slowest: none when "sync", any number (None) when "async". Raises UserError."""
     if staleness in ("sync", "async"):
         return 0 if staleness == "sync" else None
     if not staleness.isdecimal():

@@ -10,6 +10,7 @@ from calibration.execute import device_of
 from calibration.execute.limits import ready
 from calibration.launch import launch
 from strategies.job import Job
+from strategies.servers import bound_of
 from topologies.reading import UserError
 
 
@@ -36,7 +37,7 @@ class Served:
 
 def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
     """Train `steps` steps of every worker; None on ranks other than 0 under a launcher. Raises UserError."""
-    job, bound = ready(job), _bound(staleness)
+    job, bound = ready(job), bound_of(staleness)
     ranks, device = job.cluster.gpus, device_of(job)
     for axis, degree in (("tp", job.plan.tp), ("pp", job.plan.pp)):
         if degree > 1:
@@ -62,11 +63,3 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
             raise UserError(f"{job.name}: executed, but the {what} differs by {compared[what]:.2g} from one process; {rule}")
     return Served(job.name, workers, servers, bound, steps, max(rank["seconds"] for rank in answers), first["sent"],
                   answers[-1]["sent"], sum(ages) / len(ages), max(ages), compared)  # fmt: skip
-
-
-def _bound(staleness: str) -> int | None:
-    if staleness in ("sync", "async"):
-        return 0 if staleness == "sync" else None
-    if not staleness.isdecimal():
-        raise UserError(f"--staleness {staleness}: expected sync, async or a number of steps")
-    return int(staleness)

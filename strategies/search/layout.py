@@ -32,12 +32,6 @@ class Layout(NamedTuple):
         """The last virtual stage."""
         return len(self.bounds) - 2
 
-    @property
-    def rank_of(self) -> list[int]:
-        """The rank of each stage."""
-        where = {stage: rank for rank, mine in enumerate(self.stages) for stage in mine}
-        return [where[stage] for stage in range(self.last + 1)]
-
     def quantity(self, name: str, kinds: Sequence[Kind]) -> Floats:
         """A quantity of QUANTITIES of each stage, shape (kinds, stages)."""
         ends = np.array(self.bounds)

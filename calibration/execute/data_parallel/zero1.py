@@ -21,24 +21,39 @@ from strategies.job import Job
 from strategies.resolved import Resolved
 
 
-class Bucket:
-    """Parameters and gradients as views of two flat tensors, and the part of them that this rank owns."""
+class Flat:
+    """Parameters as views of a flat tensor, padded to a multiple of the ranks, and the part of it that this rank owns."""
 
     def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
-        self.ranks, self.waiting = ranks, 0
-        size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
-        self.values, self.gradients = (torch.zeros(size, dtype=tensors[0].dtype, device=tensors[0].device) for _ in range(2))
-        self.tensors, offset = tensors, 0
-        for tensor in tensors:
-            piece = slice(offset, offset + tensor.numel())
-            self.values[piece] = tensor.detach().flatten()
-            tensor.data = self.values[piece].view_as(tensor)
-            tensor.grad = self.gradients[piece].view_as(tensor)
-            offset += tensor.numel()
-        mine = slice(rank * size // ranks, (rank + 1) * size // ranks)
-        self.shard = nn.Parameter(self.values[mine])
-        self.piece = self.gradients[mine]
+        self.tensors, self.ranks = tensors, ranks
         self.work: Any = None
+        self.size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
+        self.values = torch.zeros(self.size, dtype=tensors[0].dtype, device=tensors[0].device)
+        self.places: dict[Tensor, slice] = {}
+        offset = 0
+        for tensor in tensors:
+            place = self.places[tensor] = slice(offset, offset + tensor.numel())
+            self.values[place] = tensor.detach().flatten()
+            tensor.data = self.values[place].view_as(tensor)
+            offset += tensor.numel()
+        self.mine = slice(rank * self.size // ranks, (rank + 1) * self.size // ranks)
+        self.shard = nn.Parameter(self.values[self.mine])
+
+    def gather(self, group: Any) -> Any:
+        """Start to gather everybody's parameters."""
+        return dist.all_gather_into_tensor(self.values, self.shard.detach(), group=group, async_op=True)
+
+
+class Bucket(Flat):
+    """The same with gradients as views of a second flat tensor."""
+
+    def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
+        super().__init__(tensors, ranks, rank)
+        self.waiting = 0
+        self.gradients = torch.zeros_like(self.values)
+        for tensor, place in self.places.items():
+            tensor.grad = self.gradients[place].view_as(tensor)
+        self.piece = self.gradients[self.mine]
 
     def reduce(self, group: Any) -> None:
         """Start to sum gradients into the own part."""
@@ -49,10 +64,6 @@ class Bucket:
         self.work.wait()
         self.work = None
         self.shard.grad = self.piece.div_(self.ranks)
-
-    def gather(self, group: Any) -> Any:
-        """Start to gather everybody's parameters."""
-        return dist.all_gather_into_tensor(self.values, self.shard.detach(), group=group, async_op=True)
 
 
 @executed("zero1")

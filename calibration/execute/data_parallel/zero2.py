@@ -15,30 +15,18 @@ from torch import Tensor, nn
 from calibration.execute.buckets import in_buckets
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import executed
-from calibration.execute.data_parallel.zero1 import Zero1
+from calibration.execute.data_parallel.zero1 import Flat, Zero1
 from calibration.execute.limits import splits
 from calibration.execute.setup import Setup
 from strategies.job import Job
 from strategies.resolved import Resolved
 
 
-class Passing:
-    """Parameters as views of a flat tensor, the rank's part of their gradients, and for a while all of their gradients."""
+class Passing(Flat):
+    """The same with the rank's part of the gradients, and for a while all of them."""
 
     def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
-        self.tensors, self.ranks = tensors, ranks
-        self.work: Any = None
-        self.size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
-        self.values = tensors[0].new_zeros(self.size)
-        self.offsets: dict[Tensor, int] = {}
-        offset = 0
-        for tensor in tensors:
-            self.offsets[tensor] = offset
-            self.values[offset : offset + tensor.numel()] = tensor.detach().flatten()
-            tensor.data = self.values[offset : offset + tensor.numel()].view_as(tensor)
-            offset += tensor.numel()
-        self.mine = slice(rank * self.size // ranks, (rank + 1) * self.size // ranks)
-        self.shard = nn.Parameter(self.values[self.mine])
+        super().__init__(tensors, ranks, rank)
         self.piece = torch.zeros_like(self.shard)
         self.gradients: Tensor | None = None
         self.waiting: set[Tensor] = set()
@@ -49,8 +37,7 @@ class Passing:
         if self.gradients is None:
             self.gradients, self.waiting = self.values.new_zeros(self.size), set(self.tensors)
         assert tensor.grad is not None
-        offset = self.offsets[tensor]
-        self.gradients[offset : offset + tensor.numel()] += tensor.grad.flatten()
+        self.gradients[self.places[tensor]] += tensor.grad.flatten()
         tensor.grad = None
         self.waiting.discard(tensor)
 
@@ -66,10 +53,6 @@ class Passing:
         assert self.gradients is not None
         self.piece.add_(self.gradients[self.mine], alpha=1 / self.ranks)
         self.work = self.gradients = None
-
-    def gather(self, group: Any) -> Any:
-        """Start to gather everybody's parameters."""
-        return dist.all_gather_into_tensor(self.values, self.shard.detach(), group=group, async_op=True)
 
 
 @executed("zero2")
