@@ -44,7 +44,11 @@ def verdict(summary: Summary, job: Job) -> str:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     fixes = job.get("fixes", [])
     hint = (
-        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
+        f"; fits with {', or '.join(fixes)}"
+        if fixes
+        else "; no small change of the plan makes it fit, nor do more nodes"
+        if "fixes" in job
+        else ""
     )
     lacking, reasons = _lacking(summary), []
     if summary.offloaded and lacking:
@@ -139,9 +143,9 @@ def _headline(summary: Summary, job: Job) -> RenderableType:
     return Group(grid, Text("    ").join(Text.assemble((f"{name}  ", "dim"), (text, "bold")) for name, text in long))
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str, gap: int = 2) -> Table:
     """An airy table: the first column to the left, numbers to the right, a column without a name to the left."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number and column else "left", header_style="dim", no_wrap=True)
     return table
@@ -168,7 +172,7 @@ def _memory(summary: Summary) -> RenderableType:
     used = [kind for kind in KINDS if any(held(entry)[kind] for entry in shown)]
     left = len(stages(summary)) - len(shown)
     more = f"; stages not shown hold no more than stage {summary.worst.stage}" if left else ""
-    table = _table("stage", *used, "peak", "used")
+    table = _table("stage", *used, "peak", "used", gap=1 if len(used) > 5 else 2)
     for entry in shown:
         style = "red" if entry.peak > capacity else ""
         sizes = (gigabytes(held(entry)[kind]) for kind in used)
