@@ -162,12 +162,14 @@ class Play:
 
     def faster(self, by: float) -> list[tuple[str, float]]:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
-        inside nodes or between.
+        inside nodes or between. What is the only kind of its group is told once.
         """
         kinds = sorted({kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind})
         single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
         every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
-        return [(price.name, self.at(price, 1 / by)) for price in (*every, *single)]
+        grouped = {price.name: self.at(price, 1 / by) for price in every}
+        alone = {price.name: self.at(price, 1 / by) for price in single}
+        return [*grouped.items(), *((name, step) for name, step in alone.items() if step not in grouped.values())]
 
     def relevant(self) -> Iterable[Price]:
         """Prices of which the program has something to pay."""

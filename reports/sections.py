@@ -73,7 +73,7 @@ def _answers(
         if summary is None or whole is None:
             continue
         over = "" if summary.fits else " ✗"
-        line = [name, f"{summary.gpus:,}", seconds(summary.step_seconds), count(summary.tokens_per_second),
+        line = [name.partition(":")[0], f"{summary.gpus:,}", seconds(summary.step_seconds), count(summary.tokens_per_second),
                 count(summary.tokens_per_second_per_gpu), percent(summary.mfu), size(summary.worst.peak) + over,
                 digits(whole.seconds / 86400), "–" if whole.usd is None else dollars(whole.usd)]  # fmt: skip
         if efficiency is not None:
@@ -125,8 +125,9 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
     picture = Picture("tornado", alt, tornado, (job.name, step, effects))
     faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
     rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
-    text = f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved."
-    return Section("What limits the step", (picture,), (text,), table=Sheet(("twice as fast", "step", "change"), rows))
+    told = (f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
+            "A faster link helps until the next one on the way limits.")  # fmt: skip
+    return Section("What limits the step", (picture,), told, table=Sheet(("twice as fast", "step", "change"), rows))
 
 
 def collectives(timeline: Timeline) -> Section | None:

@@ -115,14 +115,19 @@ def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell) -> 
 
 
 def _small(job: Job) -> Space:
-    """Every tp of a node, every pp, and three settings of data parallelism; everything else as the job has it."""
-    from strategies.search.space import Space, default_space, parse_axis
+    """Every pp, every tp of a node, and three settings of data parallelism; everything else as the job has it.
+
+    Long pipelines, which take longest to simulate, come last.
+    """
+    from strategies.search.space import Axis, Space, default_space, parse_axis
 
     usual = {axis.name: axis for axis in default_space(job).axes}
     sharding = parse_axis("plan.data_parallel=ddp,zero1,zero3")
     batch = parse_axis(f"plan.global_batch={job.resolve().global_batch}")
     free = [parse_axis(f"plan.{name}=null") for name in ("dp", "accumulation")]
-    return Space((usual["plan.tp"], usual["plan.pp"], sharding, batch, *free))
+    shortest = Axis("plan.pp", tuple(sorted(usual["plan.pp"].choices, key=lambda choice: int(choice["plan.pp"]))))
+    widest = Axis("plan.tp", usual["plan.tp"].choices[::-1])
+    return Space((shortest, widest, sharding, batch, *free))
 
 
 def _evidence(job: Job, wanted: Wanted, engine: Engine, tell: Tell) -> tuple[Section, ...]:
