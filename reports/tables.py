@@ -31,6 +31,7 @@ from reports.words import (
 )
 from sim.summary import StageMemory, Summary
 
+LEAST = 0.0005  # of the step: less would show as 0.0 %
 NOTES = 4  # notes on one screen; the page shows all
 
 
@@ -155,7 +156,7 @@ def _breakdown(summary: Summary) -> RenderableType:
     table = _table("component", "time", "of step", "")
     for name in components([summary.breakdown]):
         share = summary.breakdown[name] / summary.step_seconds
-        if share >= 0.0005:  # the rest would show as 0.0 %
+        if share >= LEAST:
             table.add_row(name, seconds(summary.breakdown[name]), percent(share), Text(bar(share, 24), "cyan"))
     return Group(Text("where the step goes (mean over ranks)", "bold"), table)
 
@@ -211,10 +212,15 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
     for label, show in _METRICS:
         table.add_row(label, *(show(summary) for _, summary, _ in runs))
     table.add_section()
-    for name in components(summary.breakdown for _, summary, _ in runs):
+    for name in components(_seen(summary) for _, summary, _ in runs):
         table.add_row(name, *_changes([summary.breakdown.get(name, 0.0) for _, summary, _ in runs]))
     caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
     return Group(table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"))
+
+
+def _seen(summary: Summary) -> dict[str, float]:
+    """The components that would not show as 0.0 % of the step."""
+    return {name: seconds for name, seconds in summary.breakdown.items() if seconds >= LEAST * summary.step_seconds}
 
 
 _METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (

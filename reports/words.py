@@ -37,7 +37,7 @@ def digits(value: float, count: int = 3) -> str:
 
 def seconds(value: float) -> str:
     """`1.23 s`, `456 ms`, `7.8 µs`."""
-    return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3).replace("us", "µs")
+    return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3)
 
 
 def count(value: float) -> str:
