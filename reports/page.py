@@ -31,7 +31,7 @@ from topologies.cluster import Cluster
 from topologies.reading import UserError
 
 LONG = 40  # characters of a cell that is a sentence
-FULL = 1400  # dots of a figure that takes the whole width
+FULL = 1300  # dots of a figure that takes the whole width
 DATA = ("timeline.csv", "summary.json", "trace.json.gz")
 TEMPLATES = Path(__file__).parent / "templates"
 

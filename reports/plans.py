@@ -88,7 +88,7 @@ def section(plans: Plans, title: str) -> Section:
 
 def told(plans: Plans) -> str:
     """How many plans, and what became of them."""
-    refused = Counter(str(row["error"]) for row in plans.rows if row["error"])
+    refused = Counter(str(row["error"]).rpartition("yaml: ")[2] for row in plans.rows if row["error"])
     parts = [f"{len(plans.rows):,} plans: {len(plans.fitting):,} fit"]
     too_big = sum(not row["error"] and not row["fits"] for row in plans.rows)
     parts += [f"{too_big:,} run out of memory"] if too_big else []

@@ -97,7 +97,7 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     found = whatif.ask(read, [({}, "", {}), *((one, "", {}) for one in inputs)], engine, total, price)
     named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in found]
     named.sort(key=lambda pair: _cheapest(pair[1]))
-    told = [f"As many GPUs, {tokens_text(total)}, list prices by the GPU-hour where there are any; ✗ does not fit in memory."]
+    told = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
     told += [f"Not possible: {why}." for why in _refusals(named)]
     return Section(title, text=tuple(told), table=_answers("cluster", named, total))
 
