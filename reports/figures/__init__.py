@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
-GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
-WINE = "#882255"  # of "muted", Tol 2021, personal.sron.nl/~pault: as dark as nothing else in the step
+BLACK, GREY, DARK, WHITE, LIGHT = "#000000", "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": WINE, "dp": RED,
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": BLACK, "dp": RED,
            "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
 HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
            "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip
@@ -89,6 +88,12 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
     drawn = Figure(figsize=(width, height), layout="constrained")
     return drawn, drawn.add_subplot()
+
+
+def ink(colour: str) -> str:
+    """Black or white: what can be read on `colour`, by its brightness (Rec. 601)."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return WHITE if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else BLACK
 
 
 def patch(name: str, label: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from reports.figures import COLOURS, DARK, HATCHES, WHITE, canvas, figure, patch, time_unit
+from reports.figures import COLOURS, DARK, HATCHES, canvas, figure, ink, patch, time_unit
 from reports.words import components, percent, seconds
 from sim.summary import Summary
 
@@ -44,6 +44,5 @@ def breakdown(summaries: Mapping[str, Summary]) -> Figure:
 
 def _share(ax: Axes, x: float, y: float, fraction: float, key: str) -> None:
     """A percentage in a segment, readable on a hatch."""
-    dark = key in ("forward", "slowdown")
     box = {"facecolor": COLOURS[key], "edgecolor": "none", "pad": 1.5} if key in HATCHES else None
-    ax.text(x, y, percent(fraction), ha="center", va="center", fontsize=9, color=WHITE if dark else "black", bbox=box)
+    ax.text(x, y, percent(fraction), ha="center", va="center", fontsize=9, color=ink(COLOURS[key]), bbox=box)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, patch, time_unit
+from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, ink, patch, time_unit
 from reports.lanes import Strips, chosen, lane_names, strips
 from reports.words import seconds
 from sim.timeline import AXES, CPU, PHASES, Timeline
@@ -70,7 +70,7 @@ def _passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
             part = height * bar.shares[name] / whole
             spans.setdefault(name, []).append((bar.start * unit, bottom, (bar.end - bar.start) * unit, part))
             if wide and bar.microbatch >= 0 and bar.shares[name] == max(bar.shares.values()):
-                colour, x = WHITE if name == "forward" else "black", (bar.start + bar.end) / 2 * unit
+                colour, x = ink(COLOURS[name]), (bar.start + bar.end) / 2 * unit
                 ax.text(x, bottom - part / 2, str(bar.microbatch), ha="center", va="center", fontsize=8.5, color=colour)
             bottom -= part
         if wide:  # on a narrow bar a separator would cover too much

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.figures import DARK, GREY, LIGHT, WHITE, figure
+from reports.figures import DARK, GREY, LIGHT, WHITE, figure, ink
 from reports.words import count
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
 
 def _map(ax: Axes, panel: Panel, sides: tuple[list[int], list[int]], shades: object, best: tuple[int, int] | None) -> None:
     """One map: tp downwards, pp to the right."""
+    from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
     tps, pps = sides
@@ -71,18 +72,18 @@ def _map(ax: Axes, panel: Panel, sides: tuple[list[int], list[int]], shades: obj
             cell = panel.get((tp, pp))
             known = cell is not None and cell.value is not None
             colour = WHITE if cell is None else GREY if not known else LIGHT
-            text, ink = "", DARK
+            text, text_colour = "", DARK
             if cell is not None and cell.value is not None:
                 text = count(cell.value)
                 if cell.fits:
-                    red, green, blue, _ = colour = shades.to_rgba(cell.value)  # type: ignore[attr-defined]
-                    ink = WHITE if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+                    colour = to_hex(shades.to_rgba(cell.value))  # type: ignore[attr-defined]
+                    text_colour = ink(colour)
             hatch = "////" if known and cell is not None and not cell.fits else None
             ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=DARK if hatch else WHITE, hatch=hatch,
                                    linewidth=0 if hatch else 1))  # fmt: skip
             box = {"facecolor": LIGHT, "edgecolor": "none", "pad": 1.0} if hatch else None
             star = best == (tp, pp)
-            ax.text(x, y, ("★ " if star else "") + text, ha="center", va="center", fontsize=8.5, color=ink, bbox=box,
+            ax.text(x, y, ("★ " if star else "") + text, ha="center", va="center", fontsize=8.5, color=text_colour, bbox=box,
                     fontweight="bold" if star else "normal")  # fmt: skip
     ax.set(xlim=(-0.5, len(pps) - 0.5), ylim=(len(tps) - 0.5, -0.5), xlabel="pp", ylabel="tp")
     ax.set_xticks(range(len(pps)), [str(pp) for pp in pps])
