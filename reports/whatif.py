@@ -14,6 +14,7 @@ from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from calibration.whatif import Case
+    from reports.figures.curve import Curve
     from sim.summary import Summary
     from strategies.job import Job
     from topologies.costs import Cost
@@ -142,18 +143,27 @@ def _spent(training: Cost, priced: bool) -> float:
     return training.usd if priced and training.usd is not None else training.gpu_hours
 
 
-def lines(cases: Sequence[Case], field: str) -> dict[str, list[tuple[float, float, bool]]]:
-    """Plan -> (value of a field of numbers, tokens/s/GPU, whether it fits) of what was not refused. Raises UserError."""
+def curves(cases: Sequence[Case], field: str) -> Curve:
+    """tokens/s/GPU of what was not refused, over a field of numbers, by plan. Raises UserError."""
+    from reports.figures.curve import Curve
+
     result: dict[str, list[tuple[float, float, bool]]] = {}
+    units: dict[str, None] = {}
     for case in cases:
+        number, unit = _number(case.changes[field], field)
+        units[unit] = None
         if case.summary is not None:
-            point = _number(case.changes[field], field), case.summary.tokens_per_second_per_gpu, case.summary.fits
-            result.setdefault(_plan(case), []).append(point)
-    return result
+            result.setdefault(_plan(case), []).append((number, case.summary.tokens_per_second_per_gpu, case.summary.fits))
+    if len(units) > 1:
+        raise UserError(f"--plot: {field} is given in {' and in '.join(unit or 'no unit' for unit in units)}: give all in one")
+    (unit,) = units
+    return Curve(f"{field} ({unit})" if unit else field, result)
 
 
-def _number(value: Any, field: str) -> float:
+def _number(value: Any, field: str) -> tuple[float, str]:
+    """A number and its unit, as they were written."""
+    text, _, unit = str(value).partition(" ")
     try:
-        return float(str(value).split()[0])
+        return float(text), unit
     except ValueError:
-        raise UserError(f"--plot: {field}={value!r} is not a number") from None
+        raise UserError(f"--plot: {field}={value!r} is not a number, or has no space before its unit") from None

@@ -84,10 +84,10 @@ def command(
             )
         )
     if plot:
-        from reports.figures.curve import Curve, curve
-        from reports.whatif import lines
+        from reports.figures.curve import curve
+        from reports.whatif import curves
 
-        click.echo(f"wrote {curve(Curve(axes[0].name, lines(rest, axes[0].name)), Path(plot))}", err=as_json)
+        click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -73,6 +73,15 @@ def test_the_command_tells_a_table_and_data(tmp_path: Path) -> None:
     assert [bool(row["refused"]) for row in rows] == [False, False, True]
 
 
+def test_a_curve_has_one_unit(tmp_path: Path) -> None:
+    plot = ("--plot", str(tmp_path / "curve.svg"))
+    assert call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,50 GB/s", *plot).exit_code == 0
+    assert "cluster.node.nic (GB/s)" in (tmp_path / "curve.svg").read_text()
+    mixed = call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,400 Gb/s", *plot)
+    assert "--plot: cluster.node.nic is given in GB/s and in Gb/s: give all in one" in mixed.output
+    assert mixed.exit_code == 2
+
+
 def test_a_tornado_has_the_largest_effect_first() -> None:
     lines = call("whatif", *JOB, "--vary", "price=1,1.9", "--vary", "plan.recompute=full", "--one-at-a-time").output.splitlines()
     assert next(line for line in lines if "%" in line).startswith("price=1 ")

@@ -148,3 +148,16 @@ def test_collectives_of_the_job_are_drawn_by_size(whole: Path) -> None:
 def test_a_search_that_is_out_of_time_says_what_it_left(tmp_path: Path) -> None:
     _, text = report(tmp_path / "page", *ALL, "--search", "--search-seconds", "0.001")
     assert re.search(r"\d+ more plans were not simulated: the 0.001 s of --search-seconds were over", text)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_same_job_gives_the_same_page_whoever_simulates_it(tmp_path: Path) -> None:
+    """But for the order in which workers are done, which must not show."""
+    for folder in ("a", "b"):
+        workers = ["--workers", "1" if folder == "a" else "2"]
+        done = CliRunner().invoke(
+            shardyard.main, ["report", *SMALL, "--without", "published", "--output", str(tmp_path / folder), *workers]
+        )
+        assert done.exit_code == 0, done.output
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
