@@ -183,7 +183,7 @@ class Share:
     def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
         """A kernel per pass over so many elements."""
         dtype = self.resolved.plan.precision
-        return tuple(Kernel(kind, label, phase, 0.0, float(elements * each), dtype) for kind, each in ways)
+        return tuple(Kernel(way.kind, label, phase, 0.0, float(elements * way.moved), dtype, (), way.operator) for way in ways)
 
     def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
@@ -371,9 +371,8 @@ def pointwise(share: Share, label: str, read: int, written: int, saved: str = ""
 def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
     """The activation of an MLP of so many results; a gate beside it doubles what is read."""
     plain = pointwise(share, label, elements * (2 if share.model.gated else 1), elements, saved)
-    if not share.model.gated:
-        return plain
-    ways = passes.gate(share.resolved.plan.kernels, share.element)
+    kernels, width = share.resolved.plan.kernels, share.element
+    ways = passes.gate(kernels, width) if share.model.gated else passes.gelu(width)
     forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
     return replace(plain, forward=forward, input_gradient=backward)
 
