@@ -19,6 +19,7 @@ LLAMA: dict[str, Any] = GPT | {
     "attention_bias": False, "output_bias": False, "mlp_bias": False,
 }  # fmt: skip
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
+TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 
 
 @pytest.fixture
@@ -50,6 +51,9 @@ def sent(toy_job, toy_prices):
         (LLAMA, 2, {"tp": 2}),
         (LLAMA, 8, {"tp": 4}),  # DDP × TP
         (LLAMA, 8, {"tp": 4, "data_parallel": "zero3"}),  # FSDP2 × TP
+        (LLAMA, 4, TP | {"sequence_parallel": True}),
+        (GPT, 4, TP | {"recompute": "full"}),
+        (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full"}),
     ],
 )
 def test_volumes(sent, rehearse, model, gpus, plan) -> None:
