@@ -56,7 +56,7 @@ class Stage:
         self.output = size if after else head.logits
         return (("buffer", plan.microbatches * size * (before + after)),)
 
-    def sharded(self, shards: int) -> float:
+    def sharded(self, shards: float) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
         which differ from ep rank to ep rank, fewer ranks have the same.
         """
@@ -232,7 +232,7 @@ class Stage:
         largest = max(part.parameters for part in self.parts[first:last])
         return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
-    def update(self, shards: int, after: tuple[Ref, ...], made: int = 1) -> Ref:
+    def update(self, shards: float, after: tuple[Ref, ...], made: int = 1) -> Ref:
         """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.
 
         made: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.

@@ -32,6 +32,7 @@ class Zero3(Hook):
     """Sharded parameters, gradients and optimizer states."""
 
     shards = frozenset({"optimizer", "gradient", "parameter"})
+    scatters = True
 
     def __init__(self) -> None:
         self._gatherings: dict[int, Gathering] = {}

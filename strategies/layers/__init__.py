@@ -168,7 +168,7 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
-    again = [piece for piece in pieces if recompute == "full" or (recompute == "selective" and piece.core)]
+    again = _repeated(pieces, recompute, share.eager)
     plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
@@ -197,15 +197,27 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     )
 
 
+def _repeated(pieces: Sequence[Piece], recompute: str, eager: bool) -> list[Piece]:
+    """The pieces whose forward work is done again.
+
+    torch.utils.checkpoint (use_reentrant=False) stops as soon as the last tensor that backward needs is there again: the input of
+    the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
+    """
+    if recompute != "full":
+        return [piece for piece in pieces if recompute == "selective" and piece.core]
+    return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if eager else pieces)
+
+
 @lru_cache(maxsize=64)
 def _joined(layers: tuple[Part, ...]) -> Part:
     """Consecutive layers that keep only the first one's input and are recomputed together before the backward pass of all."""
     if len(layers) == 1:
         return layers[0]
     back = layers[::-1]
-    recompute = _chained(layers, "recompute")
+    before = tuple(_recomputed(item) for item in _chained(layers[:-1], "forward"))  # all of it: the next layer's input
+    recompute = before + layers[-1].recompute
     whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
-    sums = ("parameters", "replicated", "experts", "model_flops", "recomputed_flops", "held")
+    sums = ("parameters", "replicated", "experts", "model_flops", "held")
     return replace(
         layers[0],
         forward=_chained(layers, "forward"),
@@ -214,6 +226,7 @@ def _joined(layers: tuple[Part, ...]) -> Part:
         recompute=recompute,
         backward=recompute + whole,
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
+        recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
         **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
         **{name: sum(getattr(part, name) for part in layers) for name in sums},
     )

@@ -15,6 +15,7 @@ from strategies.plan import Plan
 from strategies.resolved import Resolved
 
 AXES = ("pp", "replica", "dp", "tp")  # outermost first
+ZRO = "zero_redundancy_optimizer"
 
 
 class Rehearsed(NamedTuple):
@@ -127,7 +128,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
                     last = number == plan.microbatches - 1
                     with (
                         module.no_sync()
-                        if fields.data_parallel in ("ddp", "zero1") and plan.dp > 1 and not last
+                        if fields.data_parallel in ("ddp", ZRO) and plan.dp > 1 and not last
                         else contextlib.nullcontext()
                     ):
                         loss(module(part), part).backward()
@@ -197,10 +198,10 @@ class _Kept:
 def _optimizer(module: Any, plan: Resolved, mesh: Any) -> Any:
     import torch
 
-    if plan.plan.data_parallel == "zero1" and plan.dp > 1:
+    if plan.plan.data_parallel == ZRO and plan.dp > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group())
+        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group(), True)
     return torch.optim.Adam(module.parameters())
 
 

@@ -33,6 +33,7 @@ TWO = {
     "ddp without overlap": job("ddp without overlap", 2, GPT, overlap=False),
     "16-bit gradients": job("16-bit gradients", 2, LLAMA, data_parallel="ddp_fp16"),
     "zero1": job("zero1", 2, LLAMA, data_parallel="zero1", accumulation=2, recompute="full"),
+    "zero redundancy optimizer": job("zero redundancy optimizer", 2, GPT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
     "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
     "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
@@ -51,6 +52,15 @@ FOUR = {
     "fsdp × tp": job("fsdp × tp", 4, LLAMA, tp=2, data_parallel="zero3"),
     "hsdp": job("hsdp", 4, GPT, data_parallel="zero3", shard=2),
     "pp × dp": job("pp × dp", 4, GPT, **MIDDLE),
+    "pp × zero redundancy optimizer": job(
+        "pp × zero redundancy optimizer",
+        4,
+        LLAMA,
+        data_parallel="zero_redundancy_optimizer",
+        schedule="interleaved",
+        chunks=2,
+        **MIDDLE,
+    ),
     "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", **MIDDLE),
     "pp × tp": job("pp × tp", 4, LLAMA, tp=2, sequence_parallel=True, **MIDDLE),
 }

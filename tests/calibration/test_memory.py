@@ -23,6 +23,7 @@ LLAMA: dict[str, Any] = GPT | {
 }  # fmt: skip
 FEW_TOKENS = LLAMA | {"hidden": 128, "kv_heads": 8, "ffn": 512, "layers": 6, "vocabulary": 64, "context": 32}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
+ZRO = {"data_parallel": "zero_redundancy_optimizer"}
 TP_SP = {"tp": 4, "sequence_parallel": True}
 PIPELINE = {"pp": 2, "accumulation": 4, "microbatch": 1}
 
@@ -51,7 +52,8 @@ def peak(toy_job, toy_prices):
         (LLAMA, 1, {"recompute": "full"}),
         (GPT, 4, {}),  # DDP
         (LLAMA, 4, {"accumulation": 2}),
-        (LLAMA, 4, {"data_parallel": "zero1"}),
+        (LLAMA, 4, ZRO),
+        (FEW_TOKENS, 3, ZRO | {"accumulation": 2}),
         (GPT, 4, {"data_parallel": "zero3"}),  # FSDP2
         (LLAMA, 4, {"data_parallel": "zero3"}),
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
