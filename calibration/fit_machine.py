@@ -12,12 +12,12 @@ import numpy as np
 from calibration import fit_kernels as kernels
 from calibration.fit_links import LEAST, PAIRS, RINGS, fit_links
 from calibration.fit_tables import Point, errors, leave_out, rows, series_name, tables
+from calibration.machine import MEASURED_HERE
 from calibration.samples import Merged
 from sim.prices import Overhead, Profile, Provenance
 from sim.tables import Wrapping
 from topologies.cluster import Cluster
 
-SOURCE = "measured by `shardyard calibrate`"
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",), "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
@@ -59,7 +59,7 @@ class Fit:
         extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
         self.provenance[part] = Provenance.model_construct(
             measured=True, machine=str(self.head["machine"]), versions=str(self.head["versions"]), date=date.today().isoformat(),
-            source=SOURCE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
+            source=MEASURED_HERE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
             heldout_error=_short(kernels.error(points, True)),
             errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
             measured_range=extent, spread=_percentiles(points),
