@@ -44,7 +44,7 @@ def verdict(summary: Summary, job: Job) -> str:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     fixes = job.get("fixes", [])
     hint = (
-        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit" if "fixes" in job else ""
+        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
     )
     lacking, reasons = _lacking(summary), []
     if summary.offloaded and lacking:
