@@ -81,7 +81,7 @@ class Zero3(Hook):
     def moves(cls, plan: Resolved) -> Moves:
         """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
         gathers = plan.microbatches * (1 + plan.plan.reshard)
-        return Moves(gathers * plan.plan.bytes_per_element, plan.microbatches * plan.plan.bytes_per_gradient)
+        return Moves(gathers * plan.plan.least_gathered, plan.microbatches * plan.plan.bytes_per_gradient)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
