@@ -84,7 +84,7 @@ class Zero3(Hook):
         gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
         if plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
             gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
-        return Moves(gathers * plan.plan.bytes_per_element, reductions * plan.plan.bytes_per_gradient)
+        return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""

@@ -44,8 +44,19 @@ def test_a_model_that_needs_its_states_sharded() -> None:
 
 def test_nothing_fits() -> None:
     result = CliRunner().invoke(
-        shardyard.main, ["advise", "--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192",
-         "--set", "model.layers=32", "--json"],
+        shardyard.main,
+        [
+            "advise",
+            "--model",
+            "llama-3.1-405b",
+            "--cluster",
+            "dgx-h100",
+            "--set",
+            "plan.sequence=8192",
+            "--set",
+            "model.layers=32",
+            "--json",
+        ],
     )
     assert result.exit_code == 2
     answer = json.loads(result.output)
