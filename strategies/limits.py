@@ -38,6 +38,8 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
+    if plan.gradient_sync == "last":
+        _late(plan, where)
     offload = plan.offload
     if offload is None:
         return
@@ -51,6 +53,17 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
         raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
     if plan.pp > 1 and model.tied:
         raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
+
+
+def _late(plan: Plan, where: str) -> None:
+    """Who can keep whole gradients until the last microbatch."""
+    for wrong, why in (
+        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"),
+        (plan.deepspeed is not None, "deepspeed: its ZeRO-3 reduces gradients as they are made"),
+        (plan.offload is not None, "offload: gradients leave the GPU as they are made"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: gradient_sync=last contradicts {why}")
 
 
 def _deepspeed(plan: Plan, where: str) -> None:

@@ -81,6 +81,12 @@ class Plan(Config):
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
+    gradient_sync: Literal["every", "last"] = Field(
+        "every",
+        description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
+        "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
+        "torch.distributed.pipelining sets them)",
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")

@@ -19,9 +19,9 @@ PLAIN = {
 }  # fmt: skip
 
 EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
-    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch",
-    "global_batch", "accumulation", "sequence", "recompute", "attention", "kernels", "precision", "gradients", "optimizer",
-    "dropout", "bucket", "overlap", "layers_per_stage", "order",
+    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard",
+    "gradient_sync", "microbatch", "global_batch", "accumulation", "sequence", "recompute", "attention", "kernels", "precision",
+    "gradients", "optimizer", "dropout", "bucket", "overlap", "layers_per_stage", "order",
 }  # fmt: skip
 
 

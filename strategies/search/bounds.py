@@ -61,10 +61,10 @@ def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
 # Fields of a plan that bounds take into account. A plan that sets any other is not bounded, and always simulated.
 KNOWN = frozenset({
     "tp", "pp", "dp", "cp", "cp_method", "ep", "imbalance", "capacity_factor", "pad_to_capacity", "expert_tp",
-    "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch", "global_batch",
-    "accumulation", "sequence", "recompute", "attention", "precision", "gradients", "optimizer", "dropout", "bucket", "overlap",
-    "overlap_tp", "overlap_p2p", "layers_per_stage", "first_stage_layers", "last_stage_layers", "embedding_as_layer",
-    "loss_as_layer", "algorithm", "order",
+    "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "gradient_sync",
+    "microbatch", "global_batch", "accumulation", "sequence", "recompute", "attention", "precision", "gradients", "optimizer",
+    "dropout", "bucket", "overlap", "overlap_tp", "overlap_p2p", "layers_per_stage", "first_stage_layers", "last_stage_layers",
+    "embedding_as_layer", "loss_as_layer", "algorithm", "order",
 })  # fmt: skip
 _OTHERS = {name: field.default for name, field in Plan.model_fields.items() if name not in KNOWN}
 

@@ -126,6 +126,9 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
             else:
                 for number, part in enumerate(tokens.split(fields.microbatch)):
                     last = number == plan.microbatches - 1
+                    if fields.gradient_sync == "last":
+                        module.set_requires_gradient_sync(last)
+                        module.set_reshard_after_backward(last)
                     with (
                         module.no_sync()
                         if fields.data_parallel in ("ddp", ZRO) and plan.dp > 1 and not last

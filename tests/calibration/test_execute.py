@@ -36,6 +36,7 @@ TWO = {
     "zero redundancy optimizer": job("zero redundancy optimizer", 2, GPT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
     "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
+    "zero3, reduced once": job("zero3, reduced once", 2, GPT, data_parallel="zero3", accumulation=3, gradient_sync="last"),
     "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
     "local sgd": job("local sgd", 2, GPT, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
     "diloco": job("diloco", 2, LLAMA, data_parallel="diloco", local_steps=2),
@@ -62,6 +63,7 @@ FOUR = {
         **MIDDLE,
     ),
     "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", **MIDDLE),
+    "pp × fsdp, reduced once": job("pp × fsdp, reduced once", 4, LLAMA, data_parallel="zero3", gradient_sync="last", **MIDDLE),
     "pp × tp": job("pp × tp", 4, LLAMA, tp=2, sequence_parallel=True, **MIDDLE),
 }
 
@@ -138,6 +140,7 @@ def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
         ({"pp": 2, "accumulation": 2, "schedule": "pipedream"}, "schedule=pipedream: PyTorch has no asynchronous pipeline"),
         ({"tp": 2, "sequence_parallel": True}, "learned positions"),
         ({"data_parallel": "zero3", "bucket": "1 MiB"}, "FSDP2 reduces layer by layer"),
+        ({"gradient_sync": "last"}, "gradient_sync=last contradicts data_parallel=ddp"),
     ],
 )
 def test_what_cannot_be_executed_is_refused_with_the_reason(plan, reason):

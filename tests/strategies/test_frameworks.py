@@ -91,6 +91,7 @@ PLANS = [
     ),
     ("torchtitan", dict(data_parallel="zero3", tp=2, sequence_parallel=True, overlap_tp="pieces", gradients="fp32")),
     ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32")),
+    ("torchtitan", dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32")),
     ("accelerate", dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full")),
     ("accelerate", dict(data_parallel="zero2", accumulation=2)),
 ]
