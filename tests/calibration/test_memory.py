@@ -66,6 +66,8 @@ def peak(toy_job, toy_prices):
         (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (GPT, 4, {"data_parallel": "zero3", "recompute": "full"}),  # the loss is over when parameters are gathered
         (GPT, 4, {"tp": 4}),
         (LLAMA, 4, {"tp": 4}),
         (LLAMA, 4, TP_SP),
