@@ -157,6 +157,10 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
 def recomputed(plan: Plan, layers: tuple[int, ...], where: str) -> None:
     """Rules of recomputing some layers."""
     method, number = plan.recompute_method, plan.recompute_layers
+    if plan.early_stop is not None and plan.recompute != "full":
+        raise UserError(
+            f"{where}: early_stop={str(plan.early_stop).lower()} needs recompute=full, and recompute={plan.recompute}"
+        )
     if (method is None) != (number is None):
         has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
         raise UserError(f"{where}: {has}={method or number} needs {lacks}")

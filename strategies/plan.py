@@ -98,6 +98,11 @@ class Plan(Config):
         "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
     recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    early_stop: bool | None = Field(
+        None,
+        description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+    )
     sync_norm: bool = Field(
         False,
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
@@ -216,6 +221,11 @@ class Plan(Config):
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation leaves out what backward does not need."""
+        return self.kernels == "torch" if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:

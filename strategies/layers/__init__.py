@@ -179,7 +179,7 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
-    again = _repeated(pieces, recompute, share.eager)
+    again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
     plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     every, trunk = kept | restored, pieces[:-1] if name == "head" and share.model.head else pieces
@@ -210,15 +210,15 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     )
 
 
-def _repeated(pieces: Sequence[Piece], recompute: str, eager: bool) -> list[Piece]:
+def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piece]:
     """The pieces whose forward work is done again.
 
-    torch.utils.checkpoint (use_reentrant=False) stops as soon as the last tensor that backward needs is there again: the input of
-    the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
+    torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
+    the input of the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
     """
     if recompute != "full":
         return [piece for piece in pieces if recompute == "selective" and piece.core]
-    return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if eager else pieces)
+    return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)
 
 
 @lru_cache(maxsize=64)

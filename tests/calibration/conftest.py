@@ -110,6 +110,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
         head=stage == fields.pp - 1,
         attention=fields.attention,
         recompute=fields.recompute == "full",
+        early_stop=fields.early_stop is not False,
     )
     if fields.tp > 1:
         tensor_parallel(net, mesh["tp"], fields.sequence_parallel)

@@ -57,6 +57,7 @@ def sent(toy_job, toy_prices):
         (LLAMA, 4, TP | {"sequence_parallel": True}),
         (GPT, 4, TP | {"recompute": "full"}),
         (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full"}),
+        (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full", "early_stop": False}),
     ],
 )
 def test_volumes(sent, rehearse, model, gpus, plan) -> None:
