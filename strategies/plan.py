@@ -81,6 +81,12 @@ class Plan(Config):
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
+    gradient_sync: Literal["every", "last"] = Field(
+        "every",
+        description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
+        "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
+        "torch.distributed.pipelining sets them)",
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
@@ -92,6 +98,11 @@ class Plan(Config):
         "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
     recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    early_stop: bool | None = Field(
+        None,
+        description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+    )
     sync_norm: bool = Field(
         False,
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
@@ -224,6 +235,11 @@ class Plan(Config):
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation leaves out what backward does not need."""
+        return self.kernels == "torch" if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:

@@ -54,11 +54,17 @@ class Piece:
     core: bool = False  # part of the attention core, which selective recomputation runs again
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
+    before: float | None = None  # the same while its forward runs, where that is less
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
+
+    @property
+    def forwards(self) -> Piece:
+        """As far as the forward pass needs memory."""
+        return self if self.before is None else replace(self, temporary=self.before)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
         head=stage == fields.pp - 1,
         attention=fields.attention,
         recompute=fields.recompute == "full",
+        early_stop=fields.early_stop is not False,
     )
     if fields.tp > 1:
         tensor_parallel(net, mesh["tp"], fields.sequence_parallel)
@@ -126,6 +127,9 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
             else:
                 for number, part in enumerate(tokens.split(fields.microbatch)):
                     last = number == plan.microbatches - 1
+                    if fields.gradient_sync == "last":
+                        module.set_requires_gradient_sync(last)
+                        module.set_reshard_after_backward(last)
                     with (
                         module.no_sync()
                         if fields.data_parallel in ("ddp", ZRO) and plan.dp > 1 and not last

@@ -44,6 +44,9 @@ def sent(toy_job, toy_prices):
         (GPT, 4, {"data_parallel": "zero3"}),  # its tied head is in the root's unit, gathered with the embedding
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
+        (GPT, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last", "reshard": False}),
         (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
         (LLAMA, 64, {"data_parallel": "zero3", "shard": 8}),
@@ -54,6 +57,7 @@ def sent(toy_job, toy_prices):
         (LLAMA, 4, TP | {"sequence_parallel": True}),
         (GPT, 4, TP | {"recompute": "full"}),
         (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full"}),
+        (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full", "early_stop": False}),
     ],
 )
 def test_volumes(sent, rehearse, model, gpus, plan) -> None:
@@ -81,18 +85,20 @@ def test_zero_redundancy_optimizer(sent, rehearse, gpus, plan) -> None:
     assert count["broadcast"] == gpus
 
 
-def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse, schedule, reshard, stage) -> None:
     """PyTorch's pipeline stages keep FSDP2's gradients whole until the last microbatch, and its parameters after a backward pass.
 
-    In 1F1B's order F F B F B F B B the third and fourth forward and the last backward pass find them gathered: 5 gathers and
-    1 reduce-scatter where the simulator, which releases them after every pass, has 8 and 4.
+    In 1F1B's order F F B F B F B B the third and fourth forward and the last backward pass find them gathered.
     """
-    plan = {"pp": 2, "accumulation": 4, "data_parallel": "zero3"}
-    theirs, ours = rehearse(LLAMA, 4, **PLAN | plan), sent(LLAMA, 4, **plan)
-    assert theirs.sent["pp"] == ours["pp"]
-    assert theirs.sent["dp"] / ours["dp"] == (5 + 1) / (8 + 4)
-    embedding = 4 * 512 * 64
-    assert (theirs.operations["dp", "all_gather", embedding], theirs.operations["dp", "reduce_scatter", embedding]) == (5, 1)
+    plan = {"pp": 2, "accumulation": 4, "data_parallel": "zero3", "schedule": schedule, "reshard": reshard}
+    theirs = rehearse(LLAMA, 4, stage, **PLAN | plan)
+    assert sent(LLAMA, 4, stage, gradient_sync="last", **plan) == theirs.sent
+    part = 4 * 512 * 64 + (4 * 64 if stage else 0)  # the embedding; head and norm
+    counts = theirs.operations["dp", "all_gather", part], theirs.operations["dp", "reduce_scatter", part]
+    assert counts == ((5, 1) if reshard else (1, 1))
 
 
 def test_rows_that_ranks_do_not_divide_are_padded(sent, rehearse) -> None:

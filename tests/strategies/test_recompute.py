@@ -71,6 +71,7 @@ def test_time_and_memory_emerge(toy_job) -> None:
 
 @pytest.mark.parametrize(("plan", "message"), [
     ({"recompute": "full", "recompute_method": "block"}, "recompute_method=block needs recompute_layers"),
+    ({"early_stop": False}, "early_stop=false needs recompute=full"),
     ({"recompute": "full", "recompute_layers": 2}, "recompute_layers=2 needs recompute_method"),
     ({"recompute_method": "block", "recompute_layers": 2}, "recompute_method=block needs recompute=full"),
     ({"recompute": "full", "recompute_method": "block", "recompute_layers": 5}, "recompute_layers=5 exceeds the 4 layers"),
