@@ -19,7 +19,7 @@ from calibration.fit_machine import Fit, Fitted
 from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.layer_check import Check, checks
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
-from calibration.profile_file import described, signed, verified, write_whole, yaml_text
+from calibration.profile_file import check_writable, described, signed, verified, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_for
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.prices import Profile, Provenance
@@ -74,8 +74,7 @@ def check(request: Request) -> None:
         raise UserError(f"--parts {','.join(request.parts)}: unknown part '{unknown[0]}'{nearest(unknown[0], PARTS)}")
     if request.output.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {request.output}: a profile is a .yaml file")
-    if request.output.is_dir() or not _writable(request.output):
-        raise UserError(f"--output {request.output}: cannot be written there")
+    check_writable("--output", request.output)
     if not request.parts:
         raise UserError("--parts: needs at least one")
     if request.ranks < 0:
@@ -84,13 +83,6 @@ def check(request: Request) -> None:
         load_profile(request.profile)
     if request.cluster:
         load_cluster(request.cluster)
-
-
-def _writable(path: Path) -> bool:
-    import os
-
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    return folder.is_dir() and os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 def _enough(request: Request, device: Device, ranks: int) -> None:

@@ -104,6 +104,15 @@ def _row(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Node:
 _Dumper.add_representer(dict, _row)
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written before hours of work go into it. Raises UserError."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or (
+        path.exists() and not (path.is_file() and os.access(path, os.W_OK))
+    ):
+        raise UserError(f"{option} {path}: cannot be written there")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises UserError when it cannot be written."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
