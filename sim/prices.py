@@ -153,8 +153,8 @@ class Profile(Config):
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
-    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, how often the library sends what its algorithm needs;
-    # not in tables, which were measured
+    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
+    # times as long as its algorithm needs the library keeps links busy; not in tables, which were measured
     processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict

@@ -51,6 +51,15 @@ def write_json(path: str, data: Any) -> None:
     write_whole(Path(path), json.dumps(data, indent=2) + "\n")
 
 
+def check_files(**files: str | None) -> None:
+    """Refuse, by the option's name, files that cannot be written."""
+    from calibration.profile_file import check_writable
+
+    for option, path in files.items():
+        if path is not None:
+            check_writable(f"--{option}", Path(path))
+
+
 def report_folder(report: str | None, option: str = "--report") -> Path | None:
     """The folder of a report, refused before any work is done."""
     if report is None:
