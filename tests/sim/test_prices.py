@@ -78,6 +78,18 @@ def test_products_are_right_within_5_percent_in_the_median() -> None:
     assert statistics.median(abs(prices(name).seconds(gemm(m, n, k)) / seconds - 1) for name, m, n, k, seconds in PRODUCTS) < 0.05
 
 
+def test_products_of_a_v100_are_right_within_5_percent_in_the_median() -> None:
+    """TFLOP/s of m, n, k in fp16: github.com/EleutherAI/cookbook sizing/results/gemm_data/mm, v100.out; the first is a short one."""
+    rates = {
+        (1024, 4096, 1024): 60.5, (2048, 4096, 2048): 69.7, (4096, 4096, 4096): 85.0, (8192, 4096, 8192): 88.5,
+        (2304, 4096, 2048): 82.1, (2304, 4096, 4096): 82.1, (27648, 4096, 160): 48.2,
+    }  # fmt: skip
+    price = prices("v100")
+    found = [2e-12 * m * n * k / price.seconds(gemm(m, n, k, dtype="fp16")) / rate - 1 for (m, n, k), rate in rates.items()]
+    assert statistics.median(map(abs, found)) < 0.05
+    assert max(map(abs, found)) < 0.1
+
+
 @pytest.mark.parametrize(("name", "batch", "heads", "kv_heads", "length", "dim", "seconds"), ATTENTION)
 def test_attention_near_measurement(
     name: str, batch: int, heads: int, kv_heads: int, length: int, dim: int, seconds: float
