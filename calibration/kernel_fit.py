@@ -209,6 +209,8 @@ def tidy(value: float, unit: str = "") -> float | str:
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
     data = curve.model_dump()
+    if not data.get("aligned"):
+        data.pop("aligned", None)
     for name, value in data.items():
         if name == "tiles":
             data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
@@ -276,7 +278,7 @@ def refit(tables: Path, name: str) -> None:
             continue
         rows = products(tables, name, dtype)
         curve, errors = fit_gemm(rows, gpu, dtype, known_limit(data, name, dtype, gpu))
-        data["gemm"][dtype] = described(curve)
+        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": profile.gemm[dtype].aligned}))
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
         else:

@@ -100,6 +100,7 @@ class GemmCurve(Config):
     sustained: Fraction = 1.0  # of the specified peak that the power limit sustains, traffic apart
     byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
     exposed: Annotated[float, Field(ge=0, le=1)] = 0.6  # of the traffic to accumulate into a result that is there already
+    aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
 
 
 class AttentionCurve(Config):
@@ -197,15 +198,16 @@ def gemm_seconds(
     shape: tuple[Any, Any, Any, Any],
     traffic: Any,
     least: Callable[..., Any] = min,
+    rate: float = 1.0,
 ) -> Any:
     """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile, at the clock that the
-    power limit allows.
+    power limit allows. rate: part of the tiles' rate that its alignment leaves.
 
     The energy of a product is that of its FLOPs and of its traffic, whatever the tiles; multiprocessors that wait for the last
     wave take little. Numbers, or arrays of one length when `least` is `np.minimum`.
     """
     free, energy = (
-        unlimited_seconds(curve, peak, bandwidth, sms, shape, traffic, least),
+        unlimited_seconds(curve, peak, bandwidth, sms, shape, traffic, least, rate),
         energy_seconds(curve, peak, shape, traffic),
     )
     return curve.fixed + (free + energy + abs(free - energy)) / 2  # the longer
@@ -225,9 +227,11 @@ def unlimited_seconds(
     shape: tuple[Any, Any, Any, Any],
     traffic: Any,
     least: Callable[..., Any] = min,
+    rate: float = 1.0,
 ) -> Any:
     """The same at the highest clock, without `fixed`."""
     batch, m, n, k = shape
+    k = k / rate
     move = traffic / (bandwidth * curve.memory)
     partial = 8 * batch * m * n / (bandwidth * curve.memory)  # an fp32 partial result is written and read
     best: Any = None
@@ -309,7 +313,8 @@ class Prices:
         width = _WIDTH[kernel.dtype]
         plain = batch * (width * (m * k + k * n) + max(width, 2) * m * n)  # a result of 16 bits or more, written once
         more = max(0.0, kernel.bytes - plain)  # to read and write what the result is added to
-        price = gemm_seconds(curve, peak, bandwidth, self._sms, (batch, m, n, k), min(kernel.bytes, plain))
+        shape, rate = (batch, m, n, k), curve.aligned.get(kernel.alignment, 1.0)
+        price = gemm_seconds(curve, peak, bandwidth, self._sms, shape, min(kernel.bytes, plain), rate=rate)
         return float(price + curve.exposed * more / (bandwidth * curve.memory))
 
     def _attention(self, kernel: Kernel) -> float:

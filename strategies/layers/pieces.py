@@ -27,11 +27,12 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sim.program import Collective, Kernel
+from sim.program import ALIGNED, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
@@ -138,10 +139,11 @@ class Share:
         """Rows of the vocabulary on this rank, padded up when tp does not divide them (as Megatron-LM pads)."""
         return -(-self.model.padded_vocabulary // self.tp)
 
-    def gemm(self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1) -> Kernel:
-        """`batch` products of (m, k) by (k, n)."""
+    def gemm(self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = ()) -> Kernel:
+        """`batch` products of (m, k) by (k, n). rows: elements in a row of each matrix, by default n and k: m are tokens."""
         moved = float(self.element * batch * (m * k + k * n + m * n))
-        return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, self.resolved.plan.precision, (batch, m, n, k))
+        flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
+        return Kernel("gemm", label, phase, flops, moved, self.resolved.plan.precision, shape, alignment=alignment)
 
     def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> tuple[Kernel, ...]:
         """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
@@ -149,7 +151,8 @@ class Share:
         written = self.accumulated(elements) if fused else self.element * elements
         moved = float(batch * self.element * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        product = Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
+        precision, alignment = self.resolved.plan.precision, math.gcd(ALIGNED, outputs, inputs)
+        product = Kernel("gemm", label, "backward", flops, moved, precision, shape, alignment=alignment)
         added = 0.0 if fused else self._added(elements)
         return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
 
