@@ -80,7 +80,7 @@ def test_products_are_right_within_5_percent_in_the_median() -> None:
 
 
 def test_rows_that_are_not_aligned_slow_products_down() -> None:
-    """A100, fp16, TFLOP/s of 8192 × vocabulary × 14336, and of 64 products of scores and of contexts of 2048 tokens by head dimension
+    """A100, fp16, TFLOP/s of 8192 × vocabulary × 14336, and of 64 products for scores and contexts of 2048 tokens by head size
     (github.com/EleutherAI/cookbook sizing/results/transformer_data, vocab_v_sweep.out and h_sweep.out).
     """
     price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
@@ -101,7 +101,7 @@ def rowed(m: int, n: int, k: int, batch: int = 1) -> Kernel:
 
 
 def test_products_of_a_v100_are_right_within_5_percent_in_the_median() -> None:
-    """TFLOP/s of m, n, k in fp16: github.com/EleutherAI/cookbook sizing/results/gemm_data/mm, v100.out; the first is a short one."""
+    """TFLOP/s of m, n, k in fp16: github.com/EleutherAI/cookbook sizing/results/gemm_data/mm, v100.out."""
     rates = {
         (1024, 4096, 1024): 60.5, (2048, 4096, 2048): 69.7, (4096, 4096, 4096): 85.0, (8192, 4096, 8192): 88.5,
         (2304, 4096, 2048): 82.1, (2304, 4096, 4096): 82.1, (27648, 4096, 160): 48.2,
