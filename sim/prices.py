@@ -82,6 +82,7 @@ class Tile(Config):
     m: int = Field(gt=0)
     n: int = Field(gt=0)
     efficiency: Fraction
+    resident: int = Field(1, gt=0)  # how many a multiprocessor works on at a time; they share its rate, and end together
 
 
 class GemmCurve(Config):
@@ -239,7 +240,9 @@ def unlimited_seconds(
         step = 2 * tile.m * tile.n * sms / (peak * curve.efficiency * tile.efficiency)  # one tile, one k
         tiles = batch * -(-m // tile.m) * -(-n // tile.n)
         least_waves = (tiles + sms + abs(tiles - sms)) / (2 * sms)  # max(tiles / sms, 1)
-        waves = curve.wave * -(-tiles // sms) + (1 - curve.wave) * least_waves
+        together = tiles > sms * tile.resident  # otherwise each multiprocessor has as many as fall to it
+        rounds = -(-tiles // sms) * (1 - together) + -(-tiles // (sms * tile.resident)) * tile.resident * together
+        waves = curve.wave * rounds + (1 - curve.wave) * least_waves
         whole = waves * step * (k + curve.depth)
         parts = least(sms // tiles + (tiles > sms), 8)
         cut = waves * step * (k / parts + curve.depth) + curve.split + parts * partial

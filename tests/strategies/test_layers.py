@@ -481,7 +481,7 @@ def test_gradients_of_vectors_are_added_one_by_one(microbatches: int, count: int
 
 
 def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
-    """Twelve for a batch, which every stage gets for itself; masks of the embedding's tokens only with tp; later versions none."""
+    """Twelve for a batch, which every stage gets for itself; the embedding's masks only with tp; later versions have none."""
     model = Model(**GPT)
     for tp, masks in ((1, 0), (2, 7)):
         work = parts(model, resolved(model, kernels="apex", tp=tp))
@@ -489,6 +489,6 @@ def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
         assert len(kernels(work.embedding.forward, "token mask")) == masks
         assert [len(kernels(work.head.forward, label)) for label in ("loss targets", "mean loss")] == [12, 10]
     assert not parts(model, resolved(model)).batch
-    program = lower(model, resolved(model, kernels="apex", pp=2))
+    program = lower(model, Plan(kernels="apex", pp=2).resolve(model, 2))
     first = [next(op.work for op in cohort.ops if isinstance(op.work, Block)) for cohort in program.cohorts]
     assert [len(kernels(block.runs[0].items, "batch")) for block in first] == [12, 12]
