@@ -22,6 +22,9 @@ BESIDE = "beside"  # the stream of collectives that a block starts and joins lat
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
 
 
+ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel launch (or, on a CPU, one operator call).
@@ -45,6 +48,7 @@ class Kernel:
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
     variant: str = ""  # an older fused attention; PyTorch's operator of a "memory" or "reduction": a profile may price it apart
+    alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
 
 
 @dataclass(frozen=True, slots=True)
