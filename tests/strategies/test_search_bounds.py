@@ -38,7 +38,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
-    "dropout": st.just(True), "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True), "loss_as_layer": st.just(True),
+    "dropout": st.just(True), "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
+    "loss_as_layer": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
@@ -50,7 +51,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "deepspeed": st.fixed_dictionaries({"reduce_bucket_size": st.sampled_from([5_000, 50_000, 10**9])}, optional={
         "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
         "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
-        "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(), "zero_quantized_gradients": st.booleans(),
+        "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
+        "zero_quantized_gradients": st.booleans(),
         "zero_hpz_partition_size": st.sampled_from([2, 4]),
     }),
 }  # fmt: skip
