@@ -211,6 +211,14 @@ def test_dask_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
     assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
 
 
+def test_ray_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with engine(ray="local") as runs:
+        assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
+        found = find(runs, top=2)
+    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+
+
 def test_one_engine_at_a_time() -> None:
     with pytest.raises(UserError, match="only one of them"), engine(workers=2, dask="tcp://localhost:1"):
         pass
