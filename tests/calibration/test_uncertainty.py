@@ -77,3 +77,16 @@ def test_a_profile_that_was_not_measured_has_wider_intervals() -> None:
         widths.append(bar.high / bar.low)
         assert "bandwidth between nodes" not in spreads(Play.of(found))  # one node has none to pay
     assert widths[1] > widths[0] * 1.05
+
+
+def test_kernels_twice_as_fast_save_half_of_their_time_on_one_gpu() -> None:
+    """Nothing overlaps there: the step is the sum of its kernels."""
+    plan = {"global_batch": 2, "sequence": 2048, "kernels": "compiled"}
+    alone = {"cluster.node.gpus": 1, "cluster.node.nics": 1}
+    play = Play.of(read_job(model="gpt-1.7b", cluster="dgx-a100", nodes=1, overrides=alone, plan=plan))
+    faster = dict(play.faster(2.0))
+    for name in ("gemm", "attention", "memory", "optimizer"):
+        price = BY_NAME[name]
+        spent = play.at(price, 2.0) - play.seconds  # twice as long: once more
+        assert play.seconds - faster[name] == pytest.approx(spent / 2, rel=1e-6), name
+    assert not {"nvlink", "nic"} & set(faster)
