@@ -284,7 +284,7 @@ def column_linear(
         input_gradient=(*cast, inputs_product, *reduce),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": gathered if share.eager else narrow.kept * share.parted * hidden},
+        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
