@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
+WRAPPING = "wrapping"  # variant of a kernel
 HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
@@ -44,7 +45,8 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # of fused attention: an older implementation that a profile prices apart
+    variant: str = ""  # of fused attention: an older implementation that a profile prices apart; of memory: "wrapping", copies
+    # around collectives, which a profile may have measured with those
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if offload.parameters and plan.data_parallel != "zero3":
         why = "keeps whole parameters on each GPU; take zero3"
         raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if not plan.fused_optimizer:
+        raise UserError(f"{where}: fused_optimizer=false contradicts {named}: the CPUs update in one pass")
     if plan.ep > 1:
         raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
     if plan.pp > 1 and model.tied:
