@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, model_validator
 
-from sim.program import Kernel
+from sim.program import WRAPPING, Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.tables import CollectiveTable, OperatorTable, Wrapping
 from topologies.board import KINDS, UNPRICED
@@ -291,6 +291,8 @@ class Prices:
             return self._gemm(kernel)
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
+        if kernel.variant == WRAPPING and self.profile.wrapping:
+            return 0.0
         memory = self.profile.memory
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)

@@ -226,7 +226,7 @@ class Zero3(Hook):
             gradient = self._gradient(stage, part)
             if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
                 gradient, self._lingering = (), gradient
-            self._send(stage, self._of(stage).elements(part), after, gradient)
+            self._send(stage, self._of(stage).elements(part), self._of(stage).made(part, after), gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)

@@ -176,9 +176,16 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
+        if (
+            plan.data_parallel == "zero3"
+            and plan.kernels in ("torch", "compiled")
+            and plan.deepspeed is None
+            and self.resolved.copies > 1
+        ):
+            return 0.0
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
@@ -297,7 +304,7 @@ def column_linear(
         input_gradient=(*cast, inputs_product, *reduce),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": gathered if share.eager else narrow.kept * share.parted * hidden},
+        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
