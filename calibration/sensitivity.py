@@ -186,10 +186,14 @@ class Play:
                 yield price
 
 
+SETTLED = 4  # microbatches after which each takes as long as the one before
+
+
 def _brief(job: Job) -> list[tuple[float, Job]]:
     """The job itself, or two with few microbatches whose weighted sum is its step."""
     resolved = job.resolve()
-    short, longer = resolved.plan.pp, 2 * resolved.plan.pp
+    short = max(resolved.plan.pp, SETTLED)  # a host that is slower than the GPU is ahead of it in the first microbatches
+    longer = 2 * short
     if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedules[resolved.plan.schedule].microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from calibration.engines import Engine, Task
+from calibration.evaluate import evaluate
 from calibration.results import Row
-from calibration.search import evaluate
 from calibration.whatif import Read, combinations
 from strategies.search.space import Space
 from topologies.reading import UserError

@@ -128,6 +128,8 @@ def _where_they_went(found: Answer) -> list[str]:
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
+    if counts["set aside"]:
+        known += f" ({counts['set aside']:,} results by other prices or code set aside)"
     lines.append(
         f"{counts['allowed']:,} plans bounded in {took['bounds']:.1f} s, {counts['tightened']:,} bounds tightened, "
         f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"

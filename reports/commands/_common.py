@@ -75,12 +75,18 @@ def _widest(console: Any, part: Any) -> int:
 
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
-    import json
+    from calibration.profile_file import write_whole
 
-    target = Path(path)
-    whole = target.with_name(f".{target.name}.part")
-    whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    whole.replace(target)
+    write_whole(Path(path), json.dumps(data, indent=2) + "\n")
+
+
+def check_files(**files: str | None) -> None:
+    """Refuse, by the option's name, files that cannot be written."""
+    from calibration.profile_file import check_writable
+
+    for option, path in files.items():
+        if path is not None:
+            check_writable(f"--{option}", Path(path))
 
 
 def report_folder(report: str | None, option: str = "--report") -> Path | None:

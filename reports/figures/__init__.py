@@ -6,6 +6,7 @@ matplotlib.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,15 @@ class Drawing:
             matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
-            drawn.savefig(path, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
-        if path.suffix == ".png":
-            _small(path)
+            part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+            try:
+                drawn.savefig(part, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
+                if path.suffix == ".png":
+                    _small(part)
+                part.replace(path)
+            except OSError as error:  # a full disk: no half of a picture
+                part.unlink(missing_ok=True)
+                raise OSError(error.errno, error.strerror, str(path)) from None
         return path
 
 
