@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from reports.commands._common import AS_JSON, changing, engine_options, job_options, money_options, show, tokens_of
+
+if TYPE_CHECKING:
+    from strategies.search.space import Axis
 
 
 @click.command("whatif")
@@ -43,31 +46,16 @@ def command(
     from calibration import whatif
     from calibration.engines import engine
     from reports.words import TOKENS
-    from strategies.job import parse_changes
-    from strategies.search.space import parse_axis
     from topologies.reading import UserError
 
     if weak + strong + one_at_a_time > 1:
         raise UserError("--weak, --strong, --one-at-a-time: only one of them")
-    if not vary:
-        raise UserError("--vary: name at least one input, such as --vary nodes=8,16,32")
-    axes = [parse_axis(text) for text in vary]
-    if (plot or weak or strong) and len(axes) != 1:
-        raise UserError("--plot, --weak and --strong take one --vary")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot}: must end in .png or .svg")
+    axes, named = _axes(vary, plot, weak or strong), _plans(plans)
     read = changing(job, overrides, given)
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
     inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
-    apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
-    named: dict[str, dict[str, Any]] = {"": {}}
-    for text in plans:
-        parse_changes(apart.split(text))
-        named[text] = dict(_pair(part) for part in apart.split(text))
     total = tokens_of(tokens) or TOKENS
-    cases: list[tuple[dict[str, Any], str, dict[str, Any]]] = [({}, name, fields) for name, fields in named.items()] + [
-        (one, name, f) for one in inputs for name, f in named.items()
-    ]
+    cases = [(one, name, fields) for one in ({}, *inputs) for name, fields in named.items()]
     with engine(workers, dask, ray) as runs:
         found = whatif.ask(read, cases, runs, total, price)
     base, rest = found[: len(named)], found[len(named) :]
@@ -78,16 +66,39 @@ def command(
     else:
         from reports.whatif import overview
 
-        show(
-            overview(
-                read({}), base, rest, tornado=one_at_a_time, scaling="weak" if weak else "strong" if strong else "", tokens=total
-            )
-        )
+        scaling = "weak" if weak else "strong" if strong else ""
+        show(overview(read({}), base, rest, tornado=one_at_a_time, scaling=scaling, tokens=total))
     if plot:
         from reports.figures.curve import curve
         from reports.whatif import curves
 
         click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
+
+
+def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
+    """What varies."""
+    from strategies.search.space import parse_axis
+    from topologies.reading import UserError
+
+    if not vary:
+        raise UserError("--vary: name at least one input, such as --vary nodes=8,16,32")
+    if (plot or scaling) and len(vary) != 1:
+        raise UserError("--plot, --weak and --strong take one --vary")
+    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {plot}: must end in .png or .svg")
+    return [parse_axis(text) for text in vary]
+
+
+def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The job's own plan under no name, and what others change."""
+    from strategies.job import parse_changes
+
+    apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
+    named: dict[str, dict[str, Any]] = {"": {}}
+    for text in texts:
+        parse_changes(apart.split(text))
+        named[text] = dict(_pair(part) for part in apart.split(text))
+    return named
 
 
 def _pair(text: str) -> tuple[str, Any]:
