@@ -37,6 +37,8 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
     inside = {"node": 1, "leaf": getattr(job.cluster.fabric, "leaf_nodes", 0), "pod": getattr(job.cluster.fabric, "pod_nodes", 0)}
     boundaries = {name: nodes * job.cluster.node.gpus for name, nodes in inside.items() if nodes}
     data = Scaling({name: [_size(case) for case in line] for name, line in lines.items()}, boundaries)
+    if not any(size.fits for line in data.lines.values() for size in line):
+        told.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
     table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total,
                      efficiency=data.shares)  # fmt: skip
