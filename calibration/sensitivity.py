@@ -178,7 +178,8 @@ class Play:
 def _brief(job: Job) -> list[tuple[float, Job]]:
     """The job itself, or two with few microbatches whose weighted sum is its step."""
     resolved = job.resolve()
-    short, longer = resolved.plan.pp, 2 * resolved.plan.pp
+    short = max(2, resolved.plan.pp)  # a single one has no gradients to add to those before
+    longer = 2 * short
     if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedules[resolved.plan.schedule].microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)
