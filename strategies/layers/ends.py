@@ -32,15 +32,22 @@ def embedding(share: Share) -> list[Piece]:
 
 
 def _tokens(share: Share) -> Piece:
-    """Every rank looks up all tokens, zero where another rank has the row; the sum is whole. Backward adds to the rows."""
-    elements = share.tokens * share.model.hidden
-    size = share.element * elements
-    scatter = share.memory("token embedding", "backward", size + 2 * share.resolved.plan.bytes_per_gradient * elements)
+    """Every rank looks up all tokens, zero where another rank has the row; the sum is whole. The gradient is of all rows: zeros,
+    to which those of the tokens are added (PyTorch's embedding_dense_backward), and is then added to what there is of it.
+    """
+    parameters, size = share.rows * share.model.hidden, share.element * share.tokens * share.model.hidden
+    zeros = share.memory("token embedding zeros", "backward", share.element * parameters)
+    scatter = share.memory("token embedding", "backward", 3 * size)
     return Piece(
         forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding")),
-        weight_gradient=(*share.gather("token embedding gradient"), scatter),
+        weight_gradient=(
+            *share.gather("token embedding gradient"),
+            zeros,
+            scatter,
+            *share.vectors("token embedding", parameters),
+        ),
         temporary=size,
-        parameters=share.rows * share.model.hidden,
+        parameters=parameters,
     )
 
 

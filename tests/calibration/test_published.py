@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from calibration.predict import simulate
 from calibration.published import Row, published, sources
 from calibration.published.rules import Step, flops_rules
+from calibration.sensitivity import Play
 from strategies.job import Job
 from strategies.model import Model
 from topologies.reading import UserError
@@ -113,3 +115,9 @@ def test_sources_say_who_counts_how() -> None:
 def test_an_unknown_source_gets_the_nearest() -> None:
     with pytest.raises(UserError, match="^unknown source 'bloom'; did you mean 'bloom-2022'\\?$"):
         list(published(("bloom",)))
+
+
+def test_two_short_steps_tell_a_long_one() -> None:
+    """A small GPT bound by its launches, which a step of one microbatch has fewer of: no gradients are added to others."""
+    row = next(one for one in published(("vtrain-2024",)) if one.name == "vtrain-2024/0031")
+    assert Play.of(row.job()).seconds == pytest.approx(simulate(row.job()).step, rel=0.01)

@@ -47,7 +47,7 @@ def test_the_step_is_the_slowest_stage_without_bubble(play, schedule: str) -> No
     busy = [
         sum(timeline.end[n] - timeline.start[n] for n, op in timeline.ops(lane) if op.stream == "compute") for lane in range(4)
     ]
-    assert timeline.step == pytest.approx(max(busy), rel=2e-2)
+    assert timeline.step == pytest.approx(max(busy), rel=3e-2)
 
 
 @pytest.mark.parametrize("schedule", NAMES)
