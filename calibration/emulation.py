@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from calibration.launch import under_launcher
+from calibration.launch import under_launcher, uninterrupted
 from calibration.local_ranks import DEVICE
 from sim.prices import Profile
 from strategies.job import Job
@@ -120,9 +120,10 @@ def cluster(emulation: Emulation) -> Iterator[tuple[str, ...]]:
             _join(emulation, switch, node, number)
         yield nodes
     finally:
-        for name in (*nodes, switch):
-            with suppress(UserError):
-                _ip("netns", "delete", name)
+        with uninterrupted():
+            for name in (*nodes, switch):
+                with suppress(UserError):
+                    _ip("netns", "delete", name)
 
 
 def clear() -> None:

@@ -43,9 +43,8 @@ def verdict(summary: Summary, job: Job) -> str:
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     fixes = job.get("fixes", [])
-    hint = (
-        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit" if "fixes" in job else ""
-    )
+    hopeless = "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
+    hint = f"; fits with {', or '.join(fixes)}" if fixes else hopeless
     lacking, reasons = _lacking(summary), []
     if summary.offloaded and lacking:
         reasons.append(f"node {summary.offloaded.node} is out of {' and '.join(lacking)}")

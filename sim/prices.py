@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from sim.program import Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
-from sim.tables import CollectiveTable, Wrapping
+from sim.tables import CollectiveTable, OperatorTable, Wrapping
 from topologies.board import KINDS, UNPRICED
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, BytesPerSecond, Seconds
@@ -111,6 +111,7 @@ class AttentionCurve(Config):
     block: int = Field(128, gt=0)  # queries that one multiprocessor handles at a time
     wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
+    keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
     backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over the rate of the forward pass
 
 
@@ -120,6 +121,7 @@ class MemoryCurve(Config):
     efficiency: Fraction  # of the specified memory bandwidth
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
+    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # by `Kernel.variant`, before the rates above
 
 
 class Overhead(Config):
@@ -253,7 +255,8 @@ def attention_seconds(
     """
     batch, heads, _, queries, keys, dim, causal = shape
     masked = least(queries, keys) ** 2 / 2
-    per_query = keys - causal * masked / queries  # keys that a query sees, on average
+    seen = keys - causal * masked / queries  # keys that a query sees, on average
+    per_query = least(keys, seen + causal * (curve.keys_block - 1) / 2)
     rate = peak * curve.efficiency * dim / (dim + curve.head_half) / sms
     blocks = batch * heads * -(-queries // curve.block)
     least_waves = (blocks + sms + abs(blocks - sms)) / (2 * sms)
@@ -282,6 +285,8 @@ class Prices:
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
         memory = self.profile.memory
+        if kernel.variant in memory.operators:
+            return memory.operators[kernel.variant].seconds(kernel.bytes)
         efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 

@@ -44,7 +44,7 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # of fused attention: an older implementation that a profile prices apart
+    variant: str = ""  # an older fused attention; PyTorch's operator of a "memory" or "reduction": a profile may price it apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Gathering:
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.options = stage, stage.plan.plan.deepspeed or DeepSpeed.model_validate({})
-        self._works: dict[tuple[float, tuple[str, ...], bool], Collective] = {}  # each distinct piece of work is priced once
+        self._works: dict[tuple[float, tuple[str, ...], float], Collective] = {}  # each distinct piece of work is priced once
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
 
@@ -63,7 +63,12 @@ class Gathering:
         """The gathered parameters of a part."""
         if self.kept:
             return ()
-        return (("temporary", float((self.moving(part) + self.elements(part)[1]) * self.stage.plan.plan.bytes_per_element)),)
+        dense, experts = self.moving(part) * self.width(part), self.elements(part)[1] * self.width(part, True)
+        return (("temporary", float(dense + experts)),)
+
+    def width(self, part: int, experts: bool = False) -> float:
+        """Bytes of a gathered parameter of the part, or of its experts."""
+        return self.stage.gathered_width(part, part + 1, experts)
 
     def gather(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         """Add all that brings the part's parameters here."""
@@ -78,8 +83,8 @@ class Gathering:
         if self.quantised:
             shards = self.options.zero_hpz_partition_size if local else stage.plan.shards
             after = (self._pass("quantise parameters", "backward" if backward else "forward", dense / shards, after),)
-        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part))
-        return self._gather(experts, stage.plan.expert_sharing, (ref,), ()) if experts else ref
+        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part))
+        return self._gather(experts, stage.plan.expert_sharing, (ref,), (), self.width(part, True)) if experts else ref
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""
@@ -92,7 +97,8 @@ class Gathering:
         """After the update: gather what is never released."""
         elements = sum(self.persistent(part) for part in range(len(self.stage.parts)))
         if elements and self.stage.plan.copies > 1:
-            self._gather(elements, self.stage.plan.sharing, (after,), (), quantised=False)
+            width = self.stage.plan.plan.bytes_per_element
+            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
@@ -108,12 +114,13 @@ class Gathering:
         return (("temporary", float(self.moving(part) * NARROW)),) if self.quantised else ()
 
     def _gather(
-        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, quantised: bool = True
-    ) -> Ref:
+        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
+        quantised: bool = True,
+    ) -> Ref:  # fmt: skip
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
-        key = elements, along, narrow
+        width = NARROW if narrow else width
+        key = elements, along, width
         if key not in self._works:
-            width = NARROW if narrow else plan.bytes_per_element
             size = float(elements * width)
             self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
         return self.stage.add(Op("dp gather", self._works[key], after, allocate=allocate))

@@ -40,6 +40,7 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     _deepspeed(plan, where)
     if plan.gradient_sync == "last":
         _late(plan, where)
+    _fp8(plan, where)
     offload = plan.offload
     if offload is None:
         return
@@ -64,6 +65,41 @@ def _late(plan: Plan, where: str) -> None:
     ):
         if wrong:
             raise UserError(f"{where}: gradient_sync=last contradicts {why}")
+
+
+SCALINGS = {"megatron": ("delayed", "tensorwise", "blockwise", "mxfp8"), "compiled": ("tensorwise", "rowwise", "mxfp8")}
+
+
+def _fp8(plan: Plan, where: str) -> None:
+    """What Transformer Engine (kernels=megatron) and torchao (compiled) have of fp8."""
+    fp8 = plan.fp8
+    if fp8 is None:
+        return
+    if plan.kernels not in SCALINGS:
+        rule = "needs kernels=megatron (Transformer Engine) or compiled (torchao with torch.compile)"
+        raise UserError(f"{where}: fp8 {rule}, not {plan.kernels}")
+    if fp8.scaling not in SCALINGS[plan.kernels]:
+        has = ", ".join(SCALINGS[plan.kernels])
+        raise UserError(f"{where}: fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}")
+    if plan.bytes_per_element != 2:
+        raise UserError(f"{where}: fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits")
+    if not fp8.gather:
+        return
+    known = ("zero3",) if plan.kernels == "compiled" else ("zero1", "zero2", "zero3")
+    for wrong, why in (
+        (
+            plan.data_parallel not in known,
+            f"data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it",
+        ),
+        (
+            plan.kernels == "compiled" and fp8.scaling != "tensorwise",
+            f"fp8.scaling={fp8.scaling}: torchao gathers tensorwise only",
+        ),
+        (plan.deepspeed is not None, "deepspeed, which quantises by itself (zero_quantized_weights)"),
+        (plan.offload is not None, "offload, which is not simulated with it"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: fp8.gather=true contradicts {why}")
 
 
 def _deepspeed(plan: Plan, where: str) -> None:

@@ -111,7 +111,7 @@ class _Lowering:
             (kind, width * sum(stage.sharded(self.hook.shares(stage, kind)) for stage in stages))
             for kind, width in states.items()
         )
-        more = sum((self.hook.resident(stage) for stage in stages), self.buffers.get(stages[0].rank, ()))
+        more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum((stage.host.held(plan.shards) for stage in stages), ())
 

@@ -15,7 +15,7 @@ from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.elementwise import Kernels
 from strategies.model import Model
-from strategies.options import DeepSpeed, Offload, PowerSGD
+from strategies.options import DeepSpeed, Fp8, Offload, PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, nearest
 from topologies.units import Bytes
@@ -126,6 +126,10 @@ class Plan(Config):
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
+    fp8: Fp8 | None = Field(
+        None,
+        description="linear layers multiply in fp8, the rest as `precision` says: {scaling: …, gather: …}; {} takes defaults",
+    )
     gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
@@ -206,6 +210,16 @@ class Plan(Config):
     def bytes_per_element(self) -> int:
         """Bytes of one weight or activation element."""
         return BYTES[self.precision]
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether parameters of linear layers are gathered in fp8."""
+        return self.fp8 is not None and self.fp8.gather
+
+    @property
+    def least_gathered(self) -> int:
+        """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
+        return 1 if self.gathers_fp8 else self.bytes_per_element
 
     @property
     def bytes_per_gradient(self) -> int:

@@ -8,6 +8,7 @@ from itertools import groupby, zip_longest
 from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.host import Host
 from strategies.layers import Items, Part
+from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.resolved import Resolved
@@ -62,6 +63,23 @@ class Stage:
         """
         experts = sum(part.experts for part in self.parts)
         return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.plan.ep)
+
+    def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
+        """Mean bytes of a parameter of parts first … last − 1 (of their spread experts) on its way when it is gathered."""
+        wide, parts = self.plan.plan.bytes_per_element, self.parts[first:last]
+        if not self.plan.plan.gathers_fp8:
+            return wide
+        narrow = sum(part.narrow_experts if experts else part.narrow for part in parts)
+        every = sum(part.experts if experts else part.parameters - part.experts for part in parts)
+        return wide - (wide - NARROW) * narrow / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
+
+    @property
+    def cached(self) -> Memory:
+        """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
+        plan = self.plan.plan
+        if plan.fp8 is None or plan.fp8.gather or plan.kernels != "megatron" or plan.data_parallel == "zero3":
+            return ()
+        return (("parameter", 2.0 * NARROW * sum(part.narrow + part.narrow_experts for part in self.parts)),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

@@ -46,12 +46,9 @@ def show(renderable: Any) -> None:
 
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
-    import json
+    from calibration.profile_file import write_whole
 
-    target = Path(path)
-    whole = target.with_name(f".{target.name}.part")
-    whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    whole.replace(target)
+    write_whole(Path(path), json.dumps(data, indent=2) + "\n")
 
 
 def report_folder(report: str | None, option: str = "--report") -> Path | None:

@@ -27,6 +27,7 @@ from strategies.quantised import Quantised
 from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
+AFTER_LOSS = ("torch", "compiled")  # kernels with which the loss is outside of what FSDP gathers parameters for
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
 
 
@@ -94,10 +95,12 @@ class Zero3(Hook):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
-        count, width, gradient = plan.microbatches, plan.plan.bytes_per_element, plan.plan.bytes_per_gradient
+        gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
         if plan.plan.gradient_sync == "last":
-            return Moves((count * plan.plan.reshard + 1) * width, gradient)
-        return Moves(count * (1 + plan.plan.reshard) * width, count * gradient)
+            gathers, reductions = plan.microbatches * plan.plan.reshard + 1, 1
+        if plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
+            gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
+        return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
@@ -147,7 +150,7 @@ class Zero3(Hook):
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
-        if stage.plan.plan.kernels not in ("torch", "compiled"):
+        if stage.plan.plan.kernels not in AFTER_LOSS:
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
         return sum(size for part in parts for _, size in self._of(stage).whole(part))

@@ -18,6 +18,7 @@ from itertools import chain
 
 from sim.program import Collective, Item, Kernel
 from strategies.layers.ends import embedding, head
+from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece, Share
 from strategies.layers.transformer import transformer_layer
@@ -49,6 +50,8 @@ class Part:
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
+    narrow: int  # of the parameters, without those experts, matrices whose products are in fp8
+    narrow_experts: int  # of those experts, the same
     model_flops: float  # of the whole tp and cp group, forward and backward
     recomputed_flops: float  # the same of what is recomputed
     logits: float  # bytes of the result of the head
@@ -167,7 +170,9 @@ def _check_eager(model: Model, plan: Resolved) -> None:
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
     """Tensors (kept, restored) under a recomputation setting; full recomputation keeps what the first piece gets."""
-    outer = {name: float(size) for piece in pieces for name, size in piece.saved.items()}
+    outer: Tensors = {}
+    for piece in pieces:  # of readers of one tensor that keep it in different types, the widest is counted
+        outer |= {name: max(float(size), outer.get(name, 0.0)) for name, size in piece.saved.items()}
     inner = {name: float(size) for piece in pieces for name, size in piece.inner.items()}
     if recompute == "none":
         return outer | inner, {}
@@ -205,6 +210,8 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),
+        narrow=sum(piece.narrow for piece in pieces if not piece.experts),
+        narrow_experts=sum(piece.narrow for piece in pieces if piece.experts),
         model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
         recomputed_flops=share.cp * sum(piece.flops for piece in again),
     )
@@ -230,7 +237,7 @@ def _joined(layers: tuple[Part, ...]) -> Part:
     before = tuple(_recomputed(item) for item in _chained(layers[:-1], "forward"))  # all of it: the next layer's input
     recompute = before + layers[-1].recompute
     whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
-    sums = ("parameters", "replicated", "experts", "model_flops", "held")
+    sums = ("parameters", "replicated", "experts", "narrow", "narrow_experts", "model_flops", "held")
     return replace(
         layers[0],
         forward=_chained(layers, "forward"),
@@ -276,9 +283,10 @@ def _held(weights: Items, share: Share) -> float:
             gathered = True
         elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
-            total += batch * k * (m + (n / share.tp if gathered else n))
+            width = NARROW if item.dtype == "fp8" else share.element
+            total += width * batch * k * (m + (n / share.tp if gathered else n))
             gathered = False
-    return total * share.element
+    return total
 
 
 def _recomputed(item: Item) -> Item:

@@ -49,14 +49,15 @@ def loss(share: Share) -> Piece:
     }
 
     def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
-        return share.run(label, phase, logits, tuple(("reduction", FLOAT * one) for one in moved))
+        return share.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * one) for one in moved))
 
     ways = passes.loss("torch", share.element)
     parallel = share.tp > 1
     forward: Items = share.run("loss", "forward", logits, ways.forward)
     backward: Items = share.run("loss", "backward", logits, ways.backward)
     if parallel:
-        cast = share.run("logits in fp32", "forward", logits, (("memory", share.element + FLOAT),) * (share.element != FLOAT))
+        widened = (passes.Pass("memory", share.element + FLOAT),) * (share.element != FLOAT)
+        cast = share.run("logits in fp32", "forward", logits, widened)
         first, second = run("loss maximum", "forward", 1), run("loss exponential", "forward", 2, 2, 1)
         forward = (*cast, *first, *small["maximum"], *second, *small["sum"], *run("log-softmax", "forward", 2), *small["target"])
         backward = (*run("loss", "backward", 1), *run("log-softmax", "backward", 2, 3, 2), *cast)

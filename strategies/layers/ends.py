@@ -88,7 +88,7 @@ def _loss(share: Share) -> Piece:
     }
     ways = passes.loss(share.resolved.plan.kernels, share.element)
     kernels = share.run("loss", "forward", logits, ways.forward)
-    cut = 1 + next(place for place, (kind, _) in enumerate(ways.forward) if kind == "reduction")  # the maximum
+    cut = 1 + next(place for place, way in enumerate(ways.forward) if way.kind == "reduction")  # the maximum
     return Piece(
         forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
         input_gradient=share.run("loss", "backward", logits, ways.backward),

@@ -59,7 +59,7 @@ def test_verdict_of_one_gpu_without_a_plan(too_big: Summary) -> None:
 
 def test_fixes_are_told(too_big: Summary, job: dict[str, Any]) -> None:
     assert "; fits with recompute=full, or pp=4;" in verdict(too_big, job | {"fixes": ["recompute=full", "pp=4"]})
-    assert "; no small change of the plan makes it fit;" in verdict(too_big, job | {"fixes": []})
+    assert "; no small change of the plan makes it fit, nor do more nodes;" in verdict(too_big, job | {"fixes": []})
 
 
 def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: dict[str, Any]) -> None:
