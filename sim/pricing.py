@@ -213,8 +213,7 @@ class Pricing:
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
             scale = table.seconds(work.bytes) / (latency + sum(transfers))
             latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
-        elif operation in self.prices.profile.wire:
-            more = self.prices.profile.wire[operation]
+        elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
@@ -229,6 +228,13 @@ class Pricing:
             alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic, self._at[cohort]) * work.bytes * repeat
         return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol)
+
+    def _wire(self, operation: str, traffic: Traffic) -> float:
+        """How many times as long as needed the library keeps links busy."""
+        factors = self.prices.profile.wire
+        if not factors:
+            return 1.0
+        return factors.get(f"{operation}/{self._extent(traffic)[0]}", factors.get(operation, 1.0))
 
     def block(self, block: Block, cohort: int) -> Fused:
         """`block` as one sequence, its collectives at their price without contention."""

@@ -3,11 +3,14 @@
 ZeRO++ (Wang et al. 2023, arXiv:2306.10209): qwZ gathers 8-bit integers, with passes over memory to make them of the rank's own
 part and to turn the whole back; as in DeepSpeed's code forward and backward. hpZ keeps a second copy sharded over the ranks of a
 node, from which backward passes gather. Scales, a number per block of thousands of parameters, are left out.
+
+PyTorch's FSDP copies between collectives and tensors on the compute stream: FSDP2 what it gathered to the parameters, and
+gradients to one buffer; FSDP1's flat parameters are where they are gathered (`plan.flat_parameters`).
 """
 
 from __future__ import annotations
 
-from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
 from strategies.tensors import matrices
@@ -88,10 +91,43 @@ class Gathering:
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""
+        phase = "backward" if backward else "forward"
+        if self.copies and not self.stage.plan.plan.flat_parameters:
+            moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
+            return self._copy("gathered parameters", phase, (2 * moved,), gathered)
         if not self.quantised:
             return gathered
-        phase = "backward" if backward else "forward"
         return self._pass("dequantise parameters", phase, self.moving(part), (gathered,), self._narrow(part))
+
+    @property
+    def copies(self) -> bool:
+        """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
+        plan = self.stage.plan
+        return plan.plan.kernels in ("torch", "compiled") and plan.plan.deepspeed is None and plan.copies > 1
+
+    def made(self, part: int, after: Ref) -> Ref:
+        """What the reduction of the part's gradients waits for.
+
+        FSDP2 copies gradients into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd
+        joins them in a flat gradient, which is cast and divided (torch 2.13, torch/distributed/fsdp/_runtime_utils.py).
+        """
+        if not self.copies:
+            return after
+        plan, elements = self.stage.plan.plan, sum(self.elements(part))
+        width, gradient = plan.bytes_per_element, plan.bytes_per_gradient
+        passes = (
+            (2 * width, (width + gradient) * (width != gradient), 2 * gradient) if plan.flat_parameters else (width + gradient,)
+        )
+        return self._copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), after)
+
+    def _copy(self, label: str, phase: str, moved: tuple[float, ...], after: Ref) -> Ref:
+        """Passes over memory that a profile with measured wrapping has in its collectives already."""
+        key = label, phase, sum(moved)
+        if key not in self._passes:
+            dtype = self.stage.plan.plan.precision
+            kernels = tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved)
+            self._passes[key] = Block(phase, (Run(1, kernels),))
+        return self.stage.add(Op(COMPUTE, self._passes[key], (after,)))
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""

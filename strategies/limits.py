@@ -38,9 +38,9 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
+    _fp8(plan, where)
     if plan.gradient_sync == "last":
         _late(plan, where)
-    _fp8(plan, where)
     offload = plan.offload
     if offload is None:
         return
@@ -50,33 +50,25 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if offload.parameters and plan.data_parallel != "zero3":
         why = "keeps whole parameters on each GPU; take zero3"
         raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if not plan.fused_optimizer:
+        raise UserError(f"{where}: fused_optimizer=false contradicts {named}: the CPUs update in one pass")
     if plan.ep > 1:
         raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
     if plan.pp > 1 and model.tied:
         raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
 
 
-def _late(plan: Plan, where: str) -> None:
-    """Who can keep whole gradients until the last microbatch."""
-    for wrong, why in (
-        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"),
-        (plan.deepspeed is not None, "deepspeed: its ZeRO-3 reduces gradients as they are made"),
-        (plan.offload is not None, "offload: gradients leave the GPU as they are made"),
-    ):
-        if wrong:
-            raise UserError(f"{where}: gradient_sync=last contradicts {why}")
-
-
-SCALINGS = {"megatron": ("delayed", "tensorwise", "blockwise", "mxfp8"), "compiled": ("tensorwise", "rowwise", "mxfp8")}
+ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")
+SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}
 
 
 def _fp8(plan: Plan, where: str) -> None:
-    """What Transformer Engine (kernels=megatron) and torchao (compiled) have of fp8."""
+    """What Transformer Engine (kernels=megatron, torch) and torchao (compiled) have of fp8."""
     fp8 = plan.fp8
     if fp8 is None:
         return
     if plan.kernels not in SCALINGS:
-        rule = "needs kernels=megatron (Transformer Engine) or compiled (torchao with torch.compile)"
+        rule = "needs kernels=megatron or torch (Transformer Engine) or compiled (torchao with torch.compile)"
         raise UserError(f"{where}: fp8 {rule}, not {plan.kernels}")
     if fp8.scaling not in SCALINGS[plan.kernels]:
         has = ", ".join(SCALINGS[plan.kernels])
@@ -100,6 +92,17 @@ def _fp8(plan: Plan, where: str) -> None:
     ):
         if wrong:
             raise UserError(f"{where}: fp8.gather=true contradicts {why}")
+
+
+def _late(plan: Plan, where: str) -> None:
+    """Who can keep whole gradients until the last microbatch."""
+    for wrong, why in (
+        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"),
+        (plan.deepspeed is not None, "deepspeed: its ZeRO-3 reduces gradients as they are made"),
+        (plan.offload is not None, "offload: gradients leave the GPU as they are made"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: gradient_sync=last contradicts {why}")
 
 
 def _deepspeed(plan: Plan, where: str) -> None:

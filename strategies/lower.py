@@ -53,6 +53,8 @@ class _Lowering:
             chosen.insert(0, work.embedding)
         if number == len(self.plan.layers) - 1:
             chosen.append(work.head)
+        if work.batch and chosen:
+            chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
         return chosen
 
     def program(self, model_flops: float, hardware_flops: float) -> Program:

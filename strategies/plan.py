@@ -87,6 +87,11 @@ class Plan(Config):
         "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
         "torch.distributed.pipelining sets them)",
     )
+    flat_parameters: bool = Field(
+        False,
+        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
+        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
@@ -133,6 +138,9 @@ class Plan(Config):
     gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
+    )
+    fused_optimizer: bool = Field(
+        True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")

@@ -77,7 +77,7 @@ class Stage:
     def cached(self) -> Memory:
         """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
         plan = self.plan.plan
-        if plan.fp8 is None or plan.fp8.gather or plan.kernels != "megatron" or plan.data_parallel == "zero3":
+        if plan.fp8 is None or plan.fp8.gather or plan.kernels == "compiled" or plan.data_parallel == "zero3":
             return ()
         return (("parameter", 2.0 * NARROW * sum(part.narrow + part.narrow_experts for part in self.parts)),)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands import end_interrupted
-from reports.commands._common import AS_JSON, show, write_json
+from reports.commands._common import AS_JSON, check_files, show, write_json
 
 if TYPE_CHECKING:
     from calibration.validate import Validated
@@ -84,6 +84,7 @@ def _executed(
 
     if plot and not seconds:
         raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
+    check_files(output=output, plot=plot)
     emulation = read_emulation(emulated) if emulated else None
     jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
     done: list[Validated] = []
@@ -106,20 +107,20 @@ def _executed(
 
 
 def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: str | None) -> None:
-    """Written, drawn and shown."""
+    """Shown, then written and drawn: a full disk loses nothing."""
     from reports.execution import validation
 
     answer = [one.to_dict() for one in done]
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(validation(done))
     if output:
         write_json(output, answer)
     if plot:
         from reports.figures.validation import validation as draw
 
         draw(done, Path(plot))
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show(validation(done))
     for file in filter(None, (output, plot)):
         click.echo(f"wrote {file}", err=as_json)
 

@@ -98,7 +98,7 @@ class Zero3(Hook):
         gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
         if plan.plan.gradient_sync == "last":
             gathers, reductions = plan.microbatches * plan.plan.reshard + 1, 1
-        if plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
+        elif plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
             gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
         return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
 
@@ -227,7 +227,7 @@ class Zero3(Hook):
             gradient = self._gradient(stage, part)
             if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
                 gradient, self._lingering = (), gradient
-            self._send(stage, self._of(stage).elements(part), after, gradient)
+            self._send(stage, self._of(stage).elements(part), self._of(stage).made(part, after), gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)

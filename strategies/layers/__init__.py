@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import chain
 
 from sim.program import Collective, Item, Kernel
+from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
@@ -78,6 +79,7 @@ class Parts:
     kept: tuple[Part, ...]  # the same without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: Part  # final norm, language-model head and loss
+    batch: Items  # before every forward pass of every stage
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
 
     def layer(self, index: int) -> Part:
@@ -114,6 +116,7 @@ def parts(model: Model, plan: Resolved) -> Parts:
         kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
+        batch=batch(share),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
 

@@ -4,9 +4,10 @@ Forward and both gradients of a linear layer are products of fp8 operands, with 
 router and the head stay as they are (Transformer Engine's `fp8_autocast` in Megatron-LM, torchao's `convert_to_float8_training`
 with torchtitan's filter). Every operand is cast by kernels of its own, bound by memory:
 
-* `kernels: megatron` is Transformer Engine. A cast reads 16 bits and writes two copies, one by rows and one by columns, as the
-  weight gradient needs the other (Hopper's fp8 products take rows only; in mxfp8 scales belong to rows or columns). The fp8
-  input is what a layer keeps for backward. Weights are cast in the first microbatch of a step and stay (`is_first_microbatch`).
+* `kernels: megatron` and `torch` are Transformer Engine. A cast reads 16 bits and writes two copies, one by rows and one by
+  columns, as the weight gradient needs the other (Hopper's fp8 products take rows only; in mxfp8 scales belong to rows or
+  columns). The fp8 input is what a layer keeps for backward. Weights are cast in the first microbatch of a step and stay
+  (`is_first_microbatch`), but for zero3.
 * `kernels: compiled` is torchao under torch.compile. Inputs are kept in 16 bits and cast again for the weight gradient, weights
   in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits.
 
@@ -88,7 +89,7 @@ class Narrow:
     @property
     def engine(self) -> bool:
         """Transformer Engine in place of torchao."""
-        return self.share.resolved.plan.kernels == "megatron"
+        return self.share.resolved.plan.kernels != "compiled"
 
     @property
     def kept(self) -> int:

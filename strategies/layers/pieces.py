@@ -27,11 +27,12 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sim.program import Collective, Kernel
+from sim.program import ALIGNED, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import NARROW, Narrow
 from strategies.layers.overlap import Items, beside, gathered, scattered
@@ -146,11 +147,16 @@ class Share:
         """Rows of the vocabulary on this rank, padded up when tp does not divide them (as Megatron-LM pads)."""
         return -(-self.model.padded_vocabulary // self.tp)
 
-    def gemm(self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, dtype: str = "") -> Kernel:
-        """`batch` products of (m, k) by (k, n), whose operands are of type `dtype` (the plan's precision)."""
+    def gemm(
+        self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
+    ) -> Kernel:
+        """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
+        default n and k: m are tokens.
+        """
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
-        return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, dtype, (batch, m, n, k))
+        flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
@@ -161,7 +167,8 @@ class Share:
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape)
+        alignment = math.gcd(ALIGNED, outputs, inputs)
+        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
         added = 0.0 if fused else self._added(elements)
         return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
 
@@ -169,9 +176,16 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
+        if (
+            plan.data_parallel == "zero3"
+            and plan.kernels in ("torch", "compiled")
+            and plan.deepspeed is None
+            and self.resolved.copies > 1
+        ):
+            return 0.0
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
@@ -250,7 +264,7 @@ class Share:
     def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The product in one kernel for the tokens of each tp rank."""
         batch, m, n, k = kernel.shape
-        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, kernel.dtype),) * self.tp
+        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
 
     def _round(self, whole: Items) -> Collective:
         """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
@@ -290,7 +304,7 @@ def column_linear(
         input_gradient=(*cast, inputs_product, *reduce),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": gathered if share.eager else narrow.kept * share.parted * hidden},
+        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,

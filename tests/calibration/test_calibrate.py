@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from calibration.calibrate import Request, from_logs
 from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit_links import fit_links
 from calibration.fit_tables import errors, leave_out, rows, tables
-from calibration.profile_file import described, write_whole, yaml_text
+from calibration.profile_file import described, signed, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.fusing import fused
@@ -240,6 +241,27 @@ def test_profiles_survive_being_written(name: str, tmp_path: Path) -> None:
     assert again.provenance.keys() == profile.provenance.keys()
 
 
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda text: text, False),
+        (lambda text: "# my machine\n" + text.replace("slowdown: ", "slowdown:    "), False),
+        (lambda text: text[: text.index("overhead:")] + "overhead: {context: 0 B, communicator: 0 B, reserve: 0.0}\n", True),
+        (lambda text: re.sub(r"(?m)^launch: .*", "launch: 9 us", text), True),
+        (lambda text: re.sub(r"(?m)^launch: .*", "launch: 9 us", text).partition("\n")[2], False),
+    ],
+    ids=["as written", "commented", "cut", "edited", "edited and unsigned"],
+)
+def test_a_profile_that_is_not_as_it_was_written_is_refused(change: Any, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(change(yaml_text(signed(described(load_profile("cpu-gloo"))))))
+    if not refused:
+        assert load_profile(path).slowdown == load_profile("cpu-gloo").slowdown
+        return
+    with pytest.raises(UserError, match=r"p\.yaml: digest='\w{16}': the file is not as it was written: cut, or edited by hand"):
+        load_profile(path)
+
+
 def test_table_rows_must_ascend() -> None:
     row = {"step": "1 ms", "alone": "1 ms"}
     data = {"operation": "send", "algorithm": "direct", "ranks": 2, "prices": [row | {"bytes": "2 B"}, row | {"bytes": "1 B"}]}
@@ -279,6 +301,28 @@ def test_journal_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     assert second.done() == {(0, sample(1.0).key)}
     second.add(sample(2.0, visit=1))
     assert [one.value for one in read_journal(path)[1]] == [1.0, 2.0]
+
+
+def test_a_full_disk_keeps_what_is_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "s.jsonl", HEAD)
+    journal.add(sample(1.0))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(UserError, match=r"s\.jsonl: cannot be written: No space left on device; 1 samples are kept"):
+            journal.add(sample(2.0, visit=1))
+    assert [one.value for one in Journal(tmp_path / "s.jsonl", HEAD).samples] == [1.0]
+
+
+def test_a_journal_without_samples_is_begun_anew(tmp_path: Path) -> None:
+    Journal(tmp_path / "s.jsonl", HEAD)
+    Journal(tmp_path / "s.jsonl", HEAD | {"ranks": 4})
+    assert read_journal(tmp_path / "s.jsonl")[0]["ranks"] == 4
+    with pytest.raises(UserError, match="/dev/null: cannot be written: is no regular file"):
+        Journal(Path("/dev/null"), HEAD)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +408,12 @@ def test_samples_can_be_fitted_again(calibrated: tuple[Path, Result], tmp_path: 
     assert load_profile(tmp_path / "again.yaml").tables == load_profile(path).tables
 
 
+def test_samples_of_a_cpu_make_no_profile_of_gpus(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+    journal = calibrated[0].with_suffix(".samples.jsonl")
+    with pytest.raises(UserError, match=r"mine\.samples\.jsonl: samples are of a CPU .* cluster dgx-h100 is another sort"):
+        from_logs(Request(tmp_path / "p.yaml", cluster="dgx-h100"), [journal])
+
+
 def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from calibration.measure import collectives
@@ -413,6 +463,8 @@ def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list
         (["--output", "p.yaml", "--from", "x.log"], "--from: needs --cluster"),
         (["--output", "p.yaml", "--from", "x.log", "--cluster", "dgx-h100"], "x.log: cannot be read"),
         (["--output", "/dev/null/p.yaml"], "cannot be written there"),
+        (["--output", "p.yaml", "--ranks", "1", "--parts", "collective"], "--parts collective: needs at least 2 ranks"),
+        (["--output", "p.yaml", "--parts", "launch"], "--parts: gemm and memory are needed"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

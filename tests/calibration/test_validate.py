@@ -93,6 +93,8 @@ def test_the_figure_is_the_same_twice(validated, tmp_path):
     ("arguments", "line"),
     [
         ([*EXECUTE, "--staleness", "async"], "--staleness and --steps need --servers"),
+        (["validate", "--output", "/dev/null"], "--output /dev/null: cannot be written there"),
+        (["execute", "examples/demo.yaml", "--output", "/dev/null/x.json"], "--output /dev/null/x.json: cannot be written"),
         (["validate", "--plot", "x.pdf"], "must end in .png or .svg"),
         (["validate", "--seconds", "0", "--plot", "x.png"], "--seconds 0 measures none"),
         (EXECUTE, "precision='bf16' is not possible"),
