@@ -39,7 +39,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
-    "dropout": st.just(True), "early_stop": st.booleans(), "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
+    "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
+    "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
@@ -86,6 +87,7 @@ def jobs(draw: Any) -> dict[str, Any]:
         "shard": plan["shard"] is None or not hook.startswith("zero"), "powersgd": hook != "ddp_powersgd",
         "ep_nodes": "routed_nodes" not in plan, "routed_nodes": "ep_nodes" not in plan,
         "pad_to_capacity": "capacity_factor" not in plan,
+        "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
         "gradient_sync": hook != "zero3" or {"deepspeed", "offload"} & plan.keys(),
     }  # fmt: skip
     plan = {name: value for name, value in plan.items() if not unfit.get(name)}
