@@ -27,6 +27,7 @@ from strategies.quantised import Quantised
 from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
+AFTER_LOSS = ("torch", "compiled")  # kernels with which the loss is outside of what FSDP gathers parameters for
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
 
 
@@ -149,7 +150,7 @@ class Zero3(Hook):
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
-        if stage.plan.plan.kernels not in ("torch", "compiled"):
+        if stage.plan.plan.kernels not in AFTER_LOSS:
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
         return sum(size for part in parts for _, size in self._of(stage).whole(part))

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from sim.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel import Hook, Moves, hooks
+from strategies.data_parallel.zero3 import AFTER_LOSS
 from strategies.host import offloaded
 from strategies.resolved import Resolved
 from strategies.schedules import schedules
@@ -114,6 +115,7 @@ class _Bounding:
                 "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
                 "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
                 "gathered": one.plan.least_gathered, "passing": float("gradient" in hook.shards and one.copies > 1),
+                "after loss": float(one.plan.kernels in AFTER_LOSS),
                 "updated": own["optimizer"], "zeroed": own["gradient"], "host": hosted_update(self.plans.job, one),
             }  # fmt: skip
             for name, value in values.items():
@@ -183,7 +185,8 @@ class _Bounding:
         whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
         made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
         back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
-        space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
+        early = whole * (1 - rule["after loss"])[:, None]  # when a backward pass begins
+        space = np.where(those.forward, (spaces["forward"] + whole)[:, those.chunk], back + early[:, those.chunk])
         total = (spaces["saved"] @ those.saved.T + kept @ those.there.T + spaces["held"] @ those.held.T + space).max(axis=1)
         for state, width in (
             ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])

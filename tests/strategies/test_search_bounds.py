@@ -31,6 +31,7 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
     "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
     "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
     "shard": st.sampled_from([None, None, 2, 4]), "reshard": st.booleans(),
+    "gradient_sync": st.sampled_from(["every", "every", "last"]),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"]),
 }  # fmt: skip
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
@@ -38,12 +39,12 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
-    "dropout": st.just(True), "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
+    "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
+    "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
-    "gradient_sync": st.sampled_from(["every", "last"]), "early_stop": st.booleans(),
     "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
     "offload": st.sampled_from([
@@ -73,6 +74,7 @@ def jobs(draw: Any) -> dict[str, Any]:
     for name in draw(st.lists(st.sampled_from(sorted(RARE)), max_size=3, unique=True)):
         plan[name] = draw(RARE[name])
     plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
+    plan |= {"recompute": "full"} if "early_stop" in plan else {}
     hook = plan["data_parallel"]
     if "deepspeed" in plan and hook == "zero3":
         plan |= {"pp": 1, "schedule": "1f1b", "reshard": True, "shard": None, "ep": 1, "order": "tp-cp-ep-dp-pp"}
@@ -85,6 +87,8 @@ def jobs(draw: Any) -> dict[str, Any]:
         "shard": plan["shard"] is None or not hook.startswith("zero"), "powersgd": hook != "ddp_powersgd",
         "ep_nodes": "routed_nodes" not in plan, "routed_nodes": "ep_nodes" not in plan,
         "pad_to_capacity": "capacity_factor" not in plan,
+        "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
+        "gradient_sync": hook != "zero3" or {"deepspeed", "offload"} & plan.keys(),
     }  # fmt: skip
     plan = {name: value for name, value in plan.items() if not unfit.get(name)}
     shape = draw(st.sampled_from(SHAPES))
