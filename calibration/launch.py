@@ -157,7 +157,7 @@ def _as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], dev
         raise
     except Exception as error:  # most often because another rank is gone
         raise RankError(f"rank {place.rank} of {place.world} failed: {line_of(error)}") from error
-    dist.destroy_process_group()  # not after an error: with NCCL it would wait for operations that never end
+    leave()
     return results if place.rank == 0 else []
 
 
@@ -198,6 +198,16 @@ def join(place: Place, meeting: str) -> None:
     dist.init_process_group(
         place.backend, init_method=meeting, rank=place.rank, world_size=place.world, timeout=PATIENCE, device_id=gpu
     )
+
+
+def leave() -> None:
+    """After work that went well (after an error NCCL would wait for operations that never end).
+
+    What a rank sent by NCCL is under way when the operation returns: a process that ends before it has gone takes it along.
+    """
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
 
 
 def line_of(error: BaseException) -> str:
