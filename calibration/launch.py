@@ -85,7 +85,7 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 def find_device() -> Device:
