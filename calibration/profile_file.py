@@ -97,7 +97,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _row(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Node:
-    short = set(data) <= {"bytes", "step", "alone", "m", "n", "efficiency", "latency", "fill", "fixed", "rate"}
+    short = set(data) <= {"bytes", "step", "alone", "seconds", "m", "n", "efficiency", "latency", "fill", "fixed", "rate"}
     return dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=short)
 
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import digits, percent, seconds, size
+from reports.words import digits, percent, seconds, signed, size
 
 if TYPE_CHECKING:
     from calibration.execute.servers import Served
@@ -167,5 +167,5 @@ def _cells(row: Row) -> tuple[str, str, str, Text]:
     show = seconds if row.what == "step" else size
     label = {"step": "step", "volume": f"sent along {row.of}", "memory": f"peak memory of stage {row.of}"}[row.what]
     exact = row.what == "volume" and abs(row.predicted - row.measured) < 1
-    text = "equal" if exact else f"{100 * row.error:+.1f} %"
+    text = "equal" if exact else signed(row.error)
     return label, show(row.predicted), show(row.measured), Text(text, "green" if abs(row.error) <= CLOSE else "yellow")

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
 GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
+WINE = "#882255"  # of "muted", Tol 2021, personal.sron.nl/~pault: as dark as nothing else in the step
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED,
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": WINE, "dp": RED,
            "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
 HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
            "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip

@@ -43,11 +43,30 @@ def _read(path: Path) -> Found:
     asynchronous = parallel.flag("enable_async_tensor_parallel", False)
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
-    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan)
+    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_kernels(keys)
+    if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
+        plan["gradient_sync"] = "last"  # PyTorch's pipelines
     mode = keys.section("activation_checkpoint").choice(
         "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
     )
     return Found(str(path), plan | {"recompute": mode}, ignored=keys.ignored)
+
+
+def _read_kernels(keys: Keys) -> dict[str, Any]:
+    """Whether torch.compile makes the kernels, and linear layers in fp8: those of a model converter."""
+    found: dict[str, Any] = {"kernels": "compiled"} if keys.section("compile").flag("enable", False) else {}
+    linear, model = keys.section("quantize").section("linear"), keys.section("model")
+    converters = model.value("converters") or []
+    for name, recipes, default in (
+        ("float8", ("tensorwise", "rowwise"), "tensorwise"),
+        ("mx", ("mxfp8_cublas", "mxfp8"), "mxfp8_cublas"),
+    ):
+        if f"quantize.linear.{name}" not in converters:
+            continue
+        section = linear.section(name)
+        scaling = section.choice("recipe_name", {recipe: recipe.split("_")[0] for recipe in recipes}, default)
+        found["fp8"] = {"scaling": scaling, "gather": section.flag("enable_fsdp_float8_all_gather", False)}
+    return found
 
 
 def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +111,12 @@ def _write(job: Job) -> Written:
         sections |= {"compile": {"enable": True}} if pieces else {}  # which asynchronous tensor parallelism needs
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
-        told("chunks")
+        told("chunks"), told("gradient_sync")
         sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
         if schedule in _SCHEDULES:
             sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
     sections["activation_checkpoint"] = {"mode": told("recompute")}
+    sections |= _kernels(told)
     lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
              for name, section in sections.items()]  # fmt: skip
     launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
@@ -110,6 +130,20 @@ def _types(told: Told) -> dict[str, str]:
     precision = told("precision", only=tuple(names))
     reduce = "float32" if told("gradients") == "fp32" else names.get(precision, "float32")
     return {"mixed_precision_param": names.get(precision, "float32"), "mixed_precision_reduce": reduce}
+
+
+def _kernels(told: Told) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    if told("kernels", only=("compiled",)) == "compiled":
+        found["compile"] = {"enable": True}
+    fp8 = told("fp8")
+    if fp8 is not None and fp8.scaling == "mxfp8":
+        found |= {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
+    elif fp8 is not None:
+        more = {"enable_fsdp_float8_all_gather": True} if fp8.gather else {}
+        found["model"] = {"converters": ["quantize.linear.float8"]}
+        found["quantize.linear.float8"] = {"recipe_name": fp8.scaling, "filter_fqns": ["output"], **more}
+    return found
 
 
 def _sharding(told: Told, dp: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import shardyard
 from calibration import launch
 from calibration.calibrate import Request, from_logs
-from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory
+from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit_links import fit_links
 from calibration.fit_tables import errors, leave_out, rows, tables
 from calibration.profile_file import described, signed, write_whole, yaml_text
@@ -23,7 +23,7 @@ from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.fusing import fused
 from sim.prices import AttentionCurve, GemmCurve, Prices, Profile, Tile, attention_seconds, gemm_seconds
-from sim.program import Collective
+from sim.program import Collective, Kernel
 from sim.run import run
 from sim.summary import summarise
 from sim.sweep import lone, sweep
@@ -64,7 +64,7 @@ def test_products_of_a_known_core_are_found_again() -> None:
 
 def test_attention_of_a_known_core_is_found_again() -> None:
     truth = AttentionCurve.model_construct(
-        efficiency=0.4, head_half=20.0, keys_half=50.0, block=1, wave=0.0, fixed=0.0, backward=0.7
+        efficiency=0.4, head_half=20.0, keys_half=50.0, keys_block=512, block=1, wave=0.0, fixed=0.0, backward=0.7
     )
     samples = []
     for batch, heads, length, dim in ((1, 4, 128, 64), (2, 8, 256, 32), (1, 8, 512, 64), (1, 12, 1024, 128), (2, 4, 384, 96)):
@@ -80,7 +80,7 @@ def test_attention_of_a_known_core_is_found_again() -> None:
 
 def test_memory_rates_and_fixed_time_are_found_again() -> None:
     sizes = [2.0**power for power in range(14, 27)]
-    rates = {"gelu": 20e9, "softmax": 8e9}
+    rates = {"scale": 20e9, "softmax": 8e9}
     samples = [
         case("memory", LAUNCH + 1e-6 + size / rate, kind=kind, bytes=size) for kind, rate in rates.items() for size in sizes
     ]
@@ -89,6 +89,25 @@ def test_memory_rates_and_fixed_time_are_found_again() -> None:
     assert curve.reduction * CORE.memory_bandwidth == pytest.approx(8e9, rel=0.01)
     assert curve.fixed == pytest.approx(1e-6, rel=0.1)
     assert {point.series for point in points} == {"streams", "reductions"}
+
+
+def test_operators_are_priced_as_measured_between_sizes() -> None:
+    """A kernel that names an operator takes its table, without the launch that a synchronous host adds to every kernel."""
+    sizes = [2**power for power in range(14, 27)]
+    kinds = ("gelu", "copy", "scale", "softmax")
+    truth = {size: 1e-6 + size / 7e9 for size in sizes}
+    samples = [case("memory", LAUNCH + truth[size], kind=kind, bytes=float(size)) for kind in kinds for size in sizes]
+    made, points = operator_tables(samples, LAUNCH)
+    assert set(made) == {"gelu", "softmax"}
+    assert made["gelu"].seconds(sizes[5]) == pytest.approx(1e-6 + sizes[5] / 7e9)
+    assert made["gelu"].seconds(2 * sizes[-1]) == pytest.approx(2 * (1e-6 + sizes[-1] / 7e9), rel=1e-3)
+    assert max(abs(point.error) for point in points if point.heldout) < 0.05
+    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": made})
+    profile = load_profile("cpu-gloo").model_copy(update={"memory": curve, "launch": LAUNCH})
+    prices = Prices(profile, CORE)
+    named, plain = (Kernel("memory", "activation", "forward", 0.0, float(sizes[5]), "fp32", (), name) for name in ("gelu", ""))
+    assert prices.seconds(named) == made["gelu"].seconds(sizes[5])
+    assert prices.seconds(plain) != prices.seconds(named)
 
 
 def collective(seconds: Any, operation: str = "all_reduce", ranks: int = 2) -> list[Merged]:
