@@ -18,7 +18,7 @@ from calibration.fit_links import fit_links
 from calibration.fit_machine import Fit, Fitted
 from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.layer_check import Check, checks
-from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
+from calibration.machine import catalogue_cluster, catalogue_gpu, describe, known_gpu, own_cluster
 from calibration.profile_file import check_writable, described, signed, verified, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_for
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
@@ -270,6 +270,16 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int) -> tuple[list[
         log = read_nccl_tests(path, ranks=ranks)
         if log.wrong:
             raise UserError(f"{path}: nccl-tests found wrong results in {log.wrong} rows: nothing is priced by them")
+        if ranks not in (0, log.ranks):
+            raise UserError(f"--ranks {ranks}: {path} is of {log.ranks} ranks")
+        notes += _of_others(path, log.gpus, cluster)
         rows += log.rows
         notes += [f"{path}: {len(log.ignored)} lines were not understood"] if log.ignored else []
     return rows, notes, ["traces of the PyTorch profiler"] * bool(traces) + ["nccl-tests"] * bool(others)
+
+
+def _of_others(path: Path, gpus: Sequence[str], cluster: Cluster) -> list[str]:
+    """A note for GPUs that the catalogue knows and the cluster does not have."""
+    asked = cluster.node.gpu.name
+    known = {gpu: found for gpu in gpus if (found := known_gpu(gpu)) and found != asked}
+    return [f"{path}: was measured on {gpu} ({found}), and cluster {cluster.name} has {asked}" for gpu, found in known.items()]

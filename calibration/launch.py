@@ -85,7 +85,7 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 def find_device() -> Device:
@@ -153,19 +153,27 @@ def _as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], dev
         result = work(place, *arguments)
         results: list[Any] = [None] * place.world
         dist.gather_object(result, results if place.rank == 0 else None)
-        return results if place.rank == 0 else []
-    finally:
-        dist.destroy_process_group()
+    except UserError:
+        raise
+    except Exception as error:  # most often because another rank is gone
+        raise RankError(f"rank {place.rank} of {place.world} failed: {line_of(error)}") from error
+    leave()
+    return results if place.rank == 0 else []
 
 
 def _place_from_environment(device: Device, tell: Hear) -> Place:
-    numbers = []
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    found = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         text = os.environ[name]
         if not text.isdecimal():
             raise UserError(f"environment: {name}={text!r}: must be a whole number")
-        numbers.append(int(text))
-    return Place(numbers[0], numbers[1], numbers[2], device, (), tell)
+        found[name] = int(text)
+    rank, world = found["RANK"], found["WORLD_SIZE"]
+    if rank >= world:
+        raise UserError(f"environment: RANK={rank}: must be below WORLD_SIZE={world}")
+    if found["LOCAL_RANK"] > rank:
+        raise UserError(f"environment: LOCAL_RANK={found['LOCAL_RANK']}: must not be above RANK={rank}")
+    return Place(rank, world, found["LOCAL_RANK"], device, (), tell)
 
 
 def prepare(place: Place) -> None:
@@ -190,6 +198,16 @@ def join(place: Place, meeting: str) -> None:
     dist.init_process_group(
         place.backend, init_method=meeting, rank=place.rank, world_size=place.world, timeout=PATIENCE, device_id=gpu
     )
+
+
+def leave() -> None:
+    """After work that went well (after an error NCCL would wait for operations that never end).
+
+    What a rank sent by NCCL is under way when the operation returns: a process that ends before it has gone takes it along.
+    """
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
 
 
 def line_of(error: BaseException) -> str:

@@ -20,7 +20,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from calibration.launch import ALLOCATOR, Device, Hear, Place, RankError, available_cores, join, line_of, prepare, uninterrupted
+from calibration.launch import (
+    ALLOCATOR,
+    Device,
+    Hear,
+    Place,
+    RankError,
+    available_cores,
+    join,
+    leave,
+    line_of,
+    prepare,
+    uninterrupted,
+)
 from topologies.reading import UserError
 
 GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
@@ -159,6 +171,7 @@ def _main(folder: Path, device: Device, cores: str) -> None:
         join(place, f"file://{folder / 'meeting'}")
         work, arguments = pickle.loads((folder / "task").read_bytes())
         outcome = "result", work(place, *arguments)
+        leave()
     except Exception as error:
         traceback.print_exc()
         outcome = "refused" if isinstance(error, UserError) else "error", line_of(error)

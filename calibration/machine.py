@@ -71,11 +71,15 @@ def _processor() -> str:
     return found.get("model name", platform.machine()) + family
 
 
+def known_gpu(name: str) -> str | None:
+    """The same, or None."""
+    return next((found for pattern, found in GPUS.items() if re.search(pattern, name)), None)
+
+
 def catalogue_gpu(name: str) -> str:
     """The catalogue's name of a GPU that torch names. Raises UserError."""
-    for pattern, found in GPUS.items():
-        if re.search(pattern, name):
-            return found
+    if found := known_gpu(name):
+        return found
     raise UserError(
         f"GPU '{name}' is not in the catalogue ({', '.join(gpu_names())}): describe it in a cluster file, --cluster FILE"
     )

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from calibration.interference import LIMIT
 from calibration.profile_file import write_whole
 from topologies.reading import Config, UserError, build, load_text
 
 FORMAT = 1
-QUIET = 0.05  # foreign share of the machine's CPU time up to which a visit counts as undisturbed
 
 Case = dict[str, str | float]
 Key = tuple[str, str, tuple[tuple[str, str | float], ...]]
@@ -63,7 +63,7 @@ def merge(samples: Iterable[Sample]) -> list[Merged]:
         found.setdefault(sample.key, []).append(sample)
     result = []
     for those in found.values():
-        calm = [sample for sample in those if sample.foreign <= QUIET]
+        calm = [sample for sample in those if sample.foreign <= LIMIT]
         used = calm or [min(those, key=lambda sample: sample.foreign)]
         value, least = (median(getattr(sample, name) for sample in used) for name in ("value", "least"))
         between = (max(s.value for s in used) - min(s.value for s in used)) / value if value else 0.0

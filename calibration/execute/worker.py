@@ -20,7 +20,7 @@ from calibration.execute.memory import Memory
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from calibration.execute.timing import measure
-from calibration.launch import Place
+from calibration.launch import Place, under_launcher
 from calibration.machine import describe
 from strategies.job import Job
 from topologies.reading import UserError
@@ -39,12 +39,29 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> None:
         reason = executed[job.plan.data_parallel].check(job, job.resolve())
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
+    _laid_out(place, jobs)
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
         dist.gather_object(_one(place, job, seconds), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:
             place.tell({"done": number, "job": job.name, "ranks": every})
+
+
+def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
+    """Under a launcher: refuse a job whose nodes are not the launcher's, on all ranks alike."""
+    if not under_launcher():
+        return
+    found: list[Any] = [None] * place.world
+    dist.all_gather_object(found, place.local_rank)
+    for job in jobs:
+        each = job.cluster.node.gpus
+        wrong = next((rank for rank, local in enumerate(found) if local != rank % each), None)
+        if wrong is not None and job.plan.data_parallel != "dataparallel":
+            raise UserError(
+                f"{job.where}: nodes of {each} processes, but the launcher started rank {wrong} as number {found[wrong]} of its "
+                f"node; --nodes {found.count(0)} and --set cluster.node.gpus={place.world // found.count(0)} describe its nodes"
+            )
 
 
 def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from calibration.interference import busy
 from calibration.launch import Place
 
 Array = NDArray[np.float64]
@@ -182,7 +183,7 @@ class Watch:
 
     def look(self) -> None:
         """A case begins."""
-        self.marks = [*self.marks[-50:], (time.perf_counter(), _busy(), time.process_time())]
+        self.marks = [*self.marks[-50:], (time.perf_counter(), busy(), time.process_time())]
 
     def foreign(self) -> float:
         """Share of the cores' time that went to others since the case began, and some time before a short one; of the machine
@@ -191,20 +192,10 @@ class Watch:
         now = time.perf_counter()
         old = [number for number, mark in enumerate(self.marks) if mark[0] <= now - WINDOW]
         back = len(self.marks) - (old[-1] if old else 0)  # marks: as many on every rank
-        at, busy, own = self.marks[-int(self.bench.gather([back]).max())]
-        table = self.bench.gather([_busy() - busy, time.process_time() - own, now - at])
+        at, begun, own = self.marks[-int(self.bench.gather([back]).max())]
+        table = self.bench.gather([busy() - begun, time.process_time() - own, now - at])
         worst = 0.0
         for machine in np.unique(self.bench.host):
             used, spent, wall = table[self.bench.host == machine].T
             worst = max(worst, (used.max() - spent.sum()) / ((os.cpu_count() or 1) * max(wall.max(), 1e-3)))
         return max(0.0, worst)
-
-
-def _busy() -> float:
-    """Seconds that the cores of this machine were busy since its start; 0 where the system does not say."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            user, nice, system, _, _, irq, soft, steal = map(int, file.readline().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibration.interference import LIMIT
 from calibration.launch import Place
 from calibration.measure import collectives, kernels, layer, side_effects
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
-from calibration.samples import QUIET, Key, Sample
+from calibration.samples import Key, Sample
 
 ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take
 POLL = 0.25  # seconds between looks at a machine that is not quiet
@@ -90,7 +91,7 @@ class _Session:
             self.watch = Watch(self.bench)
             time.sleep(2 * POLL)
             foreign = self.watch.foreign()
-            if foreign <= 0.8 * QUIET:
+            if foreign <= 0.8 * LIMIT:
                 return
             self.tell({"waiting": f"others use {foreign:.0%} of the CPU"})
             self.patience -= 2 * POLL
@@ -102,7 +103,7 @@ class _Session:
             self.tell({"skipped": 1})
             return
         sample = self._once(probe, number)
-        if sample.foreign > QUIET and self.patience > 0:
+        if sample.foreign > LIMIT and self.patience > 0:
             self._wait()
             again = self._once(probe, number)
             sample = min(sample, again, key=lambda one: one.foreign)
@@ -115,7 +116,7 @@ class _Session:
         reading = probe.run(self.bench)
         foreign = self.watch.foreign()
         gc.collect(0)
-        self.patience -= float(self.bench.gather([time.perf_counter() - start]).max()) if foreign > QUIET else 0.0
+        self.patience -= float(self.bench.gather([time.perf_counter() - start]).max()) if foreign > LIMIT else 0.0
         numbers: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in asdict(reading).items()}
         return Sample(
             part=probe.part, case=dict(probe.case), context=probe.context, round=number, foreign=round(foreign, 4), **numbers

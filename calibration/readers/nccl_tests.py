@@ -19,7 +19,7 @@ from topologies.reading import UserError
 
 _HEAD = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s")
 _STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d(?:[ T]\S+)?\s*$")
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device(?:\s+\d+\s+\[[^\]]*\]\s+(.+))?")
 _NAME = re.compile(r"^#\s*Collective test starting:\s*(\S+?)(?:_perf)?\s*$")
 _NAMES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
@@ -36,6 +36,7 @@ class Log(NamedTuple):
     rows: list[Row]
     ignored: list[tuple[int, str]]
     wrong: int  # rows whose results nccl-tests found wrong
+    gpus: tuple[str, ...] = ()  # what the driver calls them; empty where the log does not say
 
 
 def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int = 0) -> Log:
@@ -45,7 +46,7 @@ def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int 
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     read = _json if text.lstrip().startswith("{") else _text
-    name, hosts, halves, ignored = read(text, path)
+    name, hosts, gpus, halves, ignored = read(text, path)
     operation = name or _operation(path.stem) or operation
     ranks, nodes = len(hosts) or ranks, len(set(hosts)) or nodes
     if not halves:
@@ -55,19 +56,20 @@ def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int 
     if ranks < 2:
         raise UserError(f"{path}: lists {ranks} ranks; say how many there were")
     rows = [Row(path.stem, operation, ranks, max(1, nodes), size, fmean(times)) for size, times, _ in halves if size and times]
-    return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves))
+    return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves), tuple(dict.fromkeys(gpus)))
 
 
 _Halves = list[tuple[float, list[float], bool]]  # size, seconds of each half, whether a result was wrong
-_Read = tuple[str, list[str], _Halves, list[tuple[int, str]]]
+_Read = tuple[str, list[str], list[str], _Halves, list[tuple[int, str]]]
 
 
 def _text(text: str, path: Path) -> _Read:
-    name, hosts, halves, ignored = "", {}, [], []
+    name, hosts, gpus, halves, ignored = "", {}, [], [], []
     width = 4  # columns of a half
     for number, line in enumerate(text.splitlines(), 1):
         if found := _RANK.match(line):
             hosts[int(found[1])] = found[2]
+            gpus += [found[3].strip()] if found[3] else []
         elif found := _NAME.match(line):
             name = _operation(found[1])
         elif line.lstrip().startswith("#"):
@@ -76,7 +78,7 @@ def _text(text: str, path: Path) -> _Read:
             halves.append(half)
         elif line.strip():
             ignored.append((number, line.strip()))
-    return name, list(hosts.values()), halves, ignored
+    return name, list(hosts.values()), gpus, halves, ignored
 
 
 def _row(line: str, width: int) -> tuple[float, list[float], bool] | None:
@@ -113,8 +115,10 @@ def _json(text: str, path: Path) -> _Read:
             ignored.append((number, "result without size or time"))
     args = data.get("args", "")
     program = args[0] if isinstance(args, list) and args else str(args).split(" ")[0]
-    hosts = [str(device.get("hostname", "")) for device in data.get("devices", []) if isinstance(device, Mapping)]
-    return _operation(str(program)), hosts, halves, ignored
+    devices = [device for device in data.get("devices", []) if isinstance(device, Mapping)]
+    hosts = [str(device.get("hostname", "")) for device in devices]
+    gpus = [str(device["device_info"]) for device in devices if device.get("device_info")]
+    return _operation(str(program)), hosts, gpus, halves, ignored
 
 
 def _times(half: Mapping[str, Any]) -> list[float]:

@@ -18,6 +18,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # asked to end by somebody else than C
 
 def _end_cleanly() -> None:
     """Being ended is like Ctrl-C: whatever was started ends too. Signals that somebody handles or ignores (nohup) are left."""
+    from calibration.launch import under_launcher
+
     process = os.getpid()
 
     def end(number: int, _: Any) -> None:
@@ -25,7 +27,8 @@ def _end_cleanly() -> None:
             os._exit(128 + number)
         raise KeyboardInterrupt(number)
 
-    if threading.current_thread() is threading.main_thread():
+    # a rank of a launcher has started nothing, and may be waiting where Python hears of no signal
+    if threading.current_thread() is threading.main_thread() and not under_launcher():
         for number in ENDING:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, end)

@@ -43,9 +43,7 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
 
     request = _request(given)
     if print_launch:
-        from calibration.launch_text import launch_text
-
-        click.echo(launch_text(print_launch, _words(given), nodes, request.ranks or 1))
+        click.echo(_launch(request, print_launch, nodes, _words(given)))
         return
     if nodes != 1:
         from topologies.reading import UserError
@@ -61,6 +59,18 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
         end_interrupted(error, f"samples are kept in {request.journal}; the same command goes on from there")
     if found:
         _answer(fit(request, *found), request, as_json)
+
+
+def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
+    """How to start this on a cluster; a rank has a GPU unless --cluster has none."""
+    from calibration.launch_text import launch_text
+    from topologies.cluster import load_cluster
+    from topologies.reading import UserError
+
+    if request.ranks < 1 or nodes < 1:
+        raise UserError("--print-launch: needs --ranks, the processes of each node, and at least one of --nodes")
+    gpus = request.cluster is None or load_cluster(request.cluster).node.gpu.sms > 0
+    return launch_text(how, words, nodes, request.ranks, gpus)
 
 
 def _words(given: dict[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ def command(
         from calibration.launch_text import launch_text
 
         words = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch, f"--print-launch={print_launch}")]
-        click.echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus))
+        click.echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.gpu.sms > 0))
         return
     check_files(output=output)
     found = _trained(asked, seconds) if servers is None else _served(asked, servers, staleness or "sync", steps or 10)

@@ -495,3 +495,12 @@ def test_nccl_log_makes_a_profile(tmp_path: Path) -> None:
     assert profile.provenance["gemm"] == load_profile("h100").provenance["gemm"]
     assert profile.links["nic"] != load_profile("h100").links["nic"]
     assert len(result.fitted.points["links"]) == 8
+    assert not any("was measured on" in note for note in result.fitted.notes)
+
+
+def test_a_log_of_another_machine_is_said(tmp_path: Path) -> None:
+    log = Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log"
+    notes = from_logs(Request(tmp_path / "p.yaml", cluster="dgx-a100"), [log]).fitted.notes
+    assert notes[0].endswith("was measured on NVIDIA H100 80GB HBM3 (h100-sxm), and cluster dgx-a100 has a100-sxm-80gb")
+    with pytest.raises(UserError, match=r"--ranks 7: .* is of 16 ranks"):
+        from_logs(Request(tmp_path / "p.yaml", cluster="dgx-h100", ranks=7), [log])

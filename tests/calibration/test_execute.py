@@ -10,7 +10,7 @@ import pytest
 
 from calibration.execute import execute
 from calibration.execute.servers import serve
-from calibration.launch import launch
+from calibration.launch import Place, launch
 from calibration.validate import validate
 from strategies.job import read_job
 from topologies.reading import UserError
@@ -163,6 +163,34 @@ def test_a_machine_that_is_too_small_is_refused():
 def test_data_parallel_threads_need_gpus():
     with pytest.raises(UserError, match="data_parallel=dataparallel needs GPUs"):
         execute([job("threads", 2, GPT, data_parallel="dataparallel")], 0)
+
+
+def test_this_process_is_a_rank_where_a_launcher_says_so(monkeypatch):
+    torch = pytest.importorskip("torch")
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as torchrun has it
+    try:
+        (done,) = validate([job("alone", 1, GPT)], seconds=0)
+    finally:
+        torch.set_num_threads(threads)
+    assert (done.execution.ranks, done.execution.compared["update"]) == (1, 0.0)
+
+
+def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):
+    """Two ranks, each the first of its node, and a job of one node with two."""
+    from calibration.execute import worker
+
+    monkeypatch.setattr(worker, "under_launcher", lambda: True)
+    monkeypatch.setattr(worker.dist, "all_gather_object", lambda found, _: found.__setitem__(slice(None), [0, 0]))
+    place = Place(0, 2, 0, "cpu", (), print)
+    with pytest.raises(UserError, match="the launcher started rank 1 as number 0 of its node; --nodes 2 and --set cluster.node"):
+        worker._laid_out(place, [TWO["zero3"]])
+    worker._laid_out(place, [job("two nodes", 1, GPT)])
 
 
 def test_a_port_in_use_is_said(monkeypatch):

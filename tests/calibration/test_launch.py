@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -87,6 +89,9 @@ def test_the_environment_of_a_launcher_must_fit(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="WORLD_SIZE=4 of the launcher ≠ 2 ranks of the job"):
         launch(add_ranks, 2, 10)
+    monkeypatch.setenv("RANK", "4")
+    with pytest.raises(UserError, match="environment: RANK=4: must be below WORLD_SIZE=4"):
+        launch(add_ranks, 4, 10)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(UserError, match="environment: RANK='first': must be a whole number"):
         launch(add_ranks, 2, 10)
@@ -101,5 +106,13 @@ def test_commands_for_clusters():
     service, job = yaml.safe_load_all(launch_text("k8s", command, 4, 8))
     assert service["metadata"]["name"] == "shardyard"
     assert job["spec"]["completions"] == 4
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    *_, job = yaml.safe_load_all(launch_text("k8s", ["execute", 'it\'s "mine".yaml'], 1, 2, gpus=False))
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert shlex.split(container["command"][2])[-1] == 'it\'s "mine".yaml'
+    assert container["resources"]["limits"] == {"cpu": 2}
+    assert "gpus" not in launch_text("slurm", command, 4, 8, gpus=False)
+    for how in ("local", "slurm"):
+        subprocess.run(["bash", "-n"], input=launch_text(how, command, 1, 2), text=True, check=True)
     with pytest.raises(UserError, match="the job has 2 nodes"):
         launch_text("local", command, 2, 8)

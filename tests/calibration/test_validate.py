@@ -68,7 +68,7 @@ def test_sets_say_what_they_do_not_have(tmp_path):
 
 def test_the_table_has_errors_and_their_median(validated):
     text = printed(validation(validated))
-    assert "-4.0 %" in text
+    assert "−4.0 %" in text
     assert "step time: median error 17.0 %, worst 30.0 % (1F1B)" in text
     assert "volume: 2 of 2 equal to the byte" in text
     assert "memory: median error 50.0 %" in text
@@ -123,7 +123,7 @@ def test_what_is_done_is_kept_when_the_rest_is_not(end, code, line, validated, m
     result = CliRunner().invoke(main, ["validate", "--quick", "--output", str(tmp_path / "v.json")])
     assert result.exit_code == code
     assert line in result.stderr
-    assert "-4.0 %" in result.stdout
+    assert "−4.0 %" in result.stdout
     assert len(json.loads((tmp_path / "v.json").read_text())) == 1
 
 

@@ -47,7 +47,7 @@ class DDP(Hook):
             chunk.net,
             bucket_cap_mb=setup.plan.bucket / MIB,
             init_sync=False,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             **where,
         )
