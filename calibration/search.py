@@ -31,7 +31,7 @@ from strategies.search.longest import longest_path
 from strategies.search.objective import Limits, Objective
 from strategies.search.space import Space
 from topologies.costs import rates
-from topologies.reading import UserError
+from topologies.reading import UserError, plain
 
 TIGHT = 3  # ways to tighten a bound
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
@@ -196,7 +196,7 @@ class Search:
     def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
         changes = site.changes | site.plans.changes(plan)
         if fresh:
-            row = row | {"changes": _plain(changes)}
+            row = row | {"changes": {name: plain(value) for name, value in changes.items()}}
             self.results.add(row)
         self.counts["simulated" if fresh else "known"] += 1
         if row["error"]:
@@ -226,8 +226,3 @@ class Search:
     def _open(self) -> int:
         worst = self._worst()
         return sum(entry[0] < worst for entry in self.heap)
-
-
-def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    """Values that JSON has."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from reports.words import count, digits, percent, seconds, size
 from topologies.costs import cost
+from topologies.reading import as_argument
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
@@ -30,7 +31,7 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
         proven = "proven" if found.front else "of what was simulated; --front proves it"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
-        lines += ["", Text("as arguments: " + " ".join(f"--set {name}={_shown(v)}" for name, v in _set(found.best)))]
+        lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
     lines += ["", *map(Text, _where_they_went(found))]
     return Group(*lines)
 
@@ -110,6 +111,8 @@ def _differing(rows: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_shown(one)}' for name, one in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
+from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Told, Written, frameworks, of_pytorch
 from topologies.reading import UserError, load_text
 
 if TYPE_CHECKING:
@@ -44,10 +44,22 @@ def _read(path: Path) -> Found:
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
     plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan)
-    mode = keys.section("activation_checkpoint").choice(
-        "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
-    )
-    return Found(str(path), plan | {"recompute": mode}, ignored=keys.ignored)
+    plan |= _read_recompute(keys.section("activation_checkpoint"))
+    if training.flag("enable_cpu_offload", False):
+        plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
+    plan, remarks = of_pytorch(plan, keys.section("compile").flag("enable", False) or asynchronous)
+    return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
+
+
+def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
+    """Selective means every so many-th layer, by default every second, or by operation ("op")."""
+    mode = checkpoint.choice("mode", {"none": "none", "full": "full", "selective": "selective"}, "selective")
+    option = str(checkpoint.value("selective_ac_option", "2"))
+    if mode != "selective" or option == "op":
+        return {"recompute": mode}
+    if not option.isdecimal() or option == "0":
+        raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
+    return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
 
 
 def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
@@ -89,20 +101,36 @@ def _write(job: Job) -> Written:
         told("sequence_parallel", only=(True,))
         pieces = told("overlap_tp", only=("none", "pieces")) == "pieces"
         sections["parallelism"] |= {"enable_async_tensor_parallel": True} if pieces else {}
-        sections |= {"compile": {"enable": True}} if pieces else {}  # which asynchronous tensor parallelism needs
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
         told("chunks")
         sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
         if schedule in _SCHEDULES:
             sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
-    sections["activation_checkpoint"] = {"mode": told("recompute")}
+    kernels = told("kernels", only=("compiled", "torch"))
+    if kernels != "torch":  # asynchronous tensor parallelism, too, needs it
+        sections["compile"] = {"enable": True}
+    sections["activation_checkpoint"] = _recompute(told)
+    if told("offload", only=(None, EVERYTHING)) is not None:
+        sections["training"] |= {"enable_cpu_offload": True}
     lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
              for name, section in sections.items()]  # fmt: skip
     launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
               '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
-    unsaid = (*told.rest, f"model: the flavor with {job.model.name}'s sizes")
+    unsaid = (*told.rest, *_kernels(kernels), f"model: the flavor with {job.model.name}'s sizes")
     return Written("\n".join(lines), launch, unsaid)
+
+
+def _recompute(told: Told) -> dict[str, str]:
+    if told("recompute_method", only=(None, "every")) == "every":
+        told("recompute")
+        return {"mode": "selective", "selective_ac_option": str(told("recompute_layers"))}
+    mode = told("recompute")
+    return {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {})
+
+
+def _kernels(name: str) -> tuple[str, ...]:
+    return () if name in ("compiled", "torch") else (f"kernels={name}",)
 
 
 def _types(told: Told) -> dict[str, str]:
