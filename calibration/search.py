@@ -60,6 +60,7 @@ class Search:
         self.began = time.perf_counter()
         self.rows: list[Row] = []
         self.refused: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
         self.out = RuledOut()
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
@@ -78,7 +79,7 @@ class Search:
         return Answer(
             self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
             {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
-            self.front and not stopped,
+            self.front and not stopped, self.examples,
         )  # fmt: skip
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -88,6 +89,7 @@ class Search:
         job = started(self.read(changes))
         found = candidates(job, self.space)
         self.refused += found.refused
+        self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
         if not len(found):
             return
@@ -110,7 +112,7 @@ class Search:
         heapq.heapify(self.heap)
 
     def _empty(self) -> str:
-        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in self.refused.most_common(4))
+        reasons = "; ".join(f"{count:,} × {self.examples.get(one, one)}" for one, count in self.refused.most_common(4))
         return f"none of the {self.space.size:,} combinations of the space is a plan: {reasons}"
 
     # -- simulations -----------------------------------------------------------------------------------------------------

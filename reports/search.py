@@ -24,9 +24,9 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
     """On one screen."""
     from calibration.answer import pareto
 
-    lines: list[RenderableType] = [Text(verdict(found, job), "bold"), ""]
+    lines: list[RenderableType] = [Text(verdict(found, job), "bold")]
     if found.best is not None:
-        lines += [_plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
+        lines += ["", _plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
         front = pareto(found.rows)
         proven = "proven" if found.front else "of what was simulated; --front proves it"
         if len(front) > 1 or found.front:
@@ -119,7 +119,7 @@ def _shown(value: Any) -> str:
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
     refused = found.combinations - found.counts["allowed"]
-    lines = [f"{refused:,} combinations break a rule: " + _counted(found.refused.most_common(3))] if refused else []
+    lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
@@ -136,5 +136,6 @@ def _where_they_went(found: Answer) -> list[str]:
     return lines
 
 
-def _counted(reasons: Iterable[tuple[str, int]]) -> str:
-    return "; ".join(f"{plans:,} × {reason}" for reason, plans in reasons)
+def _counted(found: Answer) -> str:
+    """The rules that are broken most, each with an example."""
+    return "; ".join(f"{plans:,} × {found.examples.get(one, one)}" for one, plans in found.refused.most_common(3))

@@ -56,9 +56,10 @@ def command(
     from topologies.units import size, watts
 
     if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
-        raise UserError(
-            f"--tokens: is needed for {'--objective ' + goal if goal not in ('step', 'throughput') else 'this limit'}"
-        )
+        asked = "--max-days" if max_days is not None else "--max-cost" if max_cost is not None else f"--objective {goal}"
+        raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
+    if any(text.partition("=")[0] == "price" for text in vary):
+        raise UserError("--vary price: a search has one price, --price; `shardyard whatif --vary price=…` compares several")
     read = changing(job, overrides, given)
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)

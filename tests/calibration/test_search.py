@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -69,6 +70,25 @@ def test_brute_force_finds_the_same_winners() -> None:
     assert found.counts["simulated"] < len(brute)
     assert found.proven >= 3
     assert [row["step"] for row in found.rows[:3]] == [row["step"] for row in brute[:3]]
+
+
+OTHERS = {
+    "plan.offload": [None, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}], "plan.overlap": [True, False],
+    "plan.kernels": ["megatron", "torch"], "plan.deepspeed": [None, {"stage3_prefetch_bucket_size": 0}],
+    "plan.schedule": ["1f1b", "1f1b-overlapped", "dualpipe-v", "chimera"], "plan.recompute": ["none", "full"],
+    "plan.data_parallel": ["ddp", "ddp_fp16", "zero1", "zero3"], "plan.pp": [1, 2, 4], "plan.tp": [1, 4],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
+    """Some values of some fields, drawn at random."""
+    draw = random.Random(seed)
+    chosen = draw.sample(sorted(OTHERS), 5)
+    space = {name: draw.sample(OTHERS[name], min(2, len(OTHERS[name]))) for name in chosen}
+    found, brute = find(space=space, top=2), every(space)
+    assert len(brute) >= 2
+    assert [row["step"] for row in found.rows[:2]] == [row["step"] for row in brute[:2]]
 
 
 def test_the_front_is_that_of_brute_force() -> None:
