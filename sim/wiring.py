@@ -63,6 +63,18 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
     return groups if traffic.group < 0 else groups[traffic.group : traffic.group + 1]
 
 
+def ranks_of(grid: Grid, traffic: Traffic) -> int:
+    """Ranks of a group; of a send 2."""
+    return 2 if traffic.to else grid.size(traffic.axes)
+
+
+@lru_cache(maxsize=4096)
+def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
+    """(ranks, nodes) of the first group."""
+    first = members(grid, traffic._replace(group=max(0, traffic.group)))[0]
+    return len(first), len(set(topology.node_of(first).tolist()))
+
+
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
     """Who takes part in each group: its ranks and, when the algorithm needs them, the switches beside them.
 
@@ -137,7 +149,7 @@ def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
 def sent(topology: Topology, grid: Grid, traffic: Traffic) -> float:
     """Fraction of the buffer S sent by the member that sends most."""
     plan = schedule(topology, grid, traffic)
-    return float(plan.sent(members(grid, traffic._replace(group=0)).shape[1]).max(initial=0.0))
+    return float(plan.sent(ranks_of(grid, traffic)).max(initial=0.0))
 
 
 @lru_cache(maxsize=4096)
