@@ -16,10 +16,14 @@ from typing import NamedTuple
 from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
+WRAPPING = "wrapping"  # variant of a kernel
 HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
+
+
+ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,11 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # of fused attention: an older implementation that a profile prices apart
+    variant: str = (
+        ""  # what a profile may price apart: an older fused attention, PyTorch's operator of a "memory" or "reduction",
+    )
+    # "wrapping", which copies around collectives
+    alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What makes a job fit that runs out of memory: changes of the plan, each tried by simulation, the global batch kept."""
+"""What makes a job fit that runs out of memory: changes of the plan, or more nodes, each tried; the global batch is kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from topologies.reading import UserError
 Changes = dict[str, Any]
 Ideas = Callable[[Job], Iterator[Changes]]
 OPTIMIZER = Offload.model_validate({"optimizer": "cpu"})
+DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
 LONG = 8192  # tokens of a sequence, if the model's whole context was taken by default
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
 
 
 class Fix(NamedTuple):
-    """Changes of the plan that make the job fit, and the answer with them."""
+    """Changes of the plan (or "nodes") that make the job fit, and the answer with them."""
 
     changes: Changes
     summary: Summary
@@ -32,12 +33,15 @@ class Fix(NamedTuple):
 
 
 def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: int = 100_000, limit: int = 3) -> list[Fix]:
-    """Combinations of few changes that fit, the fastest first; empty when simulations of `effort` events found none.
+    """Combinations of few changes that fit, the fastest first.
 
-    The search goes on from the combination that needs least memory. Only changes of the plan are tried, on the same cluster; and
-    offload only when nothing else fits.
+    The search goes on from the combination that needs least memory, for simulations of `effort` events. Changes of the plan are
+    tried on the same cluster; only when none is enough, what the CPUs can hold, and then more nodes. Empty when nothing fits.
     """
-    return _found(job, summary, answer, effort, limit, _ideas) or _found(job, summary, answer, effort, limit, _with_offload)
+    for ideas in (_ideas, _with_offload):
+        if found := _found(job, summary, answer, effort, limit, ideas):
+            return found
+    return _larger(job, {"dp": None, "accumulation": None, "global_batch": job.resolve().global_batch}, answer)
 
 
 def _found(
@@ -46,7 +50,7 @@ def _found(
     answer: Callable[[Job], Summary],
     effort: int,
     limit: int,
-    ideas: Callable[[Job], Iterator[Changes]],
+    ideas: Ideas,
 ) -> list[Fix]:
     start = job.resolve()
     kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
@@ -73,8 +77,26 @@ def _found(
     return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
 
 
+def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[Fix]:
+    """On the fewest nodes, doubled at most DOUBLED times, the change of the plan of least consequence; empty when none fits."""
+    for times in range(1, DOUBLED + 1):
+        nodes: Changes = {"nodes": job.cluster.nodes * 2**times}
+        for idea in ({}, {"recompute": "full"}, {"data_parallel": "zero1"}, {"data_parallel": "zero3"},
+                     {"data_parallel": "zero3", "recompute": "full"}):  # fmt: skip
+            new = {name: value for name, value in idea.items() if getattr(job.plan, name) != value}
+            try:
+                result = answer(_changed(job, kept | nodes | new))
+            except UserError:
+                continue
+            if result.fits:
+                return [Fix(nodes | new, result)]
+    return []
+
+
 def _changed(job: Job, changes: Changes) -> Job:
-    return replace(job, plan=job.plan.model_copy(update=changes))
+    plan = {name: value for name, value in changes.items() if name != "nodes"}
+    nodes = changes.get("nodes", job.cluster.nodes)
+    return replace(job, plan=job.plan.model_copy(update=plan), cluster=job.cluster.model_copy(update={"nodes": nodes}))
 
 
 def _ideas(job: Job) -> Iterator[Changes]:

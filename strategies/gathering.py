@@ -3,11 +3,14 @@
 ZeRO++ (Wang et al. 2023, arXiv:2306.10209): qwZ gathers 8-bit integers, with passes over memory to make them of the rank's own
 part and to turn the whole back; as in DeepSpeed's code forward and backward. hpZ keeps a second copy sharded over the ranks of a
 node, from which backward passes gather. Scales, a number per block of thousands of parameters, are left out.
+
+PyTorch's FSDP copies between collectives and tensors on the compute stream: FSDP2 what it gathered to the parameters, and
+gradients to one buffer; FSDP1's flat parameters are where they are gathered (`plan.flat_parameters`).
 """
 
 from __future__ import annotations
 
-from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
 from strategies.tensors import matrices
@@ -20,7 +23,7 @@ class Gathering:
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.options = stage, stage.plan.plan.deepspeed or DeepSpeed.model_validate({})
-        self._works: dict[tuple[float, tuple[str, ...], bool], Collective] = {}  # each distinct piece of work is priced once
+        self._works: dict[tuple[float, tuple[str, ...], float], Collective] = {}  # each distinct piece of work is priced once
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
 
@@ -63,7 +66,12 @@ class Gathering:
         """The gathered parameters of a part."""
         if self.kept:
             return ()
-        return (("temporary", float((self.moving(part) + self.elements(part)[1]) * self.stage.plan.plan.bytes_per_element)),)
+        dense, experts = self.moving(part) * self.width(part), self.elements(part)[1] * self.width(part, True)
+        return (("temporary", float(dense + experts)),)
+
+    def width(self, part: int, experts: bool = False) -> float:
+        """Bytes of a gathered parameter of the part, or of its experts."""
+        return self.stage.gathered_width(part, part + 1, experts)
 
     def gather(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         """Add all that brings the part's parameters here."""
@@ -78,21 +86,55 @@ class Gathering:
         if self.quantised:
             shards = self.options.zero_hpz_partition_size if local else stage.plan.shards
             after = (self._pass("quantise parameters", "backward" if backward else "forward", dense / shards, after),)
-        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part))
-        return self._gather(experts, stage.plan.expert_sharing, (ref,), ()) if experts else ref
+        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part))
+        return self._gather(experts, stage.plan.expert_sharing, (ref,), (), self.width(part, True)) if experts else ref
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""
+        phase = "backward" if backward else "forward"
+        if self.copies and not self.stage.plan.plan.flat_parameters:
+            moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
+            return self._copy("gathered parameters", phase, (2 * moved,), gathered)
         if not self.quantised:
             return gathered
-        phase = "backward" if backward else "forward"
         return self._pass("dequantise parameters", phase, self.moving(part), (gathered,), self._narrow(part))
+
+    @property
+    def copies(self) -> bool:
+        """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
+        plan = self.stage.plan
+        return plan.plan.kernels in ("torch", "compiled") and plan.plan.deepspeed is None and plan.copies > 1
+
+    def made(self, part: int, after: Ref) -> Ref:
+        """What the reduction of the part's gradients waits for.
+
+        FSDP2 copies gradients into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd
+        joins them in a flat gradient, which is cast and divided (torch 2.13, torch/distributed/fsdp/_runtime_utils.py).
+        """
+        if not self.copies:
+            return after
+        plan, elements = self.stage.plan.plan, sum(self.elements(part))
+        width, gradient = plan.bytes_per_element, plan.bytes_per_gradient
+        passes = (
+            (2 * width, (width + gradient) * (width != gradient), 2 * gradient) if plan.flat_parameters else (width + gradient,)
+        )
+        return self._copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), after)
+
+    def _copy(self, label: str, phase: str, moved: tuple[float, ...], after: Ref) -> Ref:
+        """Passes over memory that a profile with measured wrapping has in its collectives already."""
+        key = label, phase, sum(moved)
+        if key not in self._passes:
+            dtype = self.stage.plan.plan.precision
+            kernels = tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved)
+            self._passes[key] = Block(phase, (Run(1, kernels),))
+        return self.stage.add(Op(COMPUTE, self._passes[key], (after,)))
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""
         elements = sum(self.persistent(part) for part in range(len(self.stage.parts)))
         if elements and self.stage.plan.copies > 1:
-            self._gather(elements, self.stage.plan.sharing, (after,), (), quantised=False)
+            width = self.stage.plan.plan.bytes_per_element
+            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
@@ -108,12 +150,13 @@ class Gathering:
         return (("temporary", float(self.moving(part) * NARROW)),) if self.quantised else ()
 
     def _gather(
-        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, quantised: bool = True
-    ) -> Ref:
+        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
+        quantised: bool = True,
+    ) -> Ref:  # fmt: skip
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
-        key = elements, along, narrow
+        width = NARROW if narrow else width
+        key = elements, along, width
         if key not in self._works:
-            width = NARROW if narrow else plan.bytes_per_element
             size = float(elements * width)
             self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
         return self.stage.add(Op("dp gather", self._works[key], after, allocate=allocate))

@@ -48,9 +48,13 @@ class Job:
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
         peak = self.cluster.node.gpu.peak
-        if self.plan.precision not in peak:
-            known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
-            raise UserError(f"{self.where}: precision={self.plan.precision!r} is not possible: {known}")
+        for asked, dtype in (
+            (f"precision={self.plan.precision!r}", self.plan.precision),
+            ("fp8", "fp8" if self.plan.fp8 else None),
+        ):
+            if dtype is not None and dtype not in peak:
+                known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
+                raise UserError(f"{self.where}: {asked} is not possible: {known}")
         hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None, self.where)
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)

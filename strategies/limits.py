@@ -38,6 +38,9 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
+    _fp8(plan, where)
+    if plan.gradient_sync == "last":
+        _late(plan, where)
     offload = plan.offload
     if offload is None:
         return
@@ -47,10 +50,59 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
     if offload.parameters and plan.data_parallel != "zero3":
         why = "keeps whole parameters on each GPU; take zero3"
         raise UserError(f"{where}: {named} contradicts data_parallel={plan.data_parallel}, which {why}")
+    if not plan.fused_optimizer:
+        raise UserError(f"{where}: fused_optimizer=false contradicts {named}: the CPUs update in one pass")
     if plan.ep > 1:
         raise UserError(f"{where}: {named} with ep={plan.ep} is not simulated yet")
     if plan.pp > 1 and model.tied:
         raise UserError(f"{where}: {named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet")
+
+
+ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")
+SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}
+
+
+def _fp8(plan: Plan, where: str) -> None:
+    """What Transformer Engine (kernels=megatron, torch) and torchao (compiled) have of fp8."""
+    fp8 = plan.fp8
+    if fp8 is None:
+        return
+    if plan.kernels not in SCALINGS:
+        rule = "needs kernels=megatron or torch (Transformer Engine) or compiled (torchao with torch.compile)"
+        raise UserError(f"{where}: fp8 {rule}, not {plan.kernels}")
+    if fp8.scaling not in SCALINGS[plan.kernels]:
+        has = ", ".join(SCALINGS[plan.kernels])
+        raise UserError(f"{where}: fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}")
+    if plan.bytes_per_element != 2:
+        raise UserError(f"{where}: fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits")
+    if not fp8.gather:
+        return
+    known = ("zero3",) if plan.kernels == "compiled" else ("zero1", "zero2", "zero3")
+    for wrong, why in (
+        (
+            plan.data_parallel not in known,
+            f"data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it",
+        ),
+        (
+            plan.kernels == "compiled" and fp8.scaling != "tensorwise",
+            f"fp8.scaling={fp8.scaling}: torchao gathers tensorwise only",
+        ),
+        (plan.deepspeed is not None, "deepspeed, which quantises by itself (zero_quantized_weights)"),
+        (plan.offload is not None, "offload, which is not simulated with it"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: fp8.gather=true contradicts {why}")
+
+
+def _late(plan: Plan, where: str) -> None:
+    """Who can keep whole gradients until the last microbatch."""
+    for wrong, why in (
+        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"),
+        (plan.deepspeed is not None, "deepspeed: its ZeRO-3 reduces gradients as they are made"),
+        (plan.offload is not None, "offload: gradients leave the GPU as they are made"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: gradient_sync=last contradicts {why}")
 
 
 def _deepspeed(plan: Plan, where: str) -> None:
@@ -144,6 +196,10 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
 def recomputed(plan: Plan, layers: tuple[int, ...], where: str) -> None:
     """Rules of recomputing some layers."""
     method, number = plan.recompute_method, plan.recompute_layers
+    if plan.early_stop is not None and plan.recompute != "full":
+        raise UserError(
+            f"{where}: early_stop={str(plan.early_stop).lower()} needs recompute=full, and recompute={plan.recompute}"
+        )
     if (method is None) != (number is None):
         has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
         raise UserError(f"{where}: {has}={method or number} needs {lacks}")

@@ -1,4 +1,4 @@
-"""Groups of a plan's fields that belong to one technique: `plan.powersgd`, `plan.offload`, `plan.deepspeed`."""
+"""Groups of a plan's fields that belong to one technique: `plan.powersgd`, `plan.offload`, `plan.deepspeed`, `plan.fp8`."""
 
 from __future__ import annotations
 
@@ -97,3 +97,20 @@ class DeepSpeed(Config):
     def hierarchical(self) -> bool:
         """Whether the ranks of a node do something by themselves."""
         return self.zero_hpz_partition_size > 1 or self.zero_quantized_gradients
+
+
+class Fp8(Config):
+    """Linear layers in fp8, with `kernels: megatron` as Transformer Engine's, with `compiled` as torchao's
+    (`strategies.layers.narrow`).
+    """
+
+    scaling: Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"] = Field(
+        "tensorwise",
+        description="what shares a scale: a tensor, by its maxima in past steps (delayed) or its own now (tensorwise); a row "
+        "(rowwise); 128 numbers of it (blockwise); 32 (mxfp8, of Blackwell). Megatron-LM's --fp8-recipe",
+    )
+    gather: bool = Field(
+        False,
+        description="zero1, zero2, zero3: parameters of linear layers are gathered in fp8 (Megatron-LM's --fp8-param-gather, "
+        "torchtitan's enable_fsdp_float8_all_gather)",
+    )

@@ -15,7 +15,7 @@ from sim.protocols import split
 from strategies.data_parallel import hooks
 from strategies.elementwise import Kernels
 from strategies.model import Model
-from strategies.options import DeepSpeed, Offload, PowerSGD
+from strategies.options import DeepSpeed, Fp8, Offload, PowerSGD
 from strategies.schedules import schedules
 from topologies.reading import Config, nearest
 from topologies.units import Bytes
@@ -81,6 +81,17 @@ class Plan(Config):
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
+    gradient_sync: Literal["every", "last"] = Field(
+        "every",
+        description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
+        "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
+        "torch.distributed.pipelining sets them)",
+    )
+    flat_parameters: bool = Field(
+        False,
+        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
+        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
@@ -92,6 +103,11 @@ class Plan(Config):
         "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
     recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    early_stop: bool | None = Field(
+        None,
+        description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+    )
     sync_norm: bool = Field(
         False,
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
@@ -115,9 +131,16 @@ class Plan(Config):
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
     )
+    fp8: Fp8 | None = Field(
+        None,
+        description="linear layers multiply in fp8, the rest as `precision` says: {scaling: …, gather: …}; {} takes defaults",
+    )
     gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
+    )
+    fused_optimizer: bool = Field(
+        True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
@@ -197,6 +220,16 @@ class Plan(Config):
         return BYTES[self.precision]
 
     @property
+    def gathers_fp8(self) -> bool:
+        """Whether parameters of linear layers are gathered in fp8."""
+        return self.fp8 is not None and self.fp8.gather
+
+    @property
+    def least_gathered(self) -> int:
+        """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
+        return 1 if self.gathers_fp8 else self.bytes_per_element
+
+    @property
     def bytes_per_gradient(self) -> int:
         """Bytes of one gradient element."""
         return 4 if self.gradients == "fp32" else self.bytes_per_element
@@ -210,6 +243,11 @@ class Plan(Config):
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation leaves out what backward does not need."""
+        return self.kernels == "torch" if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:

@@ -83,3 +83,10 @@ def six_per_parameter_and_attention(step: Step) -> float:
 def whole_attention(step: Step) -> float:
     """Three forward passes of matrix products, attention in full: the rule of this project's MFU."""
     return 3 * step.model.forward_flops(step.batch, step.sequence, causal=False)
+
+
+@flops_rules("causal_attention")
+def causal_attention(step: Step) -> float:
+    """The same with half of causal attention (Megatron-Bridge's tables, found from their own steps and rates, to 0.1 %)."""
+    model = step.model
+    return whole_attention(step) - 6.0 * model.layers * model.heads * model.head_dim * step.sequence * step.tokens

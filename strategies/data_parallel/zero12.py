@@ -19,6 +19,7 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
+    scatters = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
@@ -29,7 +30,7 @@ class Zero1(Hook):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Gradients once, parameters after the update."""
-        return Moves(reduced=plan.plan.bytes_per_gradient, last=plan.plan.bytes_per_element, late=True)
+        return Moves(reduced=plan.plan.bytes_per_gradient, last=plan.plan.least_gathered, late=True)
 
     def resident(self, stage: Stage) -> Memory:
         """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap."""
@@ -42,10 +43,11 @@ class Zero1(Hook):
         updated = stage.update(shards, tuple(stage.reduced), shards if "gradient" in self.shards else 1)
         if shards == 1:
             return
-        width, every, experts = plan.bytes_per_element, len(stage.parts), sum(part.experts for part in stage.parts)
-        dense = stage.parameters - experts, stage.plan.sharing
-        for elements, along in (dense, (stage.spread(0, every), stage.plan.expert_sharing)):
+        every, experts = len(stage.parts), sum(part.experts for part in stage.parts)
+        dense = stage.parameters - experts, stage.plan.sharing, False
+        for elements, along, spread in (dense, (stage.spread(0, every), stage.plan.expert_sharing, True)):
             if elements:
+                width = stage.gathered_width(0, every, spread)
                 count = in_buckets(elements * width, plan.gather_bucket)
                 size = elements * width / count
                 gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
@@ -61,7 +63,7 @@ class Zero2(Zero1):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Gradients of every microbatch."""
-        return Moves(reduced=plan.microbatches * plan.plan.bytes_per_gradient, last=plan.plan.bytes_per_element)
+        return Moves(reduced=plan.microbatches * plan.plan.bytes_per_gradient, last=plan.plan.least_gathered)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""

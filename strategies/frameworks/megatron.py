@@ -33,6 +33,7 @@ _DEGREES = {
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
+_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
 
 
@@ -102,6 +103,9 @@ def _read(path: Path) -> Found:
         plan["data_parallel"] = "zero1"
     if plan["precision"] == "bf16" or flags.flag("accumulate-allreduce-grads-in-fp32", False):
         plan["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
+    if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
+        scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
+        plan["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
     if plan.get("cp", 1) > 1:
         plan["cp_method"] = flags.choice("cp-comm-type", _CP, "p2p")
     if elements := flags.optional("ddp-bucket-size"):
@@ -204,6 +208,8 @@ def _write(job: Job) -> Written:
     flags += [("--" + told("precision", only=("bf16", "fp16", "fp32")), None)] if job.plan.precision in ("bf16", "fp16") else []
     told("precision", only=("fp32",))
     told("kernels", only=("megatron",))
+    if (fp8 := told("fp8")) is not None:
+        flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", fp8.scaling)] + [("--fp8-param-gather", None)] * fp8.gather
     flags += [("--sequence-parallel", None)] * told("sequence_parallel")
     flags += [("--overlap-grad-reduce", None)] * told("overlap")
     flags += [("--no-overlap-p2p-communication", None)] * (not told("overlap_p2p"))

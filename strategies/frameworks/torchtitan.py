@@ -43,7 +43,9 @@ def _read(path: Path) -> Found:
     asynchronous = parallel.flag("enable_async_tensor_parallel", False)
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
-    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan)
+    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_fp8(keys)
+    if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
+        plan["gradient_sync"] = "last"  # PyTorch's pipelines
     plan |= _read_recompute(keys.section("activation_checkpoint"))
     if training.flag("enable_cpu_offload", False):
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
@@ -60,6 +62,23 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
     if not option.isdecimal() or option == "0":
         raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
     return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
+
+
+def _read_fp8(keys: Keys) -> dict[str, Any]:
+    """Linear layers in fp8: those of a model converter."""
+    found: dict[str, Any] = {}
+    linear, model = keys.section("quantize").section("linear"), keys.section("model")
+    converters = model.value("converters") or []
+    for name, recipes, default in (
+        ("float8", ("tensorwise", "rowwise"), "tensorwise"),
+        ("mx", ("mxfp8_cublas", "mxfp8"), "mxfp8_cublas"),
+    ):
+        if f"quantize.linear.{name}" not in converters:
+            continue
+        section = linear.section(name)
+        scaling = section.choice("recipe_name", {recipe: recipe.split("_")[0] for recipe in recipes}, default)
+        found["fp8"] = {"scaling": scaling, "gather": section.flag("enable_fsdp_float8_all_gather", False)}
+    return found
 
 
 def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
@@ -103,21 +122,19 @@ def _write(job: Job) -> Written:
         sections["parallelism"] |= {"enable_async_tensor_parallel": True} if pieces else {}
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
-        told("chunks")
+        told("chunks"), told("gradient_sync")
         sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
         if schedule in _SCHEDULES:
             sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
-    kernels = told("kernels", only=("compiled", "torch"))
-    if kernels != "torch":  # asynchronous tensor parallelism, too, needs it
-        sections["compile"] = {"enable": True}
     sections["activation_checkpoint"] = _recompute(told)
     if told("offload", only=(None, EVERYTHING)) is not None:
         sections["training"] |= {"enable_cpu_offload": True}
+    sections |= _kernels(told)
     lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
              for name, section in sections.items()]  # fmt: skip
     launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
               '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
-    unsaid = (*told.rest, *_kernels(kernels), f"model: the flavor with {job.model.name}'s sizes")
+    unsaid = (*told.rest, *_untold(job.plan.kernels), f"model: the flavor with {job.model.name}'s sizes")
     return Written("\n".join(lines), launch, unsaid)
 
 
@@ -129,7 +146,7 @@ def _recompute(told: Told) -> dict[str, str]:
     return {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {})
 
 
-def _kernels(name: str) -> tuple[str, ...]:
+def _untold(name: str) -> tuple[str, ...]:
     return () if name in ("compiled", "torch") else (f"kernels={name}",)
 
 
@@ -138,6 +155,20 @@ def _types(told: Told) -> dict[str, str]:
     precision = told("precision", only=tuple(names))
     reduce = "float32" if told("gradients") == "fp32" else names.get(precision, "float32")
     return {"mixed_precision_param": names.get(precision, "float32"), "mixed_precision_reduce": reduce}
+
+
+def _kernels(told: Told) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    if told("kernels", only=("compiled", "torch")) != "torch":  # asynchronous tensor parallelism, too, needs it
+        found["compile"] = {"enable": True}
+    fp8 = told("fp8")
+    if fp8 is not None and fp8.scaling == "mxfp8":
+        found |= {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
+    elif fp8 is not None:
+        more = {"enable_fsdp_float8_all_gather": True} if fp8.gather else {}
+        found["model"] = {"converters": ["quantize.linear.float8"]}
+        found["quantize.linear.float8"] = {"recipe_name": fp8.scaling, "filter_fqns": ["output"], **more}
+    return found
 
 
 def _sharding(told: Told, dp: int) -> dict[str, Any]:

@@ -39,5 +39,5 @@ def projections(share: Share, latent: Latent) -> list[Piece]:
 def _down(share: Share, name: str, outputs: int, normed: int) -> list[Piece]:
     """Matrix into a bottleneck, and the norm of `normed` of its features."""
     bias, ranks = share.model.attention_bias, share.tokens // share.parted
-    down = whole_linear(share, f"{name} down", share.parted, outputs, ranks, bias, INPUT)
+    down = whole_linear(share, f"{name} down", share.parted, outputs, ranks, bias, INPUT, in_fp8=True)
     return [down, norm(share, f"{name} norm", features=normed)]

@@ -27,6 +27,7 @@ import math
 from dataclasses import replace
 
 from sim.program import Collective, Kernel
+from strategies.layers.narrow import Narrow
 from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece, Share, activation, column_linear, pointwise, row_linear, whole_linear
 from strategies.model import Experts
@@ -121,18 +122,26 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
     bias, tp = share.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
-    product, *adding = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy)
+    narrow = Narrow(share, label, n, k, share.resolved.plan.kernels == "megatron", rows.experts)
+    product, *adding = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, narrow.dtype)
     sums = (share.reduction(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
     parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
     return Piece(
-        forward=(_exact(share.gemm(label, "forward", rows.each, n, k, rows.busy), rows),),
-        input_gradient=(_exact(share.gemm(label, "backward", rows.each, k, n, rows.busy), rows),),
-        weight_gradient=(_exact(product, rows), *adding, *sums),
-        saved={f"{label} input": share.element * rows.held * k},
-        temporary=share.element * rows.held * k,
+        forward=(
+            *narrow.taken(rows.held * k),
+            _exact(share.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=narrow.dtype), rows),
+        ),
+        input_gradient=(
+            *narrow.gradient(rows.held * n),
+            _exact(share.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=narrow.dtype), rows),
+        ),
+        weight_gradient=(*narrow.again(rows.held * k), _exact(product, rows), *adding, *sums),
+        saved={f"{label} input": narrow.kept * rows.held * k},
+        temporary=share.element * rows.held * k + narrow.copies(rows.held * n),
         parameters=parameters,
         replicated=whole,
         experts=parameters if share.resolved.plan.ep > 1 else 0,
+        narrow=narrow.elements,
         flops=2.0 * share.tokens * rows.moe.chosen * inputs * outputs,
     )
 

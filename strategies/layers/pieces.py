@@ -27,12 +27,14 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sim.program import Collective, Kernel
+from sim.program import ALIGNED, Collective, Kernel
 from strategies import elementwise as passes
+from strategies.layers.narrow import NARROW, Narrow
 from strategies.layers.overlap import Items, beside, gathered, scattered
 from strategies.model import Model
 from strategies.resolved import Resolved
@@ -53,10 +55,17 @@ class Piece:
     core: bool = False  # part of the attention core, which selective recomputation runs again
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
+    before: float | None = None  # the same while its forward runs, where that is less
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
+    narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
+
+    @property
+    def forwards(self) -> Piece:
+        """As far as the forward pass needs memory."""
+        return self if self.before is None else replace(self, temporary=self.before)
 
 
 @dataclass(frozen=True)
@@ -138,18 +147,28 @@ class Share:
         """Rows of the vocabulary on this rank, padded up when tp does not divide them (as Megatron-LM pads)."""
         return -(-self.model.padded_vocabulary // self.tp)
 
-    def gemm(self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1) -> Kernel:
-        """`batch` products of (m, k) by (k, n)."""
-        moved = float(self.element * batch * (m * k + k * n + m * n))
-        return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, self.resolved.plan.precision, (batch, m, n, k))
+    def gemm(
+        self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
+    ) -> Kernel:
+        """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
+        default n and k: m are tokens.
+        """
+        width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
+        moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
+        flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
 
-    def weight_gemm(self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1) -> tuple[Kernel, ...]:
+    def weight_gemm(
+        self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
+    ) -> tuple[Kernel, ...]:
         """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
         fused, elements = self.resolved.plan.fused_accumulation, batch * outputs * inputs
         written = self.accumulated(elements) if fused else self.element * elements
-        moved = float(batch * self.element * tokens * (outputs + inputs) + written)
+        width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
+        moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        product = Kernel("gemm", label, "backward", flops, moved, self.resolved.plan.precision, shape)
+        alignment = math.gcd(ALIGNED, outputs, inputs)
+        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
         added = 0.0 if fused else self._added(elements)
         return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
 
@@ -157,9 +176,16 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
+        if (
+            plan.data_parallel == "zero3"
+            and plan.kernels in ("torch", "compiled")
+            and plan.deepspeed is None
+            and self.resolved.copies > 1
+        ):
+            return 0.0
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
@@ -183,7 +209,7 @@ class Share:
     def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
         """A kernel per pass over so many elements."""
         dtype = self.resolved.plan.precision
-        return tuple(Kernel(kind, label, phase, 0.0, float(elements * each), dtype) for kind, each in ways)
+        return tuple(Kernel(way.kind, label, phase, 0.0, float(elements * way.moved), dtype, (), way.operator) for way in ways)
 
     def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
@@ -200,10 +226,12 @@ class Share:
         algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, features: int = 0) -> Items:
-        """All tokens of `features` (hidden) from the 1/tp of every rank; nothing without sequence parallelism."""
-        size = self.element * self.tokens * (features or self.model.hidden)
-        return self.collective("all_gather", label, size) if self.resolved.plan.sequence_parallel else ()
+    def gather(self, label: str, features: int = 0, width: int = 0) -> Items:
+        """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
+        without sequence parallelism.
+        """
+        size = (width or self.element) * self.tokens * (features or self.model.hidden)
+        return self.collective("all_gather", label, size, width) if self.resolved.plan.sequence_parallel else ()
 
     def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
         """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
@@ -236,7 +264,7 @@ class Share:
     def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The product in one kernel for the tokens of each tp rank."""
         batch, m, n, k = kernel.shape
-        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch),) * self.tp
+        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
 
     def _round(self, whole: Items) -> Collective:
         """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
@@ -255,8 +283,9 @@ def column_linear(
     """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
     hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
+    narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input", hidden)
+    gather = share.gather(f"{label} input", hidden, narrow.moved)
     again = () if share.eager else gather
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * tokens * local),
@@ -265,16 +294,20 @@ def column_linear(
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
     reduce = share.reduce(f"{label} input gradient", hidden)
-    inputs_product = share.gemm(label, "backward", tokens, hidden, local)
-    weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens), *(bias_gradient if bias else ()))
+    cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
+    inputs_product = share.gemm(label, "backward", tokens, hidden, local, dtype=narrow.dtype)
+    weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens, dtype=narrow.dtype), *(bias_gradient if bias else ()))
+    product = share.gemm(label, "forward", tokens, local, hidden, dtype=narrow.dtype)
+    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *beside(weights, reduce))
     return Piece(
-        forward=(*share.after_gather(gather, share.gemm(label, "forward", tokens, local, hidden)), *added),
-        input_gradient=(inputs_product, *reduce),
-        weight_gradient=(*again, *weights),
-        whole=(*beside((inputs_product,), again), *beside(weights, reduce)) if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": gathered if share.eager else share.element * share.parted * hidden},
-        temporary=gathered + (gathered if again else 0),  # the input's gradient, and the input of all tokens
+        forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, product), *added),
+        input_gradient=(*cast, inputs_product, *reduce),
+        weight_gradient=(*recast, *again, *weights),
+        whole=hidden_behind if share.overlap("weight_gradient") else (),
+        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
+        temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
+        narrow=narrow.elements,
         flops=2.0 * tokens * hidden * outputs,
     )
 
@@ -283,36 +316,47 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     """Matrix `inputs` → hidden, of which this rank has inputs / tp; its bias is whole on every rank."""
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
-    gather = share.gather(f"{label} gradient")
+    narrow = Narrow(share, label, hidden, local)
+    gather = share.gather(f"{label} gradient", width=narrow.moved)
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * share.stream),
         *share.vectors(f"{label} bias", hidden),
     )
+    forward = share.before_reduce(share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype), share.reduce(label))
+    backward = share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype))
+    weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
     return Piece(
-        forward=share.before_reduce(share.gemm(label, "forward", tokens, hidden, local), share.reduce(label)),
-        input_gradient=share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden)),
-        weight_gradient=(*share.weight_gemm(f"{label} weight", hidden, local, tokens), *(bias_gradient if bias else ())),
-        saved={f"{label} input": share.element * tokens * local},
-        temporary=share.element * tokens * (local + (hidden if gather else 0)),
+        forward=(*narrow.taken(tokens * local), *forward),
+        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *backward),
+        weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
+        saved={f"{label} input": narrow.kept * tokens * local},
+        temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
         parameters=local * hidden + hidden * bias,
+        narrow=narrow.elements,
         replicated=hidden * bias,
         flops=2.0 * tokens * inputs * hidden,
     )
 
 
 def whole_linear(
-    share: Share, label: str, tokens: int, outputs: int, ranks: int = 1, bias: bool = True, source: str = ""
-) -> Piece:
+    share: Share, label: str, tokens: int, outputs: int, ranks: int = 1, bias: bool = True, source: str = "",
+    in_fp8: bool = False,
+) -> Piece:  # fmt: skip
     """Matrix hidden → `outputs`, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
     hidden, elements = share.model.hidden, share.element * tokens
+    narrow = Narrow(share, label, outputs, hidden, on=in_fp8)
+    weights = share.weight_gemm(f"{label} weight", outputs, hidden, tokens, dtype=narrow.dtype)
     bias_gradient = (share.reduction(f"{label} bias", "backward", elements * outputs),)
+    forward = share.gemm(label, "forward", tokens, outputs, hidden, dtype=narrow.dtype)
+    backward = share.gemm(label, "backward", tokens, hidden, outputs, dtype=narrow.dtype)
     return Piece(
-        forward=(share.gemm(label, "forward", tokens, outputs, hidden),),
-        input_gradient=(share.gemm(label, "backward", tokens, hidden, outputs),),
-        weight_gradient=(*share.weight_gemm(f"{label} weight", outputs, hidden, tokens), *(bias_gradient if bias else ())),
-        saved={source or f"{label} input": elements * hidden},
+        forward=(*narrow.taken(tokens * hidden), forward),
+        input_gradient=(*narrow.gradient(tokens * outputs), backward),
+        weight_gradient=(*narrow.again(tokens * hidden), *weights, *(bias_gradient if bias else ())),
+        saved={source or f"{label} input": narrow.kept * tokens * hidden},
         temporary=elements * hidden,
         parameters=outputs * (hidden + bias),
+        narrow=narrow.elements,
         replicated=outputs * (hidden + bias),
         flops=2.0 * outputs * hidden * tokens * ranks,
     )
@@ -371,9 +415,8 @@ def pointwise(share: Share, label: str, read: int, written: int, saved: str = ""
 def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
     """The activation of an MLP of so many results; a gate beside it doubles what is read."""
     plain = pointwise(share, label, elements * (2 if share.model.gated else 1), elements, saved)
-    if not share.model.gated:
-        return plain
-    ways = passes.gate(share.resolved.plan.kernels, share.element)
+    kernels, width = share.resolved.plan.kernels, share.element
+    ways = passes.gate(kernels, width) if share.model.gated else passes.gelu(width)
     forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
     return replace(plain, forward=forward, input_gradient=backward)
 

@@ -113,8 +113,8 @@ class _Bounding:
                 "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
                 "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
                 "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
-                "passing": float("gradient" in hook.shards and one.copies > 1), "updated": own["optimizer"],
-                "zeroed": own["gradient"], "host": hosted_update(self.plans.job, one),
+                "gathered": one.plan.least_gathered, "passing": float("gradient" in hook.shards and one.copies > 1),
+                "updated": own["optimizer"], "zeroed": own["gradient"], "host": hosted_update(self.plans.job, one),
             }  # fmt: skip
             for name, value in values.items():
                 rows.setdefault(name, []).append(value)
@@ -179,8 +179,8 @@ class _Bounding:
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         parameter, gradient, optimizer = self._widths[members, :3].T
         dense, spread = elements - experts, experts.sum(axis=1)
-        kept = (rule["kept"] * parameter)[:, None] * dense  # gathered, not released
-        whole = (rule["whole"] * (1 - rule["kept"]) * parameter)[:, None] * spaces["last"]
+        kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
+        whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
         made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
         back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
         space = np.where(those.forward, spaces["forward"][:, those.chunk], back) + whole[:, those.chunk]
@@ -240,4 +240,4 @@ def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: 
     return np.maximum(anywhere, first), first
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}

@@ -40,8 +40,9 @@ class Exchange(NamedTuple):
         """Seconds of a step in which the busiest of the streams communicates."""
         names = {name for one in (*self.forward, *self.final, *self.updates) for name in one}
         backward = through(plan) - 1
+        forward = 1 if plan.plan.gradient_sync == "last" else backward + 1  # where parameters stay from then on
         every = (
-            sum(f.get(name, 0.0) * (backward + 1) + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
+            sum(f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
                 for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True))
             for name in names
         )  # fmt: skip
@@ -49,6 +50,8 @@ class Exchange(NamedTuple):
 
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""
+        if plan.plan.gradient_sync == "last":
+            return 0.0
         if plan.plan.reshard:
             return through(plan) * sum(forward + backward for forward, backward in self.first)
         times = gatherings(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)

@@ -164,8 +164,8 @@ def _kind(work: _Work, seconds: list[dict[str, float]]) -> Kind:
 # Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.
 _SPACES: dict[str, Callable[[Part, int], float]] = {
     "forward": lambda part, width: max(0.0, part.temporary),
-    "backward": lambda part, width: max(0.0, part.undoing + part.restored),
-    "passing": lambda part, width: max(0.0, part.passing + part.restored + width * (part.parameters - part.experts)),
+    "backward": lambda part, width: max(0.0, part.undo() + part.restored),
+    "passing": lambda part, width: max(0.0, part.undo(width) + part.restored + width * (part.parameters - part.experts)),
 }
 
 

@@ -113,7 +113,23 @@ PLANS = [
     ),
     (
         "torchtitan",
-        dict(data_parallel="zero3", tp=2, sequence_parallel=True, overlap_tp="pieces", gradients="fp32", kernels="compiled"),
+        dict(
+            data_parallel="zero3",
+            tp=2,
+            sequence_parallel=True,
+            overlap_tp="pieces",
+            gradients="fp32",
+            kernels="compiled",
+            fp8={"scaling": "rowwise"},
+        ),
+    ),
+    ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="compiled", fp8={"gather": True})),
+    ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="compiled", fp8={"scaling": "mxfp8"})),
+    ("megatron", dict(tp=4, data_parallel="zero1", gradients="fp32", fp8={"scaling": "blockwise", "gather": True})),
+    ("megatron", dict(tp=4, gradients="fp32", fp8={"scaling": "delayed"})),
+    (
+        "torchtitan",
+        dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32", kernels="torch"),
     ),
     ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32", kernels="torch")),
     (

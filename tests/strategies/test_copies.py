@@ -1,0 +1,61 @@
+"""What PyTorch's FSDP does between collectives and tensors, and an optimizer an operator at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.program import WRAPPING, Block, Kernel
+from strategies.job import read_job
+from strategies.lower import lower
+from strategies.plan import Plan
+from strategies.updates import passes_of
+from topologies.reading import UserError
+
+
+def job(**plan: Any) -> Any:
+    given = {"data_parallel": "zero3", "kernels": "torch", "sequence": 2048, **plan}
+    return read_job(None, {"plan": given}, model="llama-3.1-8b", cluster="dgx-h100", nodes=1)
+
+
+def copied(**plan: Any) -> float:
+    """Bytes per parameter and microbatch that pass through memory around collectives."""
+    one = job(**plan)
+    blocks = [op.work for op in lower(one.model, one.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
+    kernels = [item for block in blocks for run in block.runs for item in run.items if isinstance(item, Kernel)]
+    return sum(kernel.bytes for kernel in kernels if kernel.variant == WRAPPING) / one.model.parameters
+
+
+def test_fsdp2_copies_what_it_gathered_and_gradients() -> None:
+    """Forward and backward gather: 2 read, 2 written each; gradients: 2 read, 4 written in fp32."""
+    assert copied(gradients="fp32") == pytest.approx(2 * (2 + 2) + (2 + 4))
+    assert copied(gradients="fp32", reshard=False) == pytest.approx((2 + 2) + (2 + 4))
+    assert copied() == pytest.approx(2 * (2 + 2) + (2 + 2))
+
+
+def test_fsdp1_joins_casts_and_divides_gradients() -> None:
+    assert copied(gradients="fp32", flat_parameters=True) == pytest.approx((2 + 2) + (2 + 4) + (4 + 4))
+    assert copied(flat_parameters=True) == pytest.approx((2 + 2) + (2 + 2))
+
+
+def test_other_implementations_do_not() -> None:
+    assert copied(kernels="megatron") == copied(deepspeed={}) == copied(data_parallel="ddp") == 0
+
+
+def test_profiles_that_measured_collectives_with_copies_do_not_pay_twice(toy_prices: Any) -> None:
+    copy = Kernel("memory", "gathered parameters", "forward", 0.0, 1e9, variant=WRAPPING)
+    assert toy_prices().seconds(copy) > 0
+    assert toy_prices(wrapping={"dp/all_gather": {"fixed": "1 us"}}).seconds(copy) == 0
+
+
+def test_flat_parameters_are_pytorch_s() -> None:
+    with pytest.raises(UserError, match="flat_parameters=true contradicts data_parallel=ddp"):
+        job(data_parallel="ddp", flat_parameters=True).resolve()
+
+
+def test_an_operator_at_a_time_passes_over_memory_more_often() -> None:
+    """Adam: 22 numbers read or written where one pass has 7 (gradient, parameter and two states both ways)."""
+    one, many = (sum(moved for _, moved in passes_of(Plan(precision="fp32", clip_gradients=False, fused_optimizer=fused)))
+                 for fused in (True, False))  # fmt: skip
+    assert (one, many) == (7 * 4, 22 * 4)

@@ -1,0 +1,124 @@
+"""Linear layers in fp8: which products are, what is cast, moved and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.program import Collective, Kernel
+from strategies.job import read_job
+from strategies.layers import Part, parts, saved_tensors
+from strategies.lower import lower
+from topologies.reading import UserError
+
+HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 8192  # Llama-3.1 8B
+
+
+def job(cluster: str = "dgx-h100", **plan: Any) -> Any:
+    return read_job(None, {"plan": {"sequence": TOKENS, **plan}}, model="llama-3.1-8b", cluster=cluster, nodes=1)
+
+
+def layer(**plan: Any) -> Part:
+    one = job(**plan)
+    return parts(one.model, one.resolve()).layer(0)
+
+
+def kernels(part: Part, dtype: str, kind: str = "gemm") -> list[Kernel]:
+    return [
+        item for item in part.forward + part.backward if isinstance(item, Kernel) and (item.kind, item.dtype) == (kind, dtype)
+    ]
+
+
+MEGATRON: dict[str, Any] = {"kernels": "megatron", "fp8": {"scaling": "delayed"}}
+TORCHAO: dict[str, Any] = {"kernels": "compiled", "data_parallel": "zero3", "fp8": {"scaling": "tensorwise"}}
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, TORCHAO])
+def test_four_matrices_three_ways_are_fp8_and_attention_and_head_are_not(plan: dict[str, Any]) -> None:
+    part, one = layer(**plan), job(**plan)
+    assert len(kernels(part, "fp8")) == 4 * 3
+    assert {kernel.dtype for kernel in part.forward if isinstance(kernel, Kernel) and kernel.kind == "attention_forward"} == {
+        "bf16"
+    }
+    head = parts(one.model, one.resolve()).head
+    assert not kernels(head, "fp8")
+    assert part.narrow == 2 * HIDDEN**2 + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
+
+
+def test_work_is_the_same_and_operands_are_half() -> None:
+    wide, narrow = kernels(layer(), "bf16"), kernels(layer(**MEGATRON), "fp8")
+    assert sum(kernel.flops for kernel in wide) == sum(kernel.flops for kernel in narrow)
+    up = next(kernel for kernel in narrow if kernel.label == "mlp up" and kernel.phase == "forward")
+    assert up.bytes == TOKENS * HIDDEN + HIDDEN * 2 * FFN + 2 * TOKENS * 2 * FFN
+
+
+def test_transformer_engine_keeps_fp8_inputs_and_torchao_16_bits() -> None:
+    def kept(**plan: Any) -> float:
+        one = job(**plan)
+        return saved_tensors(one.model, one.resolve())["mlp down input"]
+
+    assert kept(**MEGATRON) == TOKENS * FFN
+    assert kept(**TORCHAO) == kept() == 2 * TOKENS * FFN
+
+
+def test_scales_of_the_tensor_now_read_it_once_more() -> None:
+    def cast(scaling: str) -> float:
+        found = layer(kernels="megatron", fp8={"scaling": scaling}).forward
+        return sum(kernel.bytes for kernel in found if isinstance(kernel, Kernel) and kernel.label == "mlp down input in fp8")
+
+    assert cast("delayed") == cast("mxfp8") == TOKENS * FFN * 4  # two read, two copies written
+    assert cast("tensorwise") == TOKENS * FFN * 6
+
+
+def gathered(**plan: Any) -> float:
+    one = job(**plan)
+    found = [op.work for op in lower(one.model, one.resolve()).cohorts[0].ops if isinstance(op.work, Collective)]
+    return sum(work.bytes * work.repeat for work in found if work.operation == "all_gather")
+
+
+@pytest.mark.parametrize(
+    ("hook", "times", "kernels"), [("zero1", 1, "megatron"), ("zero3", 2, "megatron"), ("zero3", 2, "compiled")]
+)
+def test_matrices_of_layers_are_gathered_in_a_byte(hook: str, times: int, kernels: str) -> None:
+    plan = {"kernels": kernels, "data_parallel": hook}
+    wide, narrow = gathered(**plan), gathered(**plan, fp8={"gather": True})
+    assert wide == times * 2 * job().model.parameters
+    assert wide - narrow == pytest.approx(times * 32 * layer(**MEGATRON).narrow, rel=1e-9)
+
+
+def test_tp_ranks_gather_fp8() -> None:
+    """Inputs of qkv and of mlp up forward; beside them backward the gradients of attention output and mlp down."""
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True}
+
+    def moved(**plan: Any) -> float:
+        part = layer(**tp, **plan)
+        return sum(item.bytes for item in part.forward if isinstance(item, Collective) and item.operation == "all_gather")
+
+    assert moved() == 2 * 2 * TOKENS * HIDDEN
+    assert moved(**MEGATRON) == 2 * TOKENS * HIDDEN
+
+
+def test_copies_of_weights_stay_beside_16_bits() -> None:
+    def held(**plan: Any) -> float:
+        one = job(data_parallel="zero1", **plan)
+        return sum(size for kind, size in lower(one.model, one.resolve()).cohorts[0].resident if kind == "parameter")
+
+    assert held(**MEGATRON) - held() == 2 * 32 * layer(**MEGATRON).narrow
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan", "said"),
+    [
+        ("dgx-a100", MEGATRON, "a100-sxm-80gb computes in"),
+        ("dgx-h100", {"kernels": "apex", "fp8": {}}, "needs kernels=megatron or torch"),
+        ("dgx-h100", {"fp8": {"scaling": "rowwise"}}, "fp8.scaling=rowwise contradicts kernels=megatron"),
+        ("dgx-h100", {**TORCHAO, "fp8": {"scaling": "delayed"}}, "which has tensorwise, rowwise, mxfp8"),
+        ("dgx-h100", {**TORCHAO, "fp8": {"scaling": "rowwise", "gather": True}}, "torchao gathers tensorwise only"),
+        ("dgx-h100", {"fp8": {"gather": True}}, "fp8.gather=true contradicts data_parallel=ddp"),
+        ("dgx-h100", {"precision": "fp32", "fp8": {}}, "contradicts precision=fp32"),
+    ],
+)
+def test_what_frameworks_have_not_is_refused(cluster: str, plan: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        job(cluster, **plan).resolve()
