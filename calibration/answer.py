@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calibration.results import Row
 from strategies.search.objective import Objective
@@ -29,6 +29,7 @@ class Answer:
     seconds: dict[str, float]  # of bounds, and in all
     interrupted: str = ""
     front: bool = False  # whether the Pareto front is proven, too
+    examples: dict[str, str] = field(default_factory=dict)  # of rules that are broken
 
     @property
     def best(self) -> Row | None:

@@ -31,7 +31,7 @@ from strategies.search.longest import longest_path
 from strategies.search.objective import Limits, Objective
 from strategies.search.space import Space
 from topologies.costs import rates
-from topologies.reading import UserError
+from topologies.reading import UserError, plain
 
 TIGHT = 3  # ways to tighten a bound
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
@@ -60,6 +60,7 @@ class Search:
         self.began = time.perf_counter()
         self.rows: list[Row] = []
         self.refused: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
         self.out = RuledOut()
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
@@ -78,7 +79,7 @@ class Search:
         return Answer(
             self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
             {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
-            self.front and not stopped,
+            self.front and not stopped, self.examples,
         )  # fmt: skip
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -88,6 +89,7 @@ class Search:
         job = started(self.read(changes))
         found = candidates(job, self.space)
         self.refused += found.refused
+        self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
         if not len(found):
             return
@@ -110,7 +112,7 @@ class Search:
         heapq.heapify(self.heap)
 
     def _empty(self) -> str:
-        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in self.refused.most_common(4))
+        reasons = "; ".join(f"{count:,} × {self.examples.get(one, one)}" for one, count in self.refused.most_common(4))
         return f"none of the {self.space.size:,} combinations of the space is a plan: {reasons}"
 
     # -- simulations -----------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class Search:
     def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
         changes = site.changes | site.plans.changes(plan)
         if fresh:
-            row = row | {"changes": _plain(changes)}
+            row = row | {"changes": {name: plain(value) for name, value in changes.items()}}
             self.results.add(row)
         self.counts["simulated" if fresh else "known"] += 1
         if row["error"]:
@@ -226,8 +228,3 @@ class Search:
     def _open(self) -> int:
         worst = self._worst()
         return sum(entry[0] < worst for entry in self.heap)
-
-
-def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    """Values that JSON has."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}

@@ -20,6 +20,7 @@ from strategies.search.space import PER_GPU
 from strategies.search.work import kinds_of
 from topologies.costs import Rates
 
+_UNITS = {"days": "days", "cost": "dollars"}
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
@@ -108,7 +109,7 @@ def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out
     over = keep & (share > 1)
     if over.any():
         least = float(share[over].min())
-        out.add(name, int(over.sum()), least, f"the least that one of them needs is {show(least)}")
+        out.add(name, int(over.sum()), least, f"none of them needs less than {show(least)}")
     return keep & ~over
 
 
@@ -117,4 +118,4 @@ def _memory(needed: float, capacity: float) -> str:
 
 
 def _budget(name: str, asked: float) -> Callable[[float], str]:
-    return lambda share: f"{name} ≤ {share * asked:,.4g}"
+    return lambda share: f"{share * asked:,.4g} {_UNITS[name]}, of {asked:,.4g}"

@@ -9,6 +9,7 @@ from rich.text import Text
 from reports.words import count, gigabytes, percent, seconds
 from sim.timeline import AXES
 from strategies.advise import Advice, Candidate
+from topologies.reading import as_argument
 
 SHOWN = 12
 
@@ -35,7 +36,7 @@ def verdict(found: Advice, model: str, cluster: str) -> str:
     best = found.best
     if best is None:
         return f"{model} on {cluster}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
-    settings = " ".join(f"--set plan.{name}={str(value).lower()}" for name, value in best.changes.items())
+    settings = " ".join("--set " + as_argument(f"plan.{name}", value) for name, value in best.changes.items())
     why = f"; {_why(best, found.candidates[1])}" if len(found.candidates) > 1 and found.candidates[1].summary.fits else ""
     return f"{model} on {cluster}: {best.name}{why} ({settings})"
 

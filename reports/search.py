@@ -11,6 +11,7 @@ from rich.text import Text
 
 from reports.words import TOKENS, digits, dollars, percent, seconds, size, tokens_text
 from topologies.costs import cost
+from topologies.reading import as_argument
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
@@ -23,14 +24,14 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
     """On one screen."""
     from calibration.answer import pareto
 
-    lines: list[RenderableType] = [Text(verdict(found, job), "bold"), ""]
+    lines: list[RenderableType] = [Text(verdict(found, job), "bold")]
     if found.best is not None:
-        lines += [_plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
+        lines += ["", _plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
         front = pareto(found.rows)
         proven = "proven" if found.front else "of what was simulated; --front proves it"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
-        lines += ["", Text("as arguments: " + " ".join(f"--set {name}={_shown(v)}" for name, v in _set(found.best)))]
+        lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
     lines += ["", *map(Text, _where_they_went(found))]
     return Group(*lines)
 
@@ -118,13 +119,15 @@ def _differing(rows: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_shown(one)}' for name, one in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
     refused = found.combinations - found.counts["allowed"]
-    lines = [f"{refused:,} combinations break a rule: " + _counted(found.refused.most_common(3))] if refused else []
+    lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
@@ -141,5 +144,6 @@ def _where_they_went(found: Answer) -> list[str]:
     return lines
 
 
-def _counted(reasons: Iterable[tuple[str, int]]) -> str:
-    return "; ".join(f"{plans:,} × {reason}" for reason, plans in reasons)
+def _counted(found: Answer) -> str:
+    """The rules that are broken most, each with an example."""
+    return "; ".join(f"{plans:,} × {found.examples.get(one, one)}" for one, plans in found.refused.most_common(3))

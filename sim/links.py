@@ -112,10 +112,9 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
         for op_number, op, times in timeline.distinct(number):
             work = op.work
             if isinstance(work, Block):
-                for count, item in work.items():
-                    if isinstance(item, Collective):
-                        priced = timeline.pricing.collective(item, lane.cohort)
-                        yield priced.traffic, times * count * item.repeat * item.bytes * share
+                for count, item in timeline.pricing.talk(work):
+                    priced = timeline.pricing.collective(item, lane.cohort)
+                    yield priced.traffic, times * count * item.repeat * item.bytes * share
                 continue
             done = timeline.work[op_number]
             assert isinstance(done, Priced)

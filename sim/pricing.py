@@ -16,7 +16,7 @@ from sim.prices import Prices
 from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
 from sim.tables import CollectiveTable
-from sim.wiring import Traffic, alike, applicable, fullest, members, sent
+from sim.wiring import Traffic, alike, applicable, extent, fullest, ranks_of, sent
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -46,6 +46,8 @@ class Pricing:
         self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
+        self._equal: dict[tuple[int, tuple[float, ...]], Fused] = {}
+        self._inside: dict[int, tuple[Collective, ...]] = {}
         self._collectives: dict[tuple[int, int, int], Priced] = {}
         profile = prices.profile
         self._rates = {
@@ -60,12 +62,28 @@ class Pricing:
         self._values: dict[Hashable, Priced] = {}
         self._trials: dict[Traffic, Pricing] = {}
         self._at = [tuple(cohort.at.items()) for cohort in program.cohorts]
-        self._communications = list(_communications(program))
+        self._communications = list(self._distinct())
         traffics = {self._choose(work, cohort)[0]: None for work, cohort, _ in self._communications}
         self.alike = all(alike(topology, program.grid, traffic) for traffic in traffics)
         if not fold:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
         self._lay(tuple(traffics))
+
+    def _distinct(self) -> Iterator[tuple[Collective | Send, int, bool]]:
+        """Distinct communications: work, cohort, whether it is inside a block."""
+        for number, cohort in enumerate(self.program.cohorts):
+            seen: set[int] = set()
+            for op in cohort.ops:
+                if id(op.work) in seen:
+                    continue
+                seen.add(id(op.work))
+                if not isinstance(op.work, Block):
+                    yield op.work, number, False
+                    continue
+                for _, work in self.talk(op.work):
+                    if id(work) not in seen:
+                        seen.add(id(work))
+                        yield work, number, True
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Find out what each link carries."""
@@ -176,9 +194,7 @@ class Pricing:
         return self.prices.table(operation, *self._extent(traffic))
 
     def _extent(self, traffic: Traffic) -> tuple[int, int]:
-        """(ranks, nodes) of the first group."""
-        first = members(self.program.grid, traffic._replace(group=max(0, traffic.group)))[0]
-        return len(first), len(set(self.topology.node_of(first).tolist()))
+        return extent(self.topology, self.program.grid, traffic)
 
     def shape(self, traffic: Traffic) -> Shape:
         """What `traffic` asks of the links, for `sim.protocols`."""
@@ -193,8 +209,7 @@ class Pricing:
                     kind = wiring.kinds.index(wiring.kind[link])
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
-            n = members(self.program.grid, traffic).shape[1]
-            own = own_piece(traffic.algorithm.partition("/")[0], n)
+            own = own_piece(traffic.algorithm.partition("/")[0], ranks_of(self.program.grid, traffic))
             found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
         return found
 
@@ -248,20 +263,38 @@ class Pricing:
         return chained([(times, self._items(items, cohort)) for times, items in block.runs])
 
     def _items(self, items: tuple[Item, ...], cohort: int) -> Fused:
-        """One run of `items`; the layers of a stage share theirs."""
+        """One run of `items`; the layers of a stage share theirs, and stages whose collectives take as long."""
         key = (id(items), cohort)
         found = self._runs.get(key)
         if found is None:
-            profile = self.prices.profile
-            extra = profile.launch * self.program.turns if profile.synchronous else 0.0
-            ahead = profile.launching(self.program.eager) * self.program.turns
-            wrapping = [self.wrapping(item) for item in items]
-            if profile.synchronous:  # the host's work is the item's own
-                works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]
-                found = fused(works, ahead, profile.slowdown)
-            else:
-                found = fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown, wrapping)
+            equal = id(items), tuple(self.collective(work, cohort).alone for work in self._collectives_in(items))
+            found = self._equal.get(equal)
+            if found is None:
+                found = self._equal[equal] = self._play(items, cohort)
             self._runs[key] = found
+        return found
+
+    def _play(self, items: tuple[Item, ...], cohort: int) -> Fused:
+        profile = self.prices.profile
+        extra = profile.launch * self.program.turns if profile.synchronous else 0.0
+        ahead = profile.launching(self.program.eager) * self.program.turns
+        wrapping = [self.wrapping(item) for item in items]
+        if profile.synchronous:  # the host's work is the item's own
+            works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]
+            return fused(works, ahead, profile.slowdown)
+        return fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown, wrapping)
+
+    def talk(self, block: Block) -> Iterator[tuple[int, Collective]]:
+        """The collectives of a block, each with how often it runs."""
+        for times, items in block.runs:
+            for work in self._collectives_in(items):
+                yield times, work
+
+    def _collectives_in(self, items: tuple[Item, ...]) -> tuple[Collective, ...]:
+        found = self._inside.get(id(items))
+        if found is None:
+            works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
+            found = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
         return found
 
     def _seconds(self, item: Item, cohort: int, extra: float) -> float:
@@ -304,20 +337,6 @@ class Pricing:
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Coordinates of everybody that a collective along `axes` brings together."""
     return tuple((name, place) for name, place in at if name not in axes)
-
-
-def _communications(program: Program) -> Iterator[tuple[Collective | Send, int, bool]]:
-    """Distinct communications: work, cohort, whether it is inside a block."""
-    for number, cohort in enumerate(program.cohorts):
-        seen: set[int] = set()
-        for op in cohort.ops:
-            if id(op.work) in seen:
-                continue
-            seen.add(id(op.work))
-            if isinstance(op.work, Block):
-                yield from ((work, number, True) for work in op.work.collectives())
-            else:
-                yield op.work, number, False
 
 
 def _groups(program: Program, traffic: Traffic) -> list[Traffic]:

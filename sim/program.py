@@ -135,12 +135,6 @@ class Block:
     name: str
     runs: tuple[Run, ...]
 
-    def collectives(self) -> Iterator[Collective]:
-        """The collectives that the compute stream waits for, sooner or later."""
-        for _, item in self.items():
-            if isinstance(item, Collective):
-                yield item
-
     def items(self) -> Iterator[tuple[int, Kernel | Collective]]:
         """Each kernel and collective with how often it runs."""
         for run in self.runs:

@@ -235,10 +235,9 @@ class Timeline:
     def _sent(self, number: int, op: Op, cohort: int) -> Iterator[tuple[str, float, float]]:
         """(axis, bytes, elements) of each communication of an op."""
         if isinstance(op.work, Block):
-            for times, item in op.work.items():
-                if isinstance(item, Collective):
-                    size = times * self.pricing.collective(item, cohort).sent
-                    yield item.axis, size, size / item.width
+            for times, work in self.pricing.talk(op.work):
+                size = times * self.pricing.collective(work, cohort).sent
+                yield work.axis, size, size / work.width
         else:
             size = cast(Priced, self.work[number]).sent
             if op.work.axis == CPU:

@@ -65,6 +65,18 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
     return groups if traffic.group < 0 else groups[traffic.group : traffic.group + 1]
 
 
+def ranks_of(grid: Grid, traffic: Traffic) -> int:
+    """Ranks of a group; of a send 2."""
+    return 2 if traffic.to else grid.size(traffic.axes)
+
+
+@lru_cache(maxsize=4096)
+def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
+    """(ranks, nodes) of the first group."""
+    first = members(grid, traffic._replace(group=max(0, traffic.group)))[0]
+    return len(first), len(set(topology.node_of(first).tolist()))
+
+
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
     """Who takes part in each group: its ranks and, when the algorithm needs them, the switches beside them.
 

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from sim.summary import Summary
+from strategies.fixes import OPTIMIZER
+from strategies.frameworks import EVERYTHING
 from strategies.job import Job
 from strategies.layers import parts
 from topologies.reading import UserError
@@ -43,13 +45,17 @@ class Advice:
 
 
 def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
-    """Simulate the candidates on all of the job's GPUs with one global batch. Raises UserError when none can be simulated.
+    """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
+    UserError when none can be simulated.
 
     run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
     """
     batch = job.plan.global_batch or PER_GPU * job.cluster.gpus
-    ways = [(name, changes | {"global_batch": batch}) for name, changes in _candidates(job, depth or job.model.layers)]
-    found = [one for one in run(partial(_try, job, answer), ways) if one is not None]
+    found: list[Candidate] = []
+    for several in (_candidates(job, depth or job.model.layers), _offloading(job)):
+        if not any(one.summary.fits for one in found):
+            ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
+            found += [one for one in run(partial(_try, job, answer), ways) if one is not None]
     if not found:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
@@ -90,6 +96,13 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
                 yield f"{degrees} + ZeRO-1", {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
             pp *= 2
         tp *= 2
+
+
+def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
+    if job.cluster.topology().cpu is not None:
+        for hook, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3")):
+            yield f"{name}, optimizer on CPUs", {"data_parallel": hook, "tp": 1, "pp": 1, "offload": OPTIMIZER}
+        yield "ZeRO-3, everything on CPUs", {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
 
 
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:

@@ -7,10 +7,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sim.summary import Summary
+from strategies.frameworks import EVERYTHING
 from strategies.job import Job
+from strategies.options import Offload
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
+Ideas = Callable[[Job], Iterator[Changes]]
+OPTIMIZER = Offload.model_validate({"optimizer": "cpu"})
 DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
 LONG = 8192  # tokens of a sequence, if the model's whole context was taken by default
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
@@ -32,8 +36,22 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
     """Combinations of few changes that fit, the fastest first.
 
     The search goes on from the combination that needs least memory, for simulations of `effort` events. Changes of the plan are
-    tried on the same cluster; only when none is enough, more nodes. Empty when neither fits.
+    tried on the same cluster; only when none is enough, what the CPUs can hold, and then more nodes. Empty when nothing fits.
     """
+    for ideas in (_ideas, _with_offload):
+        if found := _found(job, summary, answer, effort, limit, ideas):
+            return found
+    return _larger(job, {"dp": None, "accumulation": None, "global_batch": job.resolve().global_batch}, answer)
+
+
+def _found(
+    job: Job,
+    summary: Summary,
+    answer: Callable[[Job], Summary],
+    effort: int,
+    limit: int,
+    ideas: Ideas,
+) -> list[Fix]:
     start = job.resolve()
     kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
     open_: list[tuple[float, int, Changes]] = [(summary.worst.peak, 0, {})]
@@ -42,7 +60,7 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
     while open_ and effort > 0 and len(found) < 2 * limit:
         open_.sort(key=lambda entry: entry[:2])
         _, _, base = open_.pop(0)
-        for idea in _ideas(_changed(job, kept | base)):
+        for idea in ideas(_changed(job, kept | base)):
             changes = base | idea
             if changes in seen or effort <= 0:
                 continue
@@ -56,7 +74,7 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
                 found.append(Fix(changes, result))
             else:
                 open_.append((result.worst.peak, len(seen), changes))
-    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit] or _larger(job, kept, answer)
+    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
 
 
 def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[Fix]:
@@ -104,3 +122,13 @@ def _ideas(job: Job) -> Iterator[Changes]:
         yield {"ep": 2 * plan.ep}
     if dp % 2 == 0 and 2 * plan.pp <= model.layers:
         yield {"pp": 2 * plan.pp}
+
+
+def _with_offload(job: Job) -> Iterator[Changes]:
+    """The same, after what may be offloaded."""
+    if job.cluster.topology().cpu is not None:
+        if job.plan.data_parallel in ("zero1", "zero2", "zero3") and job.plan.offload is None:
+            yield {"offload": OPTIMIZER}
+        if job.plan.data_parallel == "zero3" and job.plan.offload in (None, OPTIMIZER):
+            yield {"offload": EVERYTHING}
+        yield from _ideas(job)

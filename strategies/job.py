@@ -122,6 +122,7 @@ def _settings(field: str, file: str | Path | None) -> Found | None:
 def _remarks(found: Found, cluster: Cluster) -> Iterable[str]:
     if found.ignored:
         yield f"{found.where}: not used: {', '.join(found.ignored)}"
+    yield from (f"{found.where}: {remark}" for remark in found.remarks)
     if found.gpus not in (None, cluster.gpus):
         yield f"{found.where}: is for {found.gpus} GPUs, and the cluster has {cluster.gpus}"
 

@@ -52,6 +52,9 @@ class Offload(Config):
         5, description="parts of a model that a rank holds in the CPUs' memory on their way from NVMe (DeepSpeed: buffer_count 5)"
     )
 
+    def __str__(self) -> str:
+        return f"{{{', '.join(f'{name}: {value}' for name, value in self.model_dump(exclude_unset=True).items())}}}"
+
     @model_validator(mode="after")
     def _consistent(self) -> Offload:
         if self.optimizer is None and self.parameters is None:

@@ -7,6 +7,7 @@ command line prints that line and exits with code 2; nothing else in the project
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -75,6 +76,19 @@ def load_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{path}: cannot be read: {reason}") from None
+
+
+def plain(value: Any) -> Any:
+    """A field's value as YAML and JSON have it: groups of fields as mappings of those that are set, tuples as lists."""
+    if isinstance(value, Config):
+        return value.model_dump(mode="json", exclude_unset=True)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def as_argument(name: str, value: Any) -> str:
+    """`name=value` as `--set` reads it, quoted for a shell where that is needed."""
+    text = yaml.safe_dump(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
+    return shlex.quote(f"{name}={text}")
 
 
 def parse_yaml(text: str, path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, job_options, show
+from topologies.reading import plain
 
 
 @click.command("advise")
@@ -26,7 +27,10 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     with engine() as runs:
         found = advise(asked, predict, runs.map)
     if as_json:
-        rows = [{"name": one.name, "changes": one.changes, **one.summary.to_dict()} for one in found.candidates]
+        rows = [
+            {"name": one.name, "changes": {field: plain(value) for field, value in one.changes.items()}, **one.summary.to_dict()}
+            for one in found.candidates
+        ]
         click.echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
     else:
         from reports.advice import advice

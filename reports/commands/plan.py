@@ -52,14 +52,15 @@ def command(
     from calibration.search import WINDOW, Search
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
-    from strategies.search.space import default_space, load_space, parse_axis
+    from strategies.search.space import default_space, load_space, parse_axis, told, with_offload
     from topologies.reading import UserError
     from topologies.units import size, watts
 
     if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
-        raise UserError(
-            f"--tokens: is needed for {'--objective ' + goal if goal not in ('step', 'throughput') else 'this limit'}"
-        )
+        asked = "--max-days" if max_days is not None else "--max-cost" if max_cost is not None else f"--objective {goal}"
+        raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
+    if any(text.partition("=")[0] == "price" for text in vary):
+        raise UserError("--vary price: a search has one price, --price; `shardyard whatif --vary price=…` compares several")
     read = changing(job, overrides, given)
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
@@ -79,6 +80,9 @@ def command(
         from reports.search import overview
 
         show(overview(found, read({}), tokens, top))
+        more = with_offload(axes, read({}))
+        if found.best is None and found.pruned["memory"] and more is not None:
+            click.echo(f"what the CPUs could hold was not tried: --vary {told(more.axes[-1])}")
     if found.best is None:
         sys.exit(2)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.importers import Reader
+from strategies.options import Offload
 from topologies.registry import Registry
 
 if TYPE_CHECKING:
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
     from strategies.plan import Plan
 
 
+EVERYTHING = Offload.model_validate({"optimizer": "cpu", "parameters": "cpu"})  # FSDP's CPU offload
+
+
 @dataclass(frozen=True)
 class Found:
-    """What a file of settings says: fields of a plan and of a model, the number of nodes and of all GPUs where it has them."""
+    """What a file of settings says: fields of a plan and of a model, the number of nodes and of all GPUs where it has them; what
+    was ignored, and what else a reader should know.
+    """
 
     where: str
     plan: dict[str, Any]
@@ -29,6 +35,7 @@ class Found:
     nodes: int | None = None
     gpus: int | None = None
     ignored: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,15 @@ class Told:
         fields = type(plan).model_fields
         unsaid = [name for name in fields if name not in self._told and getattr(plan, name) != fields[name].get_default()]
         return tuple(f"{name}={getattr(plan, name)}" for name in unsaid)
+
+
+def of_pytorch(plan: dict[str, Any], compiled: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The plan of a framework whose models are PyTorch's own operators, with its kernels, and what a reader should know."""
+    unknown = [name for name, there in (("recompute=selective", plan.get("recompute") == "selective"),
+                                        ("cp", plan.get("cp", 1) > 1)) if there]  # fmt: skip
+    said = f"kernels=compiled in place of PyTorch's own operators, which are not simulated with {' and '.join(unknown)}"
+    remarks = (said,) if unknown and not compiled else ()
+    return plan | {"kernels": "compiled" if compiled or unknown else "torch"}, remarks
 
 
 frameworks: Registry[Framework] = Registry("framework", package="strategies.frameworks")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
+from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Told, Written, frameworks, of_pytorch
 from strategies.frameworks.deepspeed import STAGES
 from topologies.reading import UserError, load_yaml
 
@@ -35,7 +35,11 @@ def _read(path: Path) -> Found:
              "MEGATRON_LM": _read_megatron}  # fmt: skip
     plan |= keys.choice("distributed_type", kinds, "NO")(keys, (gpus or nodes) // nodes)
     plan |= _read_mesh(keys.section("parallelism_config"))
-    return Found(str(path), plan, {}, nodes, gpus, keys.ignored)
+    compiled = keys.section("dynamo_config").value("dynamo_backend", "NO") != "NO"
+    remarks: tuple[str, ...] = ()
+    if keys.value("distributed_type") != "MEGATRON_LM":
+        plan, remarks = of_pytorch(plan, compiled)
+    return Found(str(path), plan, {}, nodes, gpus, keys.ignored, remarks)
 
 
 def _alone(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
@@ -46,6 +50,8 @@ def _read_fsdp(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     fsdp = keys.section("fsdp_config")
     checkpoint = fsdp.flag("fsdp_activation_checkpointing", False)
     plan: dict[str, Any] = {"recompute": "full" if checkpoint else "none"}
+    if fsdp.flag("fsdp_offload_params", False) or fsdp.flag("fsdp_cpu_offload", False):
+        plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
     if fsdp.value("fsdp_version", 1) == 2:
         return plan | {"data_parallel": "zero3", "reshard": fsdp.flag("fsdp_reshard_after_forward", True)}
     hook, hybrid = fsdp.choice("fsdp_sharding_strategy", _FSDP, "FULL_SHARD")
@@ -106,11 +112,15 @@ def _write(job: Job) -> Written:
                 "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}  # fmt: skip
         config |= {"distributed_type": "FSDP", "fsdp_config": fsdp
                    | {"fsdp_activation_checkpointing": told("recompute", only=("none", "full")) == "full"}}  # fmt: skip
+        if told("offload", only=(None, EVERYTHING)) is not None:
+            config["fsdp_config"] |= {"fsdp_offload_params": True}
         config["parallelism_config"] = _mesh(told, plan.dp)
     elif hook in ("zero1", "zero2"):
         stage = next(stage for stage, name in STAGES.items() if name == hook)
         section = {"zero_stage": stage, "gradient_accumulation_steps": plan.microbatches}
         config |= {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
+    if config["distributed_type"] != "MEGATRON_LM" and told("kernels", only=("compiled", "torch")) == "compiled":
+        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     batch = f"{job.plan.microbatch} per process, {plan.microbatches} accumulated, {plan.global_batch} in all"
     script = f"batch: {batch}, sequences of {plan.sequence} tokens: set in the training script"
     text = yaml.safe_dump(config, sort_keys=False)

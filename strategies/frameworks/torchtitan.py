@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
+from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Told, Written, frameworks, of_pytorch
 from topologies.reading import UserError, load_text
 
 if TYPE_CHECKING:
@@ -43,18 +43,30 @@ def _read(path: Path) -> Found:
     asynchronous = parallel.flag("enable_async_tensor_parallel", False)
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
-    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_kernels(keys)
+    plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_fp8(keys)
     if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
         plan["gradient_sync"] = "last"  # PyTorch's pipelines
-    mode = keys.section("activation_checkpoint").choice(
-        "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
-    )
-    return Found(str(path), plan | {"recompute": mode}, ignored=keys.ignored)
+    plan |= _read_recompute(keys.section("activation_checkpoint"))
+    if training.flag("enable_cpu_offload", False):
+        plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
+    plan, remarks = of_pytorch(plan, keys.section("compile").flag("enable", False) or asynchronous)
+    return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
 
-def _read_kernels(keys: Keys) -> dict[str, Any]:
-    """Whether torch.compile makes the kernels, and linear layers in fp8: those of a model converter."""
-    found: dict[str, Any] = {"kernels": "compiled"} if keys.section("compile").flag("enable", False) else {}
+def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
+    """Selective means every so many-th layer, by default every second, or by operation ("op")."""
+    mode = checkpoint.choice("mode", {"none": "none", "full": "full", "selective": "selective"}, "selective")
+    option = str(checkpoint.value("selective_ac_option", "2"))
+    if mode != "selective" or option == "op":
+        return {"recompute": mode}
+    if not option.isdecimal() or option == "0":
+        raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
+    return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
+
+
+def _read_fp8(keys: Keys) -> dict[str, Any]:
+    """Linear layers in fp8: those of a model converter."""
+    found: dict[str, Any] = {}
     linear, model = keys.section("quantize").section("linear"), keys.section("model")
     converters = model.value("converters") or []
     for name, recipes, default in (
@@ -108,21 +120,34 @@ def _write(job: Job) -> Written:
         told("sequence_parallel", only=(True,))
         pieces = told("overlap_tp", only=("none", "pieces")) == "pieces"
         sections["parallelism"] |= {"enable_async_tensor_parallel": True} if pieces else {}
-        sections |= {"compile": {"enable": True}} if pieces else {}  # which asynchronous tensor parallelism needs
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
         told("chunks"), told("gradient_sync")
         sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
         if schedule in _SCHEDULES:
             sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
-    sections["activation_checkpoint"] = {"mode": told("recompute")}
+    sections["activation_checkpoint"] = _recompute(told)
+    if told("offload", only=(None, EVERYTHING)) is not None:
+        sections["training"] |= {"enable_cpu_offload": True}
     sections |= _kernels(told)
     lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
              for name, section in sections.items()]  # fmt: skip
     launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
               '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
-    unsaid = (*told.rest, f"model: the flavor with {job.model.name}'s sizes")
+    unsaid = (*told.rest, *_untold(job.plan.kernels), f"model: the flavor with {job.model.name}'s sizes")
     return Written("\n".join(lines), launch, unsaid)
+
+
+def _recompute(told: Told) -> dict[str, str]:
+    if told("recompute_method", only=(None, "every")) == "every":
+        told("recompute")
+        return {"mode": "selective", "selective_ac_option": str(told("recompute_layers"))}
+    mode = told("recompute")
+    return {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {})
+
+
+def _untold(name: str) -> tuple[str, ...]:
+    return () if name in ("compiled", "torch") else (f"kernels={name}",)
 
 
 def _types(told: Told) -> dict[str, str]:
@@ -134,7 +159,7 @@ def _types(told: Told) -> dict[str, str]:
 
 def _kernels(told: Told) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    if told("kernels", only=("compiled",)) == "compiled":
+    if told("kernels", only=("compiled", "torch")) != "torch":  # asynchronous tensor parallelism, too, needs it
         found["compile"] = {"enable": True}
     fp8 = told("fp8")
     if fp8 is not None and fp8.scaling == "mxfp8":

@@ -243,4 +243,4 @@ def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: 
     return np.maximum(anywhere, first), first
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}

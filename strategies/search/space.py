@@ -20,7 +20,7 @@ import yaml
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
-from topologies.reading import UserError, load_yaml, nearest
+from topologies.reading import UserError, as_argument, load_yaml, nearest
 
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
@@ -97,6 +97,11 @@ def parse_axis(text: str) -> Axis:
         raise UserError(f"--vary {text}: the values are not valid YAML") from None
 
 
+def told(axis: Axis) -> str:
+    """An axis of one field as `parse_axis` reads it."""
+    return as_argument(axis.name, [choice[axis.name] for choice in axis.choices])
+
+
 def _axis(name: str, values: Any, where: str) -> Axis:
     if not isinstance(values, list) or not values:
         raise UserError(f"{where}: {name}={values!r}: expected a list of at least one value")
@@ -151,6 +156,15 @@ def default_space(job: Job) -> Space:
         "plan.order": _each("plan.order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
     }
     return Space(tuple(Axis(name, tuple(choices)) for name, choices in axes.items()))
+
+
+def with_offload(space: Space, job: Job) -> Space | None:
+    """The same with states on the CPUs, too; None where the space has it already or the cluster describes no CPUs."""
+    fields = {field for axis in space.axes for choice in axis.choices for field in choice}
+    if "plan.offload" in fields or job.plan.offload is not None or job.cluster.topology().cpu is None:
+        return None
+    places = {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}
+    return Space((*space.axes, Axis("plan.offload", tuple(_each("plan.offload", (None, *places))))))
 
 
 def _each(field: str, values: Iterable[Any]) -> list[Changes]:

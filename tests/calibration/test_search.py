@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -22,7 +24,7 @@ from calibration.search import Search
 from shardyard import read_job
 from strategies.search.candidates import candidates
 from strategies.search.objective import Limits, objective
-from strategies.search.space import default_space, load_space, parse_axis, read_space
+from strategies.search.space import default_space, load_space, parse_axis, read_space, told, with_offload
 from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -68,6 +70,25 @@ def test_brute_force_finds_the_same_winners() -> None:
     assert found.counts["simulated"] < len(brute)
     assert found.proven >= 3
     assert [row["step"] for row in found.rows[:3]] == [row["step"] for row in brute[:3]]
+
+
+OTHERS = {
+    "plan.offload": [None, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}], "plan.overlap": [True, False],
+    "plan.kernels": ["megatron", "torch"], "plan.deepspeed": [None, {"stage3_prefetch_bucket_size": 0}],
+    "plan.schedule": ["1f1b", "1f1b-overlapped", "dualpipe-v", "chimera"], "plan.recompute": ["none", "full"],
+    "plan.data_parallel": ["ddp", "ddp_fp16", "zero1", "zero3"], "plan.pp": [1, 2, 4], "plan.tp": [1, 4],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
+    """Some values of some fields, drawn at random."""
+    draw = random.Random(seed)
+    chosen = draw.sample(sorted(OTHERS), 5)
+    space = {name: draw.sample(OTHERS[name], min(2, len(OTHERS[name]))) for name in chosen}
+    found, brute = find(space=space, top=2), every(space)
+    assert len(brute) >= 2
+    assert [row["step"] for row in found.rows[:2]] == [row["step"] for row in brute[:2]]
 
 
 def test_the_front_is_that_of_brute_force() -> None:
@@ -229,6 +250,12 @@ def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     file.write_text(json.dumps({axis.name: list(axis.choices) for axis in space.axes}))
     assert load_space(str(file)) == space
+
+
+def test_an_axis_is_told_as_it_is_read() -> None:
+    more = with_offload(default_space(read({})), read({}))
+    assert more is not None
+    assert parse_axis(*shlex.split(told(more.axes[-1]))) == more.axes[-1]
 
 
 def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:

@@ -11,6 +11,7 @@ import shardyard
 from reports.advice import verdict
 from sim.summary import summarise
 from strategies.advise import advise
+from strategies.fixes import fixes
 
 
 def advised(**given):
@@ -54,13 +55,34 @@ def test_nothing_fits() -> None:
             "--set",
             "plan.sequence=8192",
             "--set",
-            "model.layers=32",
+            "model.layers=64",
             "--json",
         ],
     )
     assert result.exit_code == 2
     answer = json.loads(result.output)
     assert not any(one["fits"] for one in answer["candidates"])
+
+
+def test_what_fits_only_with_the_help_of_the_cpus() -> None:
+    """Turing-NLG 17.2B in mixed precision: 16 bytes per parameter, 275 GB, are too many for two GPUs of 80 GB, of which 2 remain
+    with the optimizer's states and the gradients on the CPUs (ZeRO-Offload, arXiv:2101.06840).
+    """
+    given = {
+        "model": "turing-nlg-17b",
+        "cluster": {"based_on": "dgx-a100", "node": {"gpus": 2, "nics": 2}},
+        "plan": {"global_batch": 8},
+    }
+    found = advised(**given)
+    assert found.best is not None
+    assert "CPUs" in found.best.name
+    assert not any(one.summary.fits for one in found.candidates if "CPUs" not in one.name)
+    job = shardyard.read_job(**given | {"plan": {"global_batch": 8, "data_parallel": "zero2"}})
+
+    def answer(changed):
+        return summarise(shardyard.simulate(changed))
+
+    assert "offload={optimizer: cpu" in " ".join(map(str, fixes(job, answer(job), answer)))
 
 
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:

@@ -54,6 +54,27 @@ def test_torchtitan() -> None:
     job = read("torchtitan", "train.toml", model="llama-3.1-8b", nodes=2)
     assert (job.plan.data_parallel, job.plan.dp, job.plan.shard, job.plan.tp) == ("zero3", 8, 4, 2)
     assert (job.plan.sequence_parallel, job.plan.recompute, job.plan.gradients) == (True, "full", "fp32")
+    assert job.plan.kernels == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kernels", "recompute"),
+    [
+        ("torchtitan", "", "torch", ("full", "every", 2)),  # its default is each second layer
+        ("torchtitan", "[compile]\nenable = true", "compiled", ("full", "every", 2)),
+        ("torchtitan", "[activation_checkpoint]\nselective_ac_option = 'op'", "compiled", ("selective", None, None)),
+        ("accelerate", "mixed_precision: bf16", "torch", ("none", None, None)),
+        ("accelerate", "dynamo_config: {dynamo_backend: INDUCTOR}", "compiled", ("none", None, None)),
+        ("accelerate", "distributed_type: MEGATRON_LM", "megatron", ("none", None, None)),
+    ],
+)
+def test_kernels_are_those_of_the_framework(name: str, text: str, kernels: str, recompute: object, tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("[training]\nlocal_batch_size = 1\nseq_len = 1024\n" + text if name == "torchtitan" else text)
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", **{f"from_{name}": file})
+    assert job.plan.kernels == kernels
+    assert (job.plan.recompute, job.plan.recompute_method, job.plan.recompute_layers) == recompute
+    assert any("kernels=compiled in place of" in remark for remark in job.remarks) == (recompute[0] == "selective")
 
 
 PLANS = [
@@ -87,6 +108,7 @@ PLANS = [
             overlap_tp="none",
             gradients="fp32",
             recompute="selective",
+            kernels="compiled",
         ),
     ),
     (
@@ -105,10 +127,30 @@ PLANS = [
     ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="compiled", fp8={"scaling": "mxfp8"})),
     ("megatron", dict(tp=4, data_parallel="zero1", gradients="fp32", fp8={"scaling": "blockwise", "gather": True})),
     ("megatron", dict(tp=4, gradients="fp32", fp8={"scaling": "delayed"})),
-    ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32")),
-    ("torchtitan", dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32")),
-    ("accelerate", dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full")),
-    ("accelerate", dict(data_parallel="zero2", accumulation=2)),
+    (
+        "torchtitan",
+        dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32", kernels="torch"),
+    ),
+    ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32", kernels="torch")),
+    (
+        "torchtitan",
+        dict(
+            data_parallel="zero3",
+            recompute="full",
+            recompute_method="every",
+            recompute_layers=2,
+            gradients="fp32",
+            kernels="torch",
+            offload=dict(optimizer="cpu", parameters="cpu"),
+        ),
+    ),
+    (
+        "accelerate",
+        dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full", kernels="torch"),
+    ),
+    ("accelerate", dict(data_parallel="zero3", kernels="compiled", offload=dict(optimizer="cpu", parameters="cpu"))),
+    ("accelerate", dict(data_parallel="zero2", accumulation=2, kernels="torch")),
+    ("accelerate", dict(tp=2, pp=2, accumulation=2, sequence_parallel=True)),
 ]
 
 

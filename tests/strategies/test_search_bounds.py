@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from sim.prices import Prices
 from sim.run import run
 from sim.summary import summarise
 from strategies.data_parallel import hooks
@@ -46,6 +47,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
     "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
+    "flat_parameters": st.just(True), "fused_optimizer": st.just(False),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
     "offload": st.sampled_from([
         {"optimizer": "cpu", "tile": 1000}, {"optimizer": "nvme"}, {"parameters": "cpu"},
@@ -64,6 +66,10 @@ SHAPES = [(8, 1), (4, 2), (8, 2), (2, 4)]
 LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 OVERHEAD = {"context": "1 MB", "communicator": "1 kB", "reserve": 0.05}
 OLDER = {"flash2": {"efficiency": 0.5, "block": 1, "backward": 1.0}}
+GPU = {
+    "name": "toy", "sms": 1, "peak": {"bf16": "1 TFLOP/s", "fp16": "1 TFLOP/s", "fp32": "1 TFLOP/s", "fp8": "2 TFLOP/s"},
+    "memory": "1 PB", "memory_bandwidth": "1 TB/s",
+}  # fmt: skip
 CPU = {"memory": "1 TB", "memory_bandwidth": "20 GB/s", "disk": "1 TB", "disk_read": "2 GB/s", "disk_write": "1 GB/s"}
 
 
@@ -116,14 +122,15 @@ def every_bound(job: Job, prices) -> tuple[list[float], float]:
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 )
-def test_no_bound_exceeds_the_simulation(toy_job, toy_prices, job) -> None:
+def test_no_bound_exceeds_the_simulation(toy_job, toy_profile, job) -> None:
     slow = job["slow"]
-    prices = toy_prices(
+    profile = toy_profile(
         links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD, older=OLDER
     )
-    node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU}
+    node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU, "gpu": GPU}
     try:
         made = toy_job(*job["shape"], model=job["model"], node=node, **job["plan"])
+        prices = Prices(profile, made.cluster.node.gpu)
         answer = summarise(run(lower(made.model, made.resolve()), made.cluster.topology(), prices))
     except UserError:
         assume(False)
