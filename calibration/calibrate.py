@@ -19,7 +19,7 @@ from calibration.fit_machine import Fit, Fitted
 from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.layer_check import Check, checks
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
-from calibration.profile_file import described, write_whole, yaml_text
+from calibration.profile_file import check_writable, described, signed, verified, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_for
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.prices import Profile, Provenance
@@ -27,6 +27,7 @@ from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, nearest, parse_yaml
 
 PARTS = ("gemm", "attention", "memory", "optimizer", "launch", "copy", "collective", "overlap", "wrapping", "footprint", "layer")
+NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 
 
@@ -73,8 +74,9 @@ def check(request: Request) -> None:
         raise UserError(f"--parts {','.join(request.parts)}: unknown part '{unknown[0]}'{nearest(unknown[0], PARTS)}")
     if request.output.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {request.output}: a profile is a .yaml file")
-    if request.output.is_dir() or not _writable(request.output):
-        raise UserError(f"--output {request.output}: cannot be written there")
+    check_writable("--output", request.output)
+    if not request.parts:
+        raise UserError("--parts: needs at least one")
     if request.ranks < 0:
         raise UserError(f"--ranks {request.ranks}: must be at least 1")
     if request.profile:
@@ -83,11 +85,17 @@ def check(request: Request) -> None:
         load_cluster(request.cluster)
 
 
-def _writable(path: Path) -> bool:
-    import os
-
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    return folder.is_dir() and os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+def _enough(request: Request, device: Device, ranks: int) -> None:
+    """Refuse what could be measured and not be fitted to."""
+    lone = [part for part in ("collective", "overlap") if part in request.parts]
+    if ranks == 1 and set(request.parts) <= {"collective", "overlap"}:
+        raise UserError(f"--parts {','.join(lone)}: needs at least 2 ranks, and there is 1")
+    if device == "cpu" and not request.cluster and not {"gemm", "memory"} <= set(request.parts):
+        raise UserError(NEEDED)
+    if device == "cuda" and request.cluster and not load_cluster(request.cluster).node.gpu.sms:
+        raise UserError(f"--cluster {request.cluster}: has no GPUs, and torch finds some here: CUDA_VISIBLE_DEVICES= hides them")
+    if device == "cpu" and request.cluster and load_cluster(request.cluster).node.gpu.sms:
+        raise UserError(f"--cluster {request.cluster}: has GPUs, and torch finds none on this machine")
 
 
 def ranks_of(request: Request, device: Device) -> int:
@@ -117,6 +125,7 @@ def measure(request: Request, hear: Hear) -> tuple[dict[str, Any], list[Sample]]
     check(request)
     device = find_device()
     ranks = ranks_of(request, device)
+    _enough(request, device, ranks)
     from calibration.measure.session import measure as session
 
     arguments: tuple[Any, ...] = (request.quick, request.parts)
@@ -145,8 +154,6 @@ def _kept(journal: Journal) -> Iterator[None]:
         yield
     except RankError as error:
         raise UserError(f"{error}; {len(journal.samples)} samples are kept in {journal.path}: run again to go on") from None
-    except OSError as error:
-        raise UserError(f"{journal.path}: cannot be written: {error.strerror}; {len(journal.samples)} samples are kept") from None
 
 
 def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Result:
@@ -177,8 +184,8 @@ def _base(head: dict[str, Any], cluster: Cluster) -> Profile:
 
 def _write(path: Path, profile: Profile) -> Profile:
     """Written, and as it is read back: what the file says is what counts."""
-    text = yaml_text(described(profile))
-    again = build(Profile, parse_yaml(text, path), str(path))
+    text = yaml_text(signed(described(profile)))
+    again = build(Profile, verified(parse_yaml(text, path), path), str(path))
     write_whole(path, text)
     return again
 
@@ -187,13 +194,18 @@ def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], 
     """The cluster that prices are relative to; and its file's text where it is described by what was measured."""
     per_node = max((int(one.case["ranks"]) for one in merged if one.part == "collective" and one.case["nodes"] == 1), default=1)
     if request.cluster:
-        return load_cluster(request.cluster), ""
+        cluster = load_cluster(request.cluster)
+        if bool(cluster.node.gpu.sms) != (head["device"] == "cuda"):
+            there = "of GPUs" if head["device"] == "cuda" else "of a CPU"
+            raise UserError(f"{request.journal}: samples are {there} ({head['machine']}), and cluster {cluster.name} is another "
+                            f"sort of machine ({cluster.node.gpu.name})")  # fmt: skip
+        return cluster, ""
     if head["device"] == "cuda":
         return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0]), per_node), ""
     products = [one for one in merged if one.part == "gemm"]
     moved = [one for one in merged if one.part == "memory"]
     if not products or not moved:
-        raise UserError("--parts: gemm and memory are needed to describe this machine; or give --cluster")
+        raise UserError(NEEDED)
     batch, m, n, k = fit_kernels.columns(products, "batch", "m", "n", "k")
     peak = float((2 * batch * m * n * k / [one.value for one in products]).max())
     bandwidth = float((fit_kernels.columns(moved, "bytes")[0] / [one.value for one in moved]).max())

@@ -13,6 +13,7 @@ from typing import Any
 from topologies.reading import UserError
 
 ATTEMPTS = 3  # at a simulation whose worker died
+GIVEN_UP = ("KilledWorker", "WorkerCrashedError")  # of Dask and Ray, which ask for it again themselves
 
 
 class Engine:
@@ -61,6 +62,10 @@ class Task:
                 return self._future.result(timeout)
             except BrokenProcessPool:
                 self._future = self._engine.start(*self._call)
+            except Exception as error:
+                if type(error).__name__ not in GIVEN_UP:
+                    raise
+                break
         raise UserError(f"a simulation ended its worker {ATTEMPTS} times: is there enough memory?")
 
 
@@ -78,7 +83,8 @@ class RayExecutor(Executor):
 
 @contextmanager
 def engine(workers: int | None = None, dask: str | None = None, ray: str | None = None) -> Iterator[Engine]:
-    """The engine that is asked for: `workers` processes here (as many as CPUs), or the cluster at an address.
+    """The engine that is asked for: `workers` processes here (as many as CPUs), or the cluster at an address ("local": a Ray
+    that is started here).
 
     Raises UserError for two engines, a library that is missing, or an address where nobody answers.
     """

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit_tables import Point
+from calibration.fit_tables import Point, ascending
 from calibration.kernel_fit import ATTENTION_BOUNDS, GEMM_BOUNDS, gemm_curve, loss, minimise
 from calibration.samples import Merged
 from sim.prices import AttentionCurve, GemmCurve, Hardware, MemoryCurve, Tile, attention_seconds, gemm_seconds
+from sim.tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit
@@ -25,8 +26,13 @@ WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an el
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
 CORE_TILES = ((1, 1), (8, 8), (32, 32))  # of a product on one core: rows and columns are filled up to these
 CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
-STREAMS = ("scale", "norm", "gelu", "gelu backward")  # each element by itself, or a row while it is in a cache
-REDUCTIONS = ("norm backward", "softmax", "softmax backward", "loss", "loss backward")  # whole rows or columns
+CORE_KEYS = 512  # a core leaves out whole blocks of so many keys (PyTorch: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)
+STREAMS = ("copy", "scale", "accumulate", "binary")  # each element by itself
+REDUCTIONS = ("norm backward", "softmax", "softmax backward", "log-softmax", "log-softmax backward")  # whole rows or columns
+OPERATORS = (  # that have a table of their own: what strategies.elementwise names
+    "binary", "norm", "norm backward", "gelu", "gelu backward", "silu", "silu backward", "softmax", "softmax backward", "dropout",
+    "log-softmax", "log-softmax backward",
+)  # fmt: skip
 
 
 def columns(rows: Sequence[Merged], *names: str) -> list[Array]:
@@ -98,7 +104,7 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
 
     def made(found: Mapping[str, float]) -> AttentionCurve:
-        rest = {} if gpu.sms else {"block": 1, "wave": 0.0}
+        rest = {} if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
         return AttentionCurve.model_construct(**({"block": 128} | rest | dict(found)))  # type: ignore[arg-type]
 
     def price(found: Mapping[str, float]) -> Array:
@@ -129,6 +135,32 @@ def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[Me
     parts = [("streams", ~reduces), ("reductions", reduces)]
     made = [point for name, at in parts for point in points(name, size[at], seconds[at], predicted[at], out[at])]
     return MemoryCurve.model_construct(**found), made
+
+
+def operator_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, OperatorTable], list[Point]]:
+    """Seconds by bytes of each operator, without what the host adds, never falling; and the points, of which every other size of
+    an operator, but never its ends, is priced by the sizes beside it.
+    """
+    made: dict[str, OperatorTable] = {}
+    found: list[Point] = []
+    for kind in OPERATORS:
+        those = sorted((float(row.case["bytes"]), row.value) for row in rows if row.case["kind"] == kind)
+        if not those:
+            continue
+        sizes = [size for size, _ in those]
+        whole = made[kind] = _table(those, launch)
+        left = set(sizes[1:-1:2])
+        rest = _table([one for one in those if one[0] not in left], launch)
+        for size, seconds in those:
+            price = launch + (rest if size in left else whole).seconds(size)
+            found.append(Point("operators", size, seconds, price, size in left))
+    return made, found
+
+
+def _table(those: Sequence[tuple[float, float]], launch: float) -> OperatorTable:
+    seconds = ascending([max(value - launch, 0.05 * value) for _, value in those])
+    prices = (Timed.model_construct(bytes=round(size), seconds=price) for (size, _), price in zip(those, seconds, strict=True))
+    return OperatorTable.model_construct(prices=tuple(prices))
 
 
 def error(those: Sequence[Point], heldout: bool) -> float | None:

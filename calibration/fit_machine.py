@@ -12,12 +12,12 @@ import numpy as np
 from calibration import fit_kernels as kernels
 from calibration.fit_links import LEAST, PAIRS, RINGS, fit_links
 from calibration.fit_tables import Point, errors, leave_out, rows, series_name, tables
+from calibration.machine import MEASURED_HERE
 from calibration.samples import Merged
-from sim.prices import MemoryCurve, Overhead, Profile, Provenance
+from sim.prices import Overhead, Profile, Provenance
 from sim.tables import Wrapping
 from topologies.cluster import Cluster
 
-SOURCE = "measured by `shardyard calibrate`"
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",), "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
@@ -59,7 +59,7 @@ class Fit:
         extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
         self.provenance[part] = Provenance.model_construct(
             measured=True, machine=str(self.head["machine"]), versions=str(self.head["versions"]), date=date.today().isoformat(),
-            source=SOURCE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
+            source=MEASURED_HERE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
             heldout_error=_short(kernels.error(points, True)),
             errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
             measured_range=extent, spread=_percentiles(points),
@@ -146,26 +146,26 @@ class Fit:
         )  # fmt: skip
 
     def memory(self) -> None:
-        """One curve for elementwise operations, norms, softmax and loss; the optimizer's rate."""
+        """A table of each operator that is priced by itself, one curve for all others; the optimizer's rate."""
         those = self.of("memory")
         if len(those) < kernels.LEAST:
             return
         curve, points = kernels.fit_memory(those, self.gpu, self._launch)
-        self.change["memory"] = curve
+        operators, more_points = kernels.operator_tables(those, self._launch)
+        self.change["memory"] = curve.model_copy(update={"operators": operators})
         kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), _quality(those)
-        for kind in kinds:
-            own = [one for one in those if one.case["kind"] == kind]
-            price = self._launch + _price(curve, kind, own, self.gpu.memory_bandwidth)
-            more[kind] = float(np.median(np.abs(price / kernels.seconds_of(own) - 1)))
+        apart = kernels.error(more_points, True)
+        more |= {"operators": apart} if apart is not None else {}
         update = self.value("optimizer", kind="adam", variant="default")
         if update:
             traffic = next(float(one.case["bytes"]) for one in self.of("optimizer") if one.case["kind"] == "adam")
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
             "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
-            f"one fixed time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions "
-            f"{', '.join(kernels.REDUCTIONS)}, fitted to half of the sizes; errors are of each kind",
-            points, {"bytes": kernels.columns(those, "bytes")[0]}, more,
+            f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
+            f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
+            "to half of the sizes",
+            [*points, *more_points], {"bytes": kernels.columns(those, "bytes")[0]}, more,
         )  # fmt: skip
 
     def collectives(self) -> None:
@@ -250,11 +250,6 @@ def _wrapping(those: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
     more = 4 * (those[-1][0] ** 2 - width**2)
     rate = more / (high - low) if copies and more and high > low else float("inf")
     return Wrapping.model_construct(fixed=low, rate=rate)
-
-
-def _price(curve: MemoryCurve, kind: str, those: Sequence[Merged], bandwidth: float) -> Any:
-    share = curve.reduction if kind in kernels.REDUCTIONS else curve.efficiency
-    return curve.fixed + kernels.columns(those, "bytes")[0] / (bandwidth * share)
 
 
 def _quality(those: Sequence[Merged]) -> dict[str, float]:

@@ -39,6 +39,7 @@ POWER = ("h200", "b200")  # profiles with a table of products at the power limit
 SUSTAINED = {"a100": 257e12}  # FLOP/s of m = n = k = 8192 over and over, operands normally distributed: see `nearest`
 ONE_STATE = ("l40s",)  # profiles whose products cannot be told apart by state: all are taken as they are
 SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
+SHARED = ("a100",)  # profiles whose multiprocessors work on several small tiles at a time, as many as the largest holds elements
 SAMPLE = 4000  # points per fit
 
 
@@ -82,10 +83,11 @@ ATTENTION_BOUNDS = {
 }  # fmt: skip
 
 
-def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
-    """The curve that the fit's free numbers stand for; units are not parsed here, for speed."""
+def gemm_curve(found: Mapping[str, float], shared: bool = False) -> GemmCurve:
+    """The curve that the fit's free numbers stand for; units are not parsed here, for speed. shared: see SHARED."""
     sizes = [1.0, *(found[f"size{i}"] for i in range(1, 5))]
-    tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i]) for m, n, i in SIZES)
+    largest = max(m * n for m, n, _ in SIZES) if shared else 0
+    tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i], resident=max(1, largest // (m * n))) for m, n, i in SIZES)
     own: dict[str, Any] = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
     return GemmCurve.model_construct(tiles=tiles, **own)
 
@@ -129,7 +131,9 @@ def quantisation(found: Mapping[str, float], m: Array, k: Array, bandwidth: floa
     return np.asarray(m * found["per_row"] + 3 * m * k / (bandwidth * found["per_byte"]))
 
 
-def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str, limit: dict[str, float]) -> tuple[GemmCurve, dict[str, Array]]:
+def fit_gemm(
+    table: pd.DataFrame, gpu: Hardware, dtype: str, limit: dict[str, float], shared: bool = False
+) -> tuple[GemmCurve, dict[str, Array]]:
     """Curve and signed relative errors (fit, and of shapes held out) for columns m, n, k, seconds, sustained.
 
     Rows that are `sustained` were run over and over until the power limit held; the others are compared with the state that they
@@ -143,7 +147,7 @@ def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str, limit: dict[str, fl
 
     def predict(x: Iterable[float], at: Any) -> Array:
         found = dict(zip(bounds, x, strict=True)) | limit
-        curve, shape = gemm_curve(found), (np.ones(len(m))[at], m[at], n[at], k[at])
+        curve, shape = gemm_curve(found, shared), (np.ones(len(m))[at], m[at], n[at], k[at])
         peak, bandwidth = gpu.peak[dtype], gpu.memory_bandwidth
         more = curve.fixed + (quantisation(found, m[at], k[at], bandwidth) if dtype == "fp8" else 0)
         free = more + unlimited_seconds(curve, peak, bandwidth, gpu.sms, shape, traffic[at], np.minimum)
@@ -161,7 +165,7 @@ def fit_gemm(table: pd.DataFrame, gpu: Hardware, dtype: str, limit: dict[str, fl
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[bulk]}
     if sustained.any():
         errors["sustained"] = error[large & sustained]
-    return gemm_curve(found | limit), errors | {"small": error[kept_out & (m < 512)]}
+    return gemm_curve(found | limit, shared), errors | {"small": error[kept_out & (m < 512)]}
 
 
 def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, Array]]:
@@ -209,6 +213,8 @@ def tidy(value: float, unit: str = "") -> float | str:
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
     data = curve.model_dump()
+    if not data.get("aligned"):
+        data.pop("aligned", None)
     for name, value in data.items():
         if name == "tiles":
             data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
@@ -275,8 +281,8 @@ def refit(tables: Path, name: str) -> None:
         if dtype not in profile.gemm:
             continue
         rows = products(tables, name, dtype)
-        curve, errors = fit_gemm(rows, gpu, dtype, known_limit(data, name, dtype, gpu))
-        data["gemm"][dtype] = described(curve)
+        curve, errors = fit_gemm(rows, gpu, dtype, known_limit(data, name, dtype, gpu), name in SHARED)
+        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": profile.gemm[dtype].aligned}))
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
         else:

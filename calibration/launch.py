@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -60,9 +63,29 @@ def is_root() -> bool:
 
 
 def need_torch() -> None:
-    """UserError without torch. Nothing is imported."""
+    """UserError without a torch that can be imported and talk to other processes."""
     if importlib.util.find_spec("torch") is None:
         raise UserError("torch is not installed, and this runs the real thing: `pip install torch`")
+    try:
+        import torch.distributed
+    except (ImportError, OSError) as error:  # a library of another system, or of another CUDA
+        raise UserError(f"torch is installed, but cannot be imported: {line_of(error)}") from None
+    if not torch.distributed.is_available():
+        raise UserError(f"torch {torch.__version__} was built without torch.distributed, and this needs it")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """While what was started is ended: a second Ctrl-C would leave it behind. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def find_device() -> Device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from calibration.launch import ALLOCATOR, Device, Hear, Place, RankError, available_cores, join, line_of, prepare
+from calibration.launch import ALLOCATOR, Device, Hear, Place, RankError, available_cores, join, line_of, prepare, uninterrupted
 from topologies.reading import UserError
 
 GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
@@ -55,14 +56,15 @@ class LocalRanks:
         try:
             for rank in range(self.ranks):
                 self._start(rank)
-            while any(process.poll() is None for process in self.processes):
+            while None in (codes := [process.poll() for process in self.processes]):
                 self._pass_on()
-                if any(process.returncode for process in self.processes):
+                if any(codes):
                     self._give_grace()
                     break
                 time.sleep(0.02)
         finally:
-            self._end()
+            with uninterrupted():
+                self._end()
         self._pass_on()
         outcomes = [self._outcome(rank) for rank in range(self.ranks)]
         refused = [outcome[1] for outcome in outcomes if outcome[0] == "refused"]
@@ -138,13 +140,13 @@ class LocalRanks:
         lines = (self.folder / f"errors {rank}").read_text(errors="replace").strip().splitlines()
         if code < 0:
             name = signal.Signals(-code).name
-            return "error", f"ended by {name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+            return "error", f"ended by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         return "error", f"ended with exit code {code}{': ' + lines[-1] if lines else ''}"
 
 
 def _main(folder: Path, device: Device, cores: str) -> None:
     """One local rank."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     rank = int(os.environ["RANK"])
 
     def tell(message: Any) -> None:
@@ -167,8 +169,10 @@ def _main(folder: Path, device: Device, cores: str) -> None:
     os._exit(outcome[0] != "result")  # other ranks see a closed connection at once; no collective is left to wait for
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: Path) -> None:
+    """The parent closes its end when it is gone, and then cannot clean up either."""
     sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

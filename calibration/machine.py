@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from calibration.launch import Device
+from sim.prices import Profile
 from topologies.cluster import Cluster, cluster_names, gpu_names, inline_cluster, load_cluster
 from topologies.reading import UserError
 
+MEASURED_HERE = "measured by `shardyard calibrate`"  # the source of prices that are this project's own
 GPUS = {  # what torch calls a GPU -> its name in the catalogue; the first that fits
     r"GB200": "gb200", r"B200": "b200-sxm", r"H200": "h200-sxm", r"H100.*PCIe": "h100-pcie", r"H100": "h100-sxm",
     r"A100.*PCI": "a100-pcie-80gb", r"A100.*40GB": "a100-sxm-40gb", r"A100": "a100-sxm-80gb", r"L40S": "l40s",
@@ -36,6 +39,21 @@ def describe(device: Device, ranks: int) -> dict[str, Any]:
     versions = f"{torch}, {backend}, Python {platform.python_version()}"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, ranks)
     return {"device": device, "ranks": ranks, "machine": name, "versions": versions, "memory": memory}
+
+
+def elsewhere(profile: Profile, machine: Mapping[str, Any]) -> str | None:
+    """What to say when a profile that `shardyard calibrate` measured is used on another machine or with other versions."""
+    gemm = profile.provenance.get("gemm")
+    if gemm is None or gemm.source != MEASURED_HERE:
+        return None
+    apart = [
+        f"{there}, not {machine[what]}"
+        for what, there in (("machine", gemm.machine), ("versions", gemm.versions))
+        if there != machine[what]
+    ]
+    if not apart:
+        return None
+    return f"profile {profile.name} was measured on {'; '.join(apart)}: measure this machine by `shardyard calibrate`"
 
 
 def _processor() -> str:

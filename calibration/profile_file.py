@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from topologies import units
 from topologies.reading import UserError
 
 DIGITS = 5
+DIGEST = "digest"
 
 
 def quantity(value: float, unit: str) -> str:
@@ -61,6 +65,28 @@ def _spelt(value: Any, unit: str) -> Any:
     return value
 
 
+def digest(data: Mapping[str, Any]) -> str:
+    """Of everything that a file says besides its digest: comments, order and layout do not matter."""
+    said = json.dumps({key: value for key, value in data.items() if key != DIGEST}, sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def signed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """With the digest ahead, so that a file that was cut still has it."""
+    plain = yaml.safe_load(yaml_text(data))
+    return {DIGEST: digest(plain), **data}
+
+
+def verified(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Without its digest, if there is one. Raises UserError when it is of something else."""
+    if DIGEST in data and data[DIGEST] != digest(data):
+        raise UserError(
+            f"{path}: {DIGEST}={data[DIGEST]!r}: the file is not as it was written: cut, or edited by hand; write it again (its "
+            f"samples are enough: calibrate --from), or delete the line '{DIGEST}' to use these prices as your own"
+        )
+    return {key: value for key, value in data.items() if key != DIGEST}
+
+
 def yaml_text(data: Mapping[str, Any]) -> str:
     """YAML in the order of the fields."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
@@ -71,20 +97,32 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _row(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Node:
-    short = set(data) <= {"bytes", "step", "alone", "m", "n", "efficiency", "latency", "fill", "fixed", "rate"}
+    short = set(data) <= {"bytes", "step", "alone", "seconds", "m", "n", "efficiency", "latency", "fill", "fixed", "rate"}
     return dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=short)
 
 
 _Dumper.add_representer(dict, _row)
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written before hours of work go into it. Raises UserError."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or (
+        path.exists() and not (path.is_file() and os.access(path, os.W_OK))
+    ):
+        raise UserError(f"{option} {path}: cannot be written there")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises UserError when it cannot be written."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: cannot be written: is no regular file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

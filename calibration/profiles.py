@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from calibration.profile_file import verified
 from sim.prices import Profile
 from topologies.reading import UserError, build, load_yaml, nearest
 
@@ -15,7 +16,11 @@ GENERIC = "generic"
 @functools.cache
 def _shipped(name: str) -> Profile:
     path = FOLDER / f"{name}.yaml"
-    return build(Profile, load_yaml(path), str(path))
+    return _read(path)
+
+
+def _read(path: Path) -> Profile:
+    return build(Profile, verified(load_yaml(path), path), str(path))
 
 
 def profile_names() -> list[str]:
@@ -29,7 +34,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if text in profile_names():
         return _shipped(text)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json")):
-        return build(Profile, load_yaml(Path(name_or_path)), text)
+        return _read(Path(name_or_path))
     raise UserError(f"unknown profile '{text}'{nearest(text, profile_names())}")
 
 

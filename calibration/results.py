@@ -1,6 +1,7 @@
 """The table of a search: one row per simulated job, keyed by its hash, kept whatever happens so that a search can go on later.
 
-JSONL grows row by row; CSV and Parquet are written whole when the search ends or is interrupted.
+A row's "version" says by which prices and code it was made. JSONL grows row by row; CSV and Parquet are written whole when the
+search ends or is interrupted.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class Results:
         """Keep a row."""
         self.rows[row["hash"]] = row
         if self.path is not None and self.path.suffix == ".jsonl":
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            with self.path.open("a+b") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - 1))
+                whole = file.read(1) in (b"", b"\n")  # otherwise the last row was cut off
+                file.write(b"" if whole else b"\n")
+                file.write(json.dumps(row).encode() + b"\n")
 
     def close(self) -> None:
         """Write what is not written yet: whole or not at all."""
@@ -56,23 +61,28 @@ class Results:
         try:
             if self.path.suffix == ".jsonl":
                 lines = self.path.read_text(encoding="utf-8").splitlines()
-                whole = lines[:-1] + [line for line in lines[-1:] if line.endswith("}")]  # the last may have been cut off
-                return [_checked(json.loads(line)) for line in whole]
+                return [_checked(json.loads(line)) for line in lines if line and not _cut_off(line)]
             import pandas as pd
 
             if self.path.suffix == ".parquet":
                 _parquet()
-            frame = pd.read_csv(self.path) if self.path.suffix == ".csv" else pd.read_parquet(self.path)
+            texts = {"hash": str, "version": str}  # which may be digits alone
+            frame = pd.read_csv(self.path, dtype=texts) if self.path.suffix == ".csv" else pd.read_parquet(self.path)
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
             return [_checked({str(k): v for k, v in row.items()} | {"changes": json.loads(row["changes"])}) for row in rows]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(f"--results {self.path}: is not a table of results ({type(error).__name__})") from None
 
 
+def _cut_off(line: str) -> bool:
+    """Whether a row's end is missing."""
+    return line.startswith('{"hash"') and not line.endswith("}")
+
+
 def _checked(row: Any) -> Row:
     if not isinstance(row, dict) or not {"hash", "changes", "step", "error"} <= row.keys():
         raise ValueError("no result")
-    return row
+    return {"version": None} | row
 
 
 def _parquet() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from calibration.profile_file import write_whole
 from topologies.reading import Config, UserError, build, load_text
 
 FORMAT = 1
@@ -81,12 +82,13 @@ class Journal:
         self.samples: list[Sample] = []
         if path.exists() and path.stat().st_size:
             self._go_on()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.head) + "\n", encoding="utf-8")
+        if not self.samples:  # nothing to be lost
+            write_whole(path, json.dumps(self.head) + "\n")
 
     def _go_on(self) -> None:
         head, self.samples, whole = read_journal(self.path)
+        if not self.samples:
+            return
         for name, value in self.head.items():
             if head.get(name) != value:
                 raise UserError(
@@ -99,9 +101,13 @@ class Journal:
                 file.truncate(whole)
 
     def add(self, sample: Sample) -> None:
-        """Append it to the file at once."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(sample.model_dump_json(exclude_defaults=True) + "\n")
+        """Append it to the file at once. Raises UserError when that fails."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(sample.model_dump_json(exclude_defaults=True) + "\n")
+        except OSError as error:
+            kept = f"{len(self.samples)} samples are kept"
+            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}; {kept}") from None
         self.samples.append(sample)
 
     def done(self) -> set[tuple[int, Key]]:

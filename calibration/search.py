@@ -14,53 +14,27 @@ import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from calibration.answer import Answer, Progress
 from calibration.engines import Engine, Task
-from calibration.predict import predict, prices_of
+from calibration.evaluate import evaluate, version_of
+from calibration.predict import prices_of
 from calibration.results import Results, Row
+from calibration.site import RuledOut, Site, scale_of, started
 from strategies.job import Job
-from strategies.search.bounds import Bounds, bounds
-from strategies.search.candidates import Candidates, candidates
+from strategies.search.candidates import candidates
 from strategies.search.longest import longest_path
-from strategies.search.objective import Limits, Objective, Scale
-from strategies.search.refine import Refiner
-from strategies.search.space import PER_GPU, Space
-from strategies.search.work import kinds_of
+from strategies.search.objective import Limits, Objective
+from strategies.search.space import Space
 from topologies.costs import rates
 from topologies.reading import UserError
 
 TIGHT = 3  # ways to tighten a bound
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
-
-
-def evaluate(job: Job) -> Row:
-    """Simulate a job: its row without what was changed. Runs on workers."""
-    try:
-        summary = predict(job)
-    except UserError as error:
-        return {"hash": job.hash, "step": None, "error": str(error)}
-    return {
-        "hash": job.hash, "step": summary.step_seconds, "gpus": summary.gpus, "tokens_per_second": summary.tokens_per_second,
-        "tokens_per_second_per_gpu": summary.tokens_per_second_per_gpu, "mfu": summary.mfu, "memory": summary.worst.peak,
-        "fits": summary.fits, "bubble": summary.bubble, "exposed": summary.exposed, "events": summary.events, "error": None,
-    }  # fmt: skip
-
-
-@dataclass
-class Site:
-    """A cluster, model and profile of the space, with the plans on it that are left, and their bounds."""
-
-    job: Job
-    changes: dict[str, Any]
-    plans: Candidates
-    limits: Bounds
-    refiner: Refiner
-    scale: Callable[[int], Scale]
 
 
 @dataclass
@@ -86,12 +60,11 @@ class Search:
         self.began = time.perf_counter()
         self.rows: list[Row] = []
         self.refused: Counter[str] = Counter()
-        self.pruned: Counter[str] = Counter()
-        self.nearest: dict[str, tuple[float, str]] = {}
+        self.out = RuledOut()
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
         self.seen: set[str] = set()
-        self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big"), 0)
+        self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
         for changes in self.space.sites():
             self._site(changes)
         bounded = time.perf_counter() - self.began
@@ -103,81 +76,38 @@ class Search:
         left = min(self.heap)[0] if self.heap else float("inf")
         done = sum(row["value"] <= left for row in self.rows)
         return Answer(
-            self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.pruned,
-            {name: text for name, (_, text) in self.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
+            self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
+            {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
             self.front and not stopped,
         )  # fmt: skip
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
 
     def _site(self, changes: dict[str, Any]) -> None:
-        job = self.read(changes)
-        batch = job.plan.global_batch or (PER_GPU * job.cluster.gpus if not job.plan.accumulation else job.resolve().global_batch)
-        plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "global_batch": batch})
-        job = replace(job, plan=plan)
+        """Put the plans of one site that no constraint rules out into the queue."""
+        job = started(self.read(changes))
         found = candidates(job, self.space)
         self.refused += found.refused
         self.counts["allowed"] += len(found)
         if not len(found):
             return
-        price, cluster = rates(job.cluster.node.gpu, self.price), job.cluster
-        tokens = [float(one.global_batch * one.sequence) for one in found.resolved]
-
-        def scale(plan: int) -> Scale:
-            return Scale(cluster.gpus, tokens[int(found.rule[plan])], self.tokens, price)
-
-        why = self.limits.of_site(scale(0))
+        price = rates(job.cluster.node.gpu, self.price)
+        why = self.limits.of_site(scale_of(found, 0, self.tokens, price))
         if why is not None:
-            self._rule_out(why.split(":")[0], len(found), float(cluster.gpus), f"the smallest needs{why.split(':')[1]}")
+            name, needed = why.split(":")
+            self.out.add(name, len(found), float(job.cluster.gpus), f"the smallest needs{needed}")
             return
         self.tell(Progress(f"bounding {len(found):,} plans"))
-        prices = prices_of(job)
-        kinds = kinds_of(found, prices)
-        limits = bounds(found, kinds, prices)
-        self.refused += Counter(limits.reasons)
-        site = Site(job, changes, found, limits, Refiner(found, kinds, limits, prices), scale)
-        self._queue(site)
-
-    def _queue(self, site: Site) -> None:
-        """Put the plans that no constraint rules out into the queue."""
-        found, limits, number = site.plans, site.limits, len(self.sites)
+        site = Site.of(job, changes, found, self.tokens, price)
+        self.refused += Counter(site.limits.reasons)
+        self.counts["bounded"] += int(site.limits.possible.sum())
+        keep, value = site.promising(self.limits, self.objective, self.out)
+        number = len(self.sites)
         self.sites.append(site)
-        keep = limits.possible.copy()
-        self.counts["bounded"] += int(keep.sum())
-        capacity = self._capacity(site)
-        keep = self._cut(
-            keep,
-            limits.memory,
-            np.full(len(found), capacity),
-            "memory",
-            lambda v: f"{v / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB",
-        )
-        scales = [site.scale(int(first)) for first in np.unique(found.rule, return_index=True)[1]]
-        of = np.unique(found.rule, return_inverse=True)[1]
-        factor = np.array([self.objective.per_second(one) for one in scales])[of]
-        for name in self.limits.of_step(scales[0]):
-            most = np.array([self.limits.of_step(one)[name] for one in scales])[of]
-            show = _limit(name, getattr(self.limits, name))
-            keep = self._cut(keep, limits.step / most, np.ones(len(found)), name, show)
-        value = limits.step * factor
-        entries = [(bound, number, int(plan), 0) for plan, bound in zip(np.flatnonzero(keep), value[keep].tolist(), strict=True)]
-        self.heap += entries
+        self.heap += [
+            (bound, number, int(plan), 0) for plan, bound in zip(np.flatnonzero(keep), value[keep].tolist(), strict=True)
+        ]
         heapq.heapify(self.heap)
-
-    def _cut(self, keep: Any, value: Any, most: Any, name: str, show: Callable[[float], str]) -> Any:
-        out = keep & (value > most)
-        if out.any():
-            least = float(value[out].min())
-            self._rule_out(name, int(out.sum()), least, f"the least that one of them needs is {show(least)}")
-        return keep & ~out
-
-    def _rule_out(self, name: str, plans: int, least: float, text: str) -> None:
-        self.pruned[name] += plans
-        if name not in self.nearest or least < self.nearest[name][0]:
-            self.nearest[name] = least, text
-
-    def _capacity(self, site: Site) -> float:
-        return min(site.job.cluster.node.gpu.memory, self.limits.memory or float("inf"))
 
     def _empty(self) -> str:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in self.refused.most_common(4))
@@ -187,7 +117,7 @@ class Search:
 
     def _best_first(self) -> str:
         """Simulate until the best are proven; why it stopped before, or nothing."""
-        pending: deque[tuple[int, int, Job, Task | None]] = deque()
+        pending: deque[tuple[int, int, Task | Row]] = deque()
         stopped = ""
         try:
             while True:
@@ -198,25 +128,22 @@ class Search:
                     pending.append(self._start(*entry))
                 if not pending:
                     return stopped
-                number, plan, job, task = pending[0]
-                row = self.results.rows[job.hash] if task is None else task.result()
+                number, plan, task = pending[0]
+                row = task.result() if isinstance(task, Task) else task
                 pending.popleft()
-                self._decide(self.sites[number], plan, row, fresh=task is not None)
+                self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
         except KeyboardInterrupt:
             stopped = "interrupted"
-            for number, plan, _, _ in pending:
-                heapq.heappush(
-                    self.heap, (self._value(self.sites[number], plan, self.sites[number].limits.step[plan]), number, plan, TIGHT)
-                )
+            for number, plan, _ in pending:
+                site = self.sites[number]
+                bound = site.value(plan, site.limits.step[plan], self.objective)
+                heapq.heappush(self.heap, (bound, number, plan, TIGHT))
             return stopped
         finally:
             self.results.close()
 
     def _late(self) -> str:
         return f"the time limit of {self.seconds:g} s" if time.perf_counter() - self.began > self.seconds else ""
-
-    def _value(self, site: Site, plan: int, step: float) -> float:
-        return float(step) * self.objective.per_second(site.scale(plan))
 
     def _worst(self) -> float:
         """What the next plan must beat: the last of the top."""
@@ -240,7 +167,7 @@ class Search:
                 continue
             self.counts["tightened"] += level == 0
             finer = self._tighter(site, plan, level)
-            heapq.heappush(self.heap, (max(bound, self._value(site, plan, finer)), number, plan, level + 1))
+            heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
 
     def _tighter(self, site: Site, plan: int, level: int) -> float:
@@ -258,9 +185,13 @@ class Search:
         memory = float(site.limits.memory[plan])
         return any(row["pace"] <= here[0] and row["spend"] <= here[1] and row["memory"] <= memory for row in self.rows)
 
-    def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Job, Task | None]:
-        known = job.hash in self.results.rows
-        return number, plan, job, None if known else self.engine.submit(evaluate, job)
+    def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Task | Row]:
+        """Ask for its simulation, unless one by the same prices and code is known."""
+        known = self.results.rows.get(job.hash)
+        if known is not None and known["version"] == version_of(job):
+            return number, plan, known
+        self.counts["set aside"] += known is not None
+        return number, plan, self.engine.submit(evaluate, job)
 
     def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
         changes = site.changes | site.plans.changes(plan)
@@ -270,46 +201,31 @@ class Search:
         self.counts["simulated" if fresh else "known"] += 1
         if row["error"]:
             self.refused[row["error"]] += 1
-        elif not row["fits"] or row["memory"] > self._capacity(site):
+        elif not row["fits"] or row["memory"] > site.capacity(self.limits):
             self.counts["too big"] += 1
-            capacity = self._capacity(site)
-            self._rule_out(
-                "memory",
-                1,
-                row["memory"],
-                f"the least that one of them needs is {row['memory'] / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB",
-            )
+            site.too_big(row, self.limits, self.out)
         else:
             self._take(site, plan, row)
         best = min((one["value"] for one in self.rows), default=None)
-        self.tell(Progress("simulating", self.counts["simulated"], self._open(), best, self.objective.unit, self.pruned.total()))
+        self.tell(
+            Progress("simulating", self.counts["simulated"], self._open(), best, self.objective.unit, self.out.plans.total())
+        )
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)
-        late = [name for name, most in self.limits.of_step(scale).items() if row["step"] > most]
-        for name in late:
-            self._rule_out(
-                name,
-                1,
-                row["step"] / self.limits.of_step(scale)[name],
-                f"the fastest that was simulated needs a step of {row['step']:.4g} s",
-            )
+        late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
+        for name, most in late.items():
+            text = f"the fastest that was simulated needs a step of {row['step']:.4g} s, of {most:.4g} s"
+            self.out.add(name, 1, row["step"] / most, text)
         if late:
             return
-        value = self._value(site, plan, row["step"])
-        pace, spend = (
-            row["step"] / scale.tokens_per_step,
-            row["step"] * scale.gpus / scale.tokens_per_step * (scale.rates.usd or 1.0),
-        )
-        self.rows.append(row | {"value": value, "pace": pace, "spend": spend, "scale": scale, "bound": None})
+        value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step
+        spend = per_token * scale.gpus * (scale.rates.usd or 1.0)
+        self.rows.append(row | {"value": value, "pace": per_token, "spend": spend, "scale": scale, "bound": None})
 
     def _open(self) -> int:
         worst = self._worst()
         return sum(entry[0] < worst for entry in self.heap)
-
-
-def _limit(name: str, asked: float) -> Callable[[float], str]:
-    return lambda share: f"{name} ≤ {share * asked:,.4g}"
 
 
 def _plain(changes: dict[str, Any]) -> dict[str, Any]:

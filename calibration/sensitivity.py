@@ -160,6 +160,17 @@ class Play:
                 found.append(Effect(price.name, by, self.at(price, 1 / by), self.at(price, by)))
         return sorted((effect for effect in found if effect.swing), key=lambda effect: -effect.swing)
 
+    def faster(self, by: float) -> list[tuple[str, float]]:
+        """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
+        inside nodes or between. What is the only kind of its group is told once.
+        """
+        kinds = sorted({kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind})
+        single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
+        every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
+        grouped = {price.name: self.at(price, 1 / by) for price in every}
+        alone = {price.name: self.at(price, 1 / by) for price in single}
+        return [*grouped.items(), *((name, step) for name, step in alone.items() if step not in grouped.values())]
+
     def relevant(self) -> Iterable[Price]:
         """Prices of which the program has something to pay."""
         kernels = {group_of(kernel) for kernel in kernel_seconds(self.program, self.prices)}

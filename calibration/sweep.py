@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from calibration.engines import Engine, Task
+from calibration.evaluate import evaluate
 from calibration.results import Row
-from calibration.search import evaluate
 from calibration.whatif import Read, combinations
 from strategies.search.space import Space
 from topologies.reading import UserError
 
+AHEAD = 16  # simulations that may be under way or waiting for a worker
 
-def sweep(read: Read, space: Space, engine: Engine, tell: Callable[[int], None] = lambda _: None) -> list[Row]:
-    """A row per combination, as a search keeps them: refused ones have an "error" and no "step".
+
+def sweep(
+    read: Read, space: Space, engine: Engine, tell: Callable[[int], None] = lambda _: None, until: float = float("inf")
+) -> tuple[list[Row], int]:
+    """A row per combination, as a search keeps them: refused ones have an "error" and no "step". And how many were left out
+    because the clock (`time.monotonic`) had reached `until`; what was under way then is still waited for.
 
     tell: hears how many are done.
     """
-    changes, started = combinations(space.axes), list[Row | Task]()
-    for one in changes:
-        try:
-            started.append(engine.submit(evaluate, read(one)))
-        except UserError as error:
-            started.append({"hash": "", "step": None, "error": str(error)})
-    rows = []
-    for one, row in zip(changes, started, strict=True):
+    changes, started, rows = combinations(space.axes), list[Row | Task](), list[Row]()
+    for number, one in enumerate(changes):
+        while len(started) < len(changes) and len(started) < number + AHEAD and time.monotonic() < until:
+            started.append(_begun(read, engine, changes[len(started)]))
+        if number == len(started):
+            break
+        row = started[number]
         rows.append((row.result() if isinstance(row, Task) else row) | {"changes": one})
         tell(len(rows))
-    return rows
+    return rows, len(changes) - len(rows)
+
+
+def _begun(read: Read, engine: Engine, changes: dict[str, object]) -> Row | Task:
+    try:
+        return engine.submit(evaluate, read(changes))
+    except UserError as error:
+        return {"hash": "", "step": None, "error": str(error)}

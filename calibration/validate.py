@@ -9,7 +9,8 @@ from typing import Any
 from calibration.emulation import PROBE, Emulation, cluster, probe
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
-from calibration.launch import Hear, launch
+from calibration.launch import Hear, launch, need_torch
+from calibration.machine import elsewhere
 from calibration.predict import predict, profile_of
 from sim.summary import Summary
 from strategies.job import Job
@@ -49,27 +50,44 @@ class Validated:
                 "profile": self.summary.profile, "rows": rows, "execution": self.execution.to_dict()}  # fmt: skip
 
 
+def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Validated]:
+    """Execute and simulate each job; empty on ranks other than 0 under a launcher.
+
+    hear: called with {"done": number, "job": name, "validated": Validated} as soon as a job is done. Raises UserError as
+    `execute` does.
+    """
+    jobs = [ready(job) for job in jobs]
+    return _executed(jobs, [predict(job) for job in jobs], seconds, hear)
+
+
 def emulate(jobs: Sequence[Job], seconds: float, emulation: Emulation, hear: Hear | None = None) -> list[Validated]:
     """The same on a cluster that is emulated on this machine: network namespaces as nodes. Raises UserError."""
-    here = [profile_of(job) for job in jobs]
-    loopbacks = [job.cluster.node.loopback for job in jobs]
+    here = [(profile_of(job), job.cluster.node.loopback) for job in jobs]
     jobs = [ready(emulation.on(job), emulated=True) for job in jobs]
+    need_torch()
     with cluster(emulation) as nodes:
-        carried = min(launch(probe, len(nodes), PROBE, nodes=nodes))
-        done = execute(jobs, seconds, hear, nodes)
-    said = emulation.said(carried)
-    answer = []
-    for job, execution, profile, loopback in zip(jobs, done, here, loopbacks, strict=True):
-        summary = predict(job, emulation.priced(profile, loopback))
-        answer.append(_beside(job, replace(execution, notes=(said, *execution.notes)), summary))
-    return answer
+        said = emulation.said(min(launch(probe, len(nodes), PROBE, nodes=nodes)))
+        predicted = [predict(job, emulation.priced(*of)) for job, of in zip(jobs, here, strict=True)]
+        return _executed(jobs, predicted, seconds, hear, nodes, (said,))
 
 
-def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Validated]:
-    """Execute and simulate each job; empty on ranks other than 0 under a launcher. Raises UserError as `execute` does."""
-    jobs = [ready(job) for job in jobs]
-    done = execute(jobs, seconds, hear)
-    return [_beside(job, execution, predict(job)) for job, execution in zip(jobs, done, strict=False)]
+def _executed(
+    jobs: Sequence[Job], predicted: Sequence[Summary], seconds: float, hear: Hear | None, nodes: Sequence[str] = (),
+    said: tuple[str, ...] = (),
+) -> list[Validated]:  # fmt: skip
+    """`predicted` beforehand: nothing computes here while processes are timed."""
+    done: list[Validated] = []
+
+    def heard(message: dict[str, Any]) -> None:
+        at, execution = len(done), message.pop("execution")
+        profile = profile_of(jobs[at])
+        notes = tuple(filter(None, (*said, *execution.notes, elsewhere(profile, execution.machine))))
+        done.append(_beside(jobs[at], replace(execution, notes=notes), predicted[at]))
+        if hear:
+            hear(message | {"validated": done[-1]})
+
+    execute(jobs, seconds, heard, nodes)
+    return done
 
 
 def _beside(job: Job, execution: Execution, summary: Summary) -> Validated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from reports.words import digits, percent, seconds
+from reports.words import digits, percent, seconds, signed
 from sim.sweep import Sweep
 from topologies.units import show
 
@@ -22,7 +22,7 @@ def accuracy(data: Sweep) -> str:
     p90 = absolute[min(len(absolute) - 1, int(0.9 * len(absolute)))]
     return (
         f"{len(absolute)} sizes: median error {percent(median(absolute))}, 90th percentile {percent(p90)}, "
-        f"worst {100 * worst:+.1f} % at {size_of(size)}"
+        f"worst {signed(worst)} at {size_of(size)}"
     )
 
 
@@ -63,5 +63,5 @@ def comparison(data: Sweep) -> RenderableType:
         made.add_column(name, justify="right")
     for (size, time), price, error in zip(data.measured, data.at_measured, data.errors, strict=True):
         busbw = digits(data.rate(size, time)[1] / 1e9)
-        made.add_row(size_of(size), seconds(time), seconds(price), f"{100 * error:+.1f} %", busbw)
+        made.add_row(size_of(size), seconds(time), seconds(price), signed(error), busbw)
     return Group(made, accuracy(data))

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
-from reports.words import percent, seconds
+from reports.words import percent, seconds, signed
 from topologies.units import show
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def accuracy(result: Result) -> RenderableType:
             )
     lines = [
         f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): "
-        f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {100 * check.error:+.1f} %"
+        f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {signed(check.error)}"
         for check in result.layers
     ]
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import digits, percent, seconds, size
+from reports.words import digits, percent, seconds, signed, size
 
 if TYPE_CHECKING:
     from calibration.execute.servers import Served
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from calibration.validate import Row, Validated
 
 CLOSE = 0.10  # of the measurement
+NOTES = 4  # about prices, on one screen
 NOTABLE = 0.05  # of the time that a process waited for a core
 
 
@@ -42,14 +43,16 @@ def execution(one: Validated) -> RenderableType:
     if run.wire and run.wire != run.volume:
         wire = ", ".join(f"{axis} {size(value)}" for axis, value in run.wire.items())
         lines.append(Text(f"on the wire, by gloo's algorithms: {wire}"))
-    lines += [Text(f"note: {note}") for note in run.notes]
+    lines += _notes(run.notes, one.summary.notes)
     provenance = f"{run.machine['versions']} · {run.machine['date']} · profile {one.summary.profile} · hash {one.job.hash}"
     return Group(Text(title, "bold"), Text(), _table([one]), Text(), Text(same), *lines, Text(provenance, "dim"))
 
 
 @contextmanager
-def progress(jobs: int, quiet: bool) -> Iterator[Hear]:
-    """A bar with the time that is left, moved by every job that is done; on stderr, where that is a terminal and not `quiet`."""
+def progress(jobs: int, quiet: bool, keep: Callable[[Validated], None]) -> Iterator[Hear]:
+    """A bar with the time that is left, moved by every job that is done, which goes to `keep`; on stderr, where that is a
+    terminal and not `quiet`.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -57,7 +60,20 @@ def progress(jobs: int, quiet: bool) -> Iterator[Hear]:
     shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
         task = bar.add_task("executing", total=jobs)
-        yield lambda message: bar.update(task, completed=message["done"], description=f"done: {message['job']}")
+
+        def hear(message: dict[str, Any]) -> None:
+            keep(message["validated"])
+            bar.update(task, completed=message["done"], description=f"done: {message['job']}")
+
+        yield hear
+
+
+def _notes(first: Iterable[str], others: Iterable[str]) -> list[Text]:
+    """Each once: of the execution all, of prices (what they were not measured for) not more than a screen takes."""
+    mine = list(dict.fromkeys(first))
+    found = [note for note in dict.fromkeys(others) if note not in mine]
+    left = [f"… and {len(found) - NOTES} more notes about prices"] if len(found) > NOTES else []
+    return [*(Text(f"note: {note}", "yellow") for note in [*mine, *found[:NOTES]]), *map(Text, left)]
 
 
 def _timing(times: Mapping[str, Any]) -> str:
@@ -102,11 +118,12 @@ def validation(every: Sequence[Validated]) -> RenderableType:
         lines.insert(0, f"step time: {steps}")
     if off:
         lines.append(f"worst step: {worst(every)}")
-    notes = dict.fromkeys(note for one in every for note in one.execution.notes)
+    notes = [note for one in every for note in one.execution.notes]
     disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
     if disturbed:
-        notes[f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}"] = None
-    return Group(_table(every), Text(), *(Text(line) for line in (*lines, *(f"note: {note}" for note in notes))))
+        notes.append(f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}")
+    prices = (note for one in every for note in one.summary.notes)
+    return Group(_table(every), Text(), *map(Text, lines), *_notes(notes, prices))
 
 
 def worst(every: Sequence[Validated]) -> str:
@@ -150,5 +167,5 @@ def _cells(row: Row) -> tuple[str, str, str, Text]:
     show = seconds if row.what == "step" else size
     label = {"step": "step", "volume": f"sent along {row.of}", "memory": f"peak memory of stage {row.of}"}[row.what]
     exact = row.what == "volume" and abs(row.predicted - row.measured) < 1
-    text = "equal" if exact else f"{100 * row.error:+.1f} %"
+    text = "equal" if exact else signed(row.error)
     return label, show(row.predicted), show(row.measured), Text(text, "green" if abs(row.error) <= CLOSE else "yellow")

@@ -13,10 +13,12 @@ from sim.pricing import Priced
 from sim.program import BESIDE, COMPUTE, Block, Collective, Send
 from sim.timeline import PHASES, Timeline
 
+SEEN = 0.01  # of a bar's time: less cannot be seen
+
 
 @dataclass
 class Bar:
-    """A pass, several ops that follow each other closely, or a span of time. shares: seconds by phase or axis.
+    """A pass, several ops that follow each other closely, or a span of time. shares: seconds by phase, axis or delay.
 
     A bar of full height has shares that add up to `whole`; by default it is the sum of the shares.
     """
@@ -58,6 +60,10 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
             shares = {}
             for (name, _), seconds in work.parts.items():
                 shares[name] = shares.get(name, 0.0) + seconds
+            stretched = timeline.stretch[number]  # the rest of its time it waits for the host to launch the next kernel
+            for name, seconds in (("slowdown", stretched), ("launch", end - start - stretched - sum(shares.values()))):
+                if seconds > SEEN * (end - start):
+                    shares[name] = seconds
         name = op.work.name if isinstance(op.work, Block) else ""
         if passes and passes[-1].end < start <= beside + gap:  # the pass goes on, and has waited for a collective beside it
             passes[-1].end = start

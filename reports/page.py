@@ -86,7 +86,8 @@ class Launch:
 class Report:
     """What a page shows: one step, runs beside it by name, and sections of whatever else was asked.
 
-    sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside.
+    sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside;
+    network: what the page says of collectives.
     """
 
     timeline: Timeline
@@ -97,6 +98,7 @@ class Report:
     sections: tuple[Section, ...] = ()
     evidence: tuple[Section, ...] = ()
     launch: tuple[Launch, ...] = ()
+    network: Section | None = None
 
     @property
     def step(self) -> dict[str, Picture]:
@@ -119,7 +121,7 @@ class Report:
     def pictures(self) -> Iterator[Picture]:
         """Every figure of the page."""
         yield from self.step.values()
-        for section in (*self.sections, *self.evidence):
+        for section in (*self.sections, *([self.network] if self.network else []), *self.evidence):
             yield from section.pictures
 
 
@@ -164,6 +166,7 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = _cell
     summary, job = report.summary, report.job
     return environment.get_template("report.html.j2").render(
         verdict=verdict(summary, job),
@@ -174,6 +177,8 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
         full={picture.name for picture in report.pictures if _width(folder / f"{picture.name}.png") > FULL},
         sections=report.sections,
+        network=report.network,
+        beside=beside_others(report.runs),
         evidence=report.evidence,
         launch=report.launch,
         sheets=[
@@ -189,6 +194,33 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         provenance=provenance(summary, job),
         files=beside,
     )
+
+
+def _cell(value: object) -> str:
+    """A cell of a table, as the page's script writes it too."""
+    if value is None or isinstance(value, bool):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(value)
+
+
+def beside_others(runs: Mapping[str, Summary]) -> str:
+    """How the first run stands against the others, in a sentence; nothing without others."""
+    if len(runs) < 2:
+        return ""
+    (own, mine), *others = runs.items()
+    fitting = [(name, run) for name, run in others if run.fits]
+    if not fitting:
+        return "None of the others fits in memory."
+    name, best = max(fitting, key=lambda pair: pair[1].tokens_per_second_per_gpu)
+    gain = best.tokens_per_second_per_gpu / mine.tokens_per_second_per_gpu - 1
+    what = f"{name} trains {count(best.tokens_per_second_per_gpu)} tokens/s/GPU"
+    if not mine.fits:
+        return f"The fastest that fits: {what}."
+    if gain <= 0.0005:
+        return f"None is faster than {own}."
+    return f"The fastest that fits: {what}, {percent(gain)} more than {own}."
 
 
 def _embedded(path: Path) -> str:

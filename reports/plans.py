@@ -11,7 +11,7 @@ from typing import Any
 from reports.figures.heatmap import Cell, heatmap
 from reports.figures.pareto import Front, Plan, pareto
 from reports.page import Picture, Section, Sheet
-from reports.words import count
+from reports.words import tokens_text
 from topologies.costs import Rates
 from topologies.reading import UserError
 
@@ -100,9 +100,9 @@ def told(plans: Plans) -> str:
 def sheet(plans: Plans) -> Sheet:
     """A row per plan, those that fit first; refused ones say why."""
     names = plans.varied
-    money = f"{plans.money} for {_tokens(plans.tokens)}"
+    money = f"{plans.money} for {tokens_text(plans.tokens)}"
     columns = [*(name.removeprefix("plan.") for name in names), "step (s)", "tokens/s/GPU", "MFU (%)", "memory (GB)",
-               "bubble (%)", "exposed (%)", "hours", money, "answer"]  # fmt: skip
+               "bubble (%)", "exposed (%)", "days", money, "answer"]  # fmt: skip
     rest = [row for row in plans.rows if not (row["step"] and row["fits"])]
     rest.sort(key=lambda row: (row["step"] is None, row["step"] or 0.0, str(row["changes"])))
     return Sheet(columns, [[*(_plain(plans.value(row, name)) for name in names), *_numbers(plans, row)]
@@ -113,16 +113,12 @@ def _numbers(plans: Plans, row: Row) -> list[Any]:
     if not row["step"]:
         return [*[None] * 8, row["error"]]
     numbers = (row["step"], row["tokens_per_second_per_gpu"], 100 * row["mfu"], row["memory"] / 1e9, 100 * row["bubble"],
-               100 * row["exposed"], plans.hours(row), plans.spent(row))  # fmt: skip
+               100 * row["exposed"], plans.hours(row) / 24, plans.spent(row))  # fmt: skip
     return [*(float(f"{number:.4g}") for number in numbers), "fits" if row["fits"] else "out of memory"]
 
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _tokens(tokens: float) -> str:
-    return f"{count(tokens)} tokens" if tokens != 1e9 else "10⁹ tokens"
 
 
 def panels(plans: Plans) -> dict[str, dict[tuple[int, int], Cell]]:
@@ -153,6 +149,6 @@ def front(plans: Plans) -> Front:
         {**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting
     ]  # fmt: skip
     best = {id(row["changes"]) for row in unbeaten(rows)}
-    points = [Plan(plans.name(row), plans.hours(row), plans.spent(row), row["memory"], id(row["changes"]) in best)
+    points = [Plan(plans.name(row), plans.hours(row) / 24, plans.spent(row), row["memory"], id(row["changes"]) in best)
               for row in plans.fitting]  # fmt: skip
-    return Front(points, _tokens(plans.tokens), plans.money, plans.capacity)
+    return Front(points, tokens_text(plans.tokens), plans.money, plans.capacity)

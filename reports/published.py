@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.validation import Compared, Errors, grouped
-from reports.words import digits, gigabytes, percent, seconds
+from reports.words import digits, gigabytes, percent, seconds, signed
 from topologies.reading import UserError, load_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BY = ("source", "gpu", "scale", "strategy", "framework")
-
-
-def signed(fraction: float) -> str:
-    """`+4.1 %`."""
-    return f"{100 * fraction:+.1f} %"
 
 
 def overview(rows: Sequence[Compared]) -> RenderableType:

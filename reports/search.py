@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import count, digits, percent, seconds, size
+from reports.words import TOKENS, digits, dollars, percent, seconds, size, tokens_text
 from topologies.costs import cost
 
 if TYPE_CHECKING:
@@ -81,14 +81,22 @@ def _plain(row: dict[str, Any], tokens: float | None) -> dict[str, Any]:
 
 def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: float | None) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
-    heads = ["", "step", "tokens/s/GPU", "MFU", "memory", *(["days", "cost"] if tokens else ["cost of 10⁹ tokens"]), "plan"]
+    heads = [
+        "",
+        "step",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+        *(["days", "cost"] if tokens else [f"cost of {tokens_text(TOKENS)}"]),
+        "plan",
+    ]
     for head in heads:
         table.add_column(head, justify="left" if head in ("", "plan") else "right")
     differing = _differing(found.rows)
     for number, row in enumerate(rows):
         scale = row["scale"]
-        whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or 1e9)
-        money = "–" if whole.usd is None else f"${count(whole.usd)}"
+        whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or TOKENS)
+        money = "–" if whole.usd is None else dollars(whole.usd)
         training = [digits(whole.seconds / 86400), money] if tokens else [money]
         plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
         mark = "★" if number == 0 and row is found.best else ""
@@ -120,6 +128,8 @@ def _where_they_went(found: Answer) -> list[str]:
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
+    if counts["set aside"]:
+        known += f" ({counts['set aside']:,} results by other prices or code set aside)"
     lines.append(
         f"{counts['allowed']:,} plans bounded in {took['bounds']:.1f} s, {counts['tightened']:,} bounds tightened, "
         f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"

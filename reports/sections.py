@@ -1,29 +1,25 @@
-"""Parts of the page besides the step itself: how it scales, what moves it, how far to trust it, how to run it."""
+"""Parts of the page besides the step itself: how it scales, on what else it could run, what limits it, how to run it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports.figures.efficiency import Scaling, Size, efficiency
 from reports.page import Launch, Picture, Section, Sheet
-from reports.words import percent
+from reports.words import PRICED, count, digits, dollars, percent, plural, seconds, signed, size, tokens_text
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from calibration.engines import Engine
-    from calibration.validation import Compared
     from calibration.whatif import Case, Read
-    from sim.prices import Profile
+    from sim.timeline import Timeline
     from strategies.job import Job
 
-NEAREST = 60  # published rows that are played, of the same kind of GPU
-TABLE = ("source", "rows", "mean error", "median", "bias", "worst", "80 % interval holds")
 
-
-def scaling(read: Read, job: Job, engine: Engine) -> Section:
-    """Weak and strong scaling around the job's number of GPUs; what is refused is said."""
+def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | None) -> Section:
+    """Weak and strong scaling around the job's number of GPUs, with what `total` tokens cost; what is refused is said."""
     from calibration import whatif
 
     axis, cases, told = whatif.sizes(job), dict[str, list[Any]](), []
@@ -31,19 +27,20 @@ def scaling(read: Read, job: Job, engine: Engine) -> Section:
         try:
             cases[_kind(job, weak)] = whatif.scaling(read, axis, weak)
         except UserError as error:
-            told.append(f"Weak scaling is left out: {error}")
-    found = whatif.ask(read, [(one, name, {}) for name, inputs in cases.items() for one in inputs], engine, 1e9, None)
-    lines = {name: [_size(case) for case in found if case.plan == name and case.summary] for name in cases}
-    refused = {f"{case.changes['nodes']} nodes, {case.plan}: {case.refused}" for case in found if case.refused}
-    told += [f"Not possible: {'; '.join(sorted(refused))}"] if refused else []
+            told.append(f"Weak scaling is left out: {error}.")
+    found = whatif.ask(read, [(one, name, {}) for name, inputs in cases.items() for one in inputs], engine, total, price)
+    told += [f"Not possible: {why}." for why in _refusals((plural(case.changes["nodes"], "node"), case) for case in found)]
+    lines = {name: [case for case in found if case.plan == name and case.summary] for name in cases}
     lines = {name: line for name, line in lines.items() if line}
     if sum(len(line) > 1 for line in lines.values()) == 0:
         return Section("Scaling", text=(*told, "No other number of GPUs is possible with this plan."))
     inside = {"node": 1, "leaf": getattr(job.cluster.fabric, "leaf_nodes", 0), "pod": getattr(job.cluster.fabric, "pod_nodes", 0)}
     boundaries = {name: nodes * job.cluster.node.gpus for name, nodes in inside.items() if nodes}
+    data = Scaling({name: [_size(case) for case in line] for name, line in lines.items()}, boundaries)
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    picture = Picture("efficiency", alt, efficiency, Scaling(lines, boundaries))
-    return Section("Scaling", (picture,), tuple(told))
+    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total,
+                     efficiency=data.shares)  # fmt: skip
+    return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(told), table=table)
 
 
 def _kind(job: Job, weak: bool) -> str:
@@ -56,8 +53,65 @@ def _size(case: Case) -> Size:
     return Size(case.summary.gpus, case.summary.tokens_per_second_per_gpu, case.summary.fits)
 
 
-def sensitivity(job: Job, step: float, by: float = 0.1) -> Section:
-    """What each price does to the job's step, of `step` seconds, when it is `by` lower and higher."""
+def _refusals(cases: Iterable[tuple[str, Case]]) -> list[str]:
+    """Each reason once, with what it is about; without the name of the job's file."""
+    reasons: dict[str, dict[str, None]] = {}
+    for name, case in cases:
+        if case.refused:
+            reasons.setdefault(case.refused.rpartition("yaml: ")[2], {})[name] = None
+    return [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def _answers(
+    first: str, rows: Sequence[tuple[str, Case]], total: float, efficiency: Mapping[str, Sequence[float]] | None = None
+) -> Sheet:
+    """A row per case that was not refused: its name, GPUs, step, rates, memory, and what `total` tokens take."""
+    columns = [first, "GPUs", "step", "tokens/s", "tokens/s/GPU", "MFU", "peak memory", f"days for {tokens_text(total)}", "cost"]
+    lines, places = [], Counter[str]()
+    for name, case in rows:
+        summary, whole = case.summary, case.training
+        if summary is None or whole is None:
+            continue
+        over = "" if summary.fits else " ✗"
+        line = [name.partition(":")[0], f"{summary.gpus:,}", seconds(summary.step_seconds), count(summary.tokens_per_second),
+                count(summary.tokens_per_second_per_gpu), percent(summary.mfu), size(summary.worst.peak) + over,
+                digits(whole.seconds / 86400), "–" if whole.usd is None else dollars(whole.usd)]  # fmt: skip
+        if efficiency is not None:
+            line.append(percent(efficiency[name][places[name]]))
+            places[name] += 1
+        lines.append(line)
+    return Sheet([*columns, *(["efficiency"] if efficiency is not None else [])], lines)
+
+
+def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | None) -> Section:
+    """The same plan on as many GPUs of the other clusters of the catalogue, the cheapest that fits first."""
+    from calibration import whatif
+    from topologies.cluster import cluster_names, load_cluster
+
+    title = "The same plan on other clusters"
+    if job.profile is not None:
+        return Section(title, text=(f"Left out: profile {job.profile} was asked for, which is of one kind of machine.",))
+    places = [(name, load_cluster(name)) for name in cluster_names()]
+    inputs = [{"cluster": name, "nodes": job.cluster.gpus // place.node.gpus} for name, place in places
+              if name != job.cluster.name and place.node.nics and job.cluster.gpus % place.node.gpus == 0]  # fmt: skip
+    found = whatif.ask(read, [({}, "", {}), *((one, "", {}) for one in inputs)], engine, total, price)
+    named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in found]
+    named.sort(key=lambda pair: _cheapest(pair[1]))
+    told = [f"As many GPUs, {tokens_text(total)}, list prices by the GPU-hour where there are any; ✗ does not fit in memory."]
+    told += [f"Not possible: {why}." for why in _refusals(named)]
+    return Section(title, text=tuple(told), table=_answers("cluster", named, total))
+
+
+def _cheapest(case: Case) -> tuple[bool, float, float]:
+    """What fits first, by money, what has no price after that by time."""
+    if case.summary is None or case.training is None:
+        return True, 0.0, 0.0
+    usd = case.training.usd
+    return not case.summary.fits, float("inf") if usd is None else usd, case.training.seconds
+
+
+def limits(job: Job, step: float, by: float = 0.1) -> Section:
+    """What each price does to the job's step, of `step` seconds, when it is `by` lower and higher, and what halving it saves."""
     from calibration.sensitivity import PRICES, Effect, Play
     from reports.figures.tornado import tornado
 
@@ -69,78 +123,23 @@ def sensitivity(job: Job, step: float, by: float = 0.1) -> Section:
     scale = step / play.seconds  # a long step is played as two short ones, whose sum is not quite its own
     effects = [Effect(one.name, one.factor, one.low * scale, one.high * scale) for one in effects]
     picture = Picture("tornado", alt, tornado, (job.name, step, effects))
-    return Section("What limits the step", (picture,), (f"Each price alone, divided and multiplied by {1 + by:g}.",))
+    faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
+    rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
+    told = (f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
+            "A faster link helps until the next one on the way limits.")  # fmt: skip
+    return Section("What limits the step", (picture,), told, table=Sheet(("twice as fast", "step", "change"), rows))
 
 
-def profile_errors(profile: Profile) -> Section:
-    """Where the prices come from, and how far they are off on what was measured."""
-    columns = ("prices of", "measured", "error, fitted", "error, held out", "measured range", "where they come from")
-    rows = []
-    for part, source in profile.provenance.items():
-        errors = ["–" if error is None else percent(error) for error in (source.fit_error, source.heldout_error)]
-        extent = ", ".join(f"{name} {low:g}–{high:g}" for name, (low, high) in source.measured_range.items() if low < high)
-        origin = ", ".join(filter(None, (source.machine, source.date, source.source)))
-        rows.append([part, "yes" if source.measured else "by rule", *errors, extent, origin])
-    text = "Errors are medians over sizes; held out: of sizes that were kept out of the fit. Nothing is fitted to training steps."
-    return Section(f"How far to trust it: prices of profile {profile.name}", text=(text,), table=Sheet(columns, rows))
+def collectives(timeline: Timeline) -> Section | None:
+    """Bandwidth against size of what the job communicates most; None where it communicates nothing."""
+    from reports.figures.busbw import busbw
+    from sim.sweep import of_step
 
-
-def published(job: Job, engine: Engine) -> Section:
-    """The published measurements on this kind of GPU whose numbers of GPUs are nearest, played now."""
-    from calibration.published import published as rows_of
-    from calibration.validation import compare
-
-    gpu = job.cluster.node.gpu.name
-    near = [(abs(math.log(row.gpus / job.cluster.gpus)), row.name, row) for row in rows_of() if _gpu(row) == gpu]
-    near.sort(key=lambda entry: entry[:2])
-    chosen = [row for _, _, row in near[:NEAREST]]
-    title = f"How far to trust it: published training runs on {gpu}"
-    found = [row for row in engine.map(compare, chosen) if row.error is not None]
-    if not found:
-        return Section(title, text=("None is known that can be expressed.",))
-    of = (
-        f"of the {len(chosen)} nearest in GPUs ({len(near)} can be expressed)"
-        if len(near) > len(chosen)
-        else "all that there are"
-    )
-    text = f"{len(found)} runs, {of}, predicted with the shipped prices. No price was fitted to any of them."
-    return Section(title, (_scatter("published", found),), (text,), table=_errors(found))
-
-
-def measured(rows: Sequence[Compared], name: str) -> Section:
-    """What `shardyard validate` wrote."""
-    found = [row for row in rows if row.error is not None]
-    title = f"How far to trust it: {name}"
-    if not found:
-        return Section(title, text=("No row has a measured and a predicted step.",))
-    return Section(title, (_scatter("measured", found),), table=_errors(found))
-
-
-def _scatter(name: str, rows: Sequence[Compared]) -> Picture:
-    from reports.figures.published import published as draw
-
-    return Picture(name, "Predicted against measured step time with y = x and ±10 %, and how often error bars hold", draw, rows)
-
-
-def _errors(rows: Sequence[Compared]) -> Sheet:
-    from calibration.validation import Errors, grouped
-    from reports.published import signed
-
-    lines = []
-    for name, group in [*sorted(grouped(rows, "source").items()), ("all", list(rows))]:
-        errors = Errors.of(group)
-        assert errors is not None
-        lines.append([name, errors.rows, percent(errors.mean), percent(errors.median), signed(errors.bias), signed(errors.worst),
-                      percent(errors.held)])  # fmt: skip
-    return Sheet(TABLE, lines)
-
-
-def _gpu(row: Any) -> str | None:
-    """The GPU of a published row; None where it cannot be a job."""
-    try:
-        return str(row.job().cluster.node.gpu.name)
-    except UserError:
-        return None
+    found = of_step(timeline, [4.0**power for power in range(5, 17)])  # 1 KiB to 4 GiB
+    pictures = [Picture(f"busbw_{number}", f"Time and bandwidth of {data.operation} of {data.where} against size", busbw, data)
+                for number, data in enumerate(found)]  # fmt: skip
+    text = "What the job communicates most, among its own groups, on links that nothing else uses."
+    return Section("Collectives", tuple(pictures), (text,)) if pictures else None
 
 
 def launches(job: Job) -> tuple[Launch, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibration.sensitivity import Effect
-from reports.words import bar, seconds
+from reports.words import PRICED, bar, seconds, signed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +26,6 @@ def table(name: str, step: float, effects: Sequence[Effect]) -> RenderableType:
     for effect in effects:
         cells = []
         for factor, value in ((1 / effect.factor, effect.low), (effect.factor, effect.high)):
-            cells += [f"{factor:.2f}", seconds(value), f"{100 * (value / step - 1):+.2f} %"]
-        made.add_row(effect.name, *cells, Text(bar(effect.swing / widest, 20), "cyan"))
+            cells += [f"{factor:.2f}", seconds(value), signed(value / step - 1, 2)]
+        made.add_row(PRICED.get(effect.name, effect.name), *cells, Text(bar(effect.swing / widest, 20), "cyan"))
     return Group(Text(f"{name}: {seconds(step)} per step; what each price does to it", "bold"), made)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.words import bar, digits, percent, seconds
+from reports.words import bar, count, digits, percent, seconds
 from strategies.servers import Answer
-from topologies.units import show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +26,7 @@ def overview(answer: Answer, name: str) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     per_second = f"{digits(played.gradients_per_second)} of at most {digits(answer.most)}"
     for label, value in (
-        ("tokens/s", show(answer.tokens_per_second, "", 3).strip()),
+        ("tokens/s", count(answer.tokens_per_second)),
         ("gradients/s, all workers", f"{per_second} that the servers let through"),
         ("a worker's step", f"{seconds(played.seconds / answer.steps)}, of which compute {percent(played.computing)}"),
         ("links into / out of servers", f"{percent(played.pushing)} / {percent(played.pulling)} of capacity"),

@@ -31,6 +31,7 @@ from reports.words import (
 )
 from sim.summary import StageMemory, Summary
 
+LEAST = 0.0005  # of the step: less would show as 0.0 %
 NOTES = 4  # notes on one screen; the page shows all
 
 
@@ -43,9 +44,8 @@ def verdict(summary: Summary, job: Job) -> str:
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     fixes = job.get("fixes", [])
-    hint = (
-        f"; fits with {', or '.join(fixes)}" if fixes else "; no small change of the plan makes it fit" if "fixes" in job else ""
-    )
+    hopeless = "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
+    hint = f"; fits with {', or '.join(fixes)}" if fixes else hopeless
     lacking, reasons = _lacking(summary), []
     if summary.offloaded and lacking:
         reasons.append(f"node {summary.offloaded.node} is out of {' and '.join(lacking)}")
@@ -139,9 +139,9 @@ def _headline(summary: Summary, job: Job) -> RenderableType:
     return Group(grid, Text("    ").join(Text.assemble((f"{name}  ", "dim"), (text, "bold")) for name, text in long))
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str, gap: int = 2) -> Table:
     """An airy table: the first column to the left, numbers to the right, a column without a name to the left."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number and column else "left", header_style="dim", no_wrap=True)
     return table
@@ -151,7 +151,7 @@ def _breakdown(summary: Summary) -> RenderableType:
     table = _table("component", "time", "of step", "")
     for name in components([summary.breakdown]):
         share = summary.breakdown[name] / summary.step_seconds
-        if share >= 0.0005:  # the rest would show as 0.0 %
+        if share >= LEAST:
             table.add_row(name, seconds(summary.breakdown[name]), percent(share), Text(bar(share, 24), "cyan"))
     return Group(Text("where the step goes (mean over ranks)", "bold"), table)
 
@@ -168,7 +168,7 @@ def _memory(summary: Summary) -> RenderableType:
     used = [kind for kind in KINDS if any(held(entry)[kind] for entry in shown)]
     left = len(stages(summary)) - len(shown)
     more = f"; stages not shown hold no more than stage {summary.worst.stage}" if left else ""
-    table = _table("stage", *used, "peak", "used")
+    table = _table("stage", *used, "peak", "used", gap=1 if len(used) > 5 else 2)
     for entry in shown:
         style = "red" if entry.peak > capacity else ""
         sizes = (gigabytes(held(entry)[kind]) for kind in used)
@@ -207,10 +207,15 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
     for label, show in _METRICS:
         table.add_row(label, *(show(summary) for _, summary, _ in runs))
     table.add_section()
-    for name in components(summary.breakdown for _, summary, _ in runs):
+    for name in components(_seen(summary) for _, summary, _ in runs):
         table.add_row(name, *_changes([summary.breakdown.get(name, 0.0) for _, summary, _ in runs]))
     caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
     return Group(table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"))
+
+
+def _seen(summary: Summary) -> dict[str, float]:
+    """The components that would not show as 0.0 % of the step."""
+    return {name: seconds for name, seconds in summary.breakdown.items() if seconds >= LEAST * summary.step_seconds}
 
 
 _METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (

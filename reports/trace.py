@@ -141,7 +141,8 @@ class _Flows:
                     continue
                 source = self.first[ref.cohort] + lane - self.first[actor.cohort]
                 sent, tid = timeline.start[timeline.offset[source] + ref.op], self.threads[source][sender.stream]
-                if sent < 0.0:  # in the step before
+                begin, end = timeline.program.cohorts[ref.cohort].steady or (0, ref.op + 1)
+                if sent < 0.0 or not begin <= ref.op < end:  # in the step before or after: it has no slice
                     continue
                 used, to = timeline.start[number], self.threads[lane][op.stream]
                 flow = {"name": label(sender), "cat": "send", "id": next(self.ids)}

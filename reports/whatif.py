@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import bar, count, digits, percent, seconds, size
+from reports.words import bar, count, digits, dollars, percent, seconds, signed, size, tokens_text
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from calibration.whatif import Case
+    from sim.summary import Summary
     from strategies.job import Job
     from topologies.costs import Cost
 
@@ -30,11 +31,13 @@ def overview(
     first = base[0]
     said = first.refused if first.summary is None else f"{seconds(first.summary.step_seconds)} per step, " + _fit(first)
     lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
-    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling, tokens))
+    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
     if len(base) > 1:
         changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))
         lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
+    about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
+    lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     refused = {case.refused for case in cases if case.refused}
     return Group(*lines, *(Text(f"refused: {text}", "dim") for text in sorted(refused)))
 
@@ -48,8 +51,9 @@ def as_data(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _inputs(case: Case) -> str:
-    return ", ".join(f"{n.removeprefix('plan.')}={v}" for n, v in case.changes.items() if n not in HIDDEN) or "as the job says"
+def _inputs(case: Case, shown: Collection[str] | None = None) -> str:
+    fields = {n: v for n, v in case.changes.items() if n not in HIDDEN and (shown is None or n in shown)}
+    return ", ".join(f"{n.removeprefix('plan.')}={v}" for n, v in fields.items()) or "the job"
 
 
 def _plan(case: Case) -> str:
@@ -62,39 +66,56 @@ def _fit(case: Case) -> str:
     return f"{'fits' if case.summary.fits else 'too big'}: {size(worst)} of {size(capacity)}"
 
 
-def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, tokens: float) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     heads = [
         "inputs",
         *(["plan"] if len(base) > 1 else []),
         "step",
-        "against the job",
+        "change",
         "tokens/s",
-        "tokens/s/GPU",
+        "per GPU",
         "MFU",
         "memory",
+        "days",
+        "cost",
     ]
-    heads += [f"cost of {count(tokens)} tokens", "days", *(["efficiency"] if scaling else [])]
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("inputs", "plan") else "right")
+    for head in [*heads, *(["efficiency"] if scaling else [])]:
+        table.add_column(head, justify="left" if head in ("inputs", "plan") else "right", no_wrap=True)
     reference = {case.plan: case for case in base}
-    first = {case.plan: case for case in reversed(cases)}
+    first = _references(cases)
+    shown = _varied(cases)
     for case in [*base, *cases]:
-        start = [_inputs(case), *([_plan(case)] if len(base) > 1 else [])]
+        start = [_inputs(case, shown), *([_plan(case)] if len(base) > 1 else [])]
         summary, whole = case.summary, case.training
         if summary is None or whole is None:
             table.add_row(*start, "refused")
             continue
-        old, money = reference[case.plan].summary, "–" if whole.usd is None else f"${count(whole.usd)}"
-        change = "" if old is None or case in base else f"{summary.step_seconds / old.step_seconds - 1:+.1%}"
-        memory = size(summary.worst.peak) + ("" if summary.fits else " ✗")
-        row = [seconds(summary.step_seconds), change, count(summary.tokens_per_second), digits(summary.tokens_per_second_per_gpu)]
-        row += [percent(summary.mfu), memory, money, digits(whole.seconds / 86400)]
-        least = first[case.plan].summary
-        if scaling and case not in base and least is not None:
-            row.append(percent(summary.tokens_per_second_per_gpu / least.tokens_per_second_per_gpu))
+        old, money = reference[case.plan].summary, "–" if whole.usd is None else dollars(whole.usd)
+        change = "" if old is None or case in base else signed(summary.step_seconds / old.step_seconds - 1)
+        row = [seconds(summary.step_seconds), change, count(summary.tokens_per_second), count(summary.tokens_per_second_per_gpu),
+               percent(summary.mfu), _memory(summary), digits(whole.seconds / 86400), money]  # fmt: skip
+        if scaling and case not in base:
+            row.append(percent(summary.tokens_per_second_per_gpu / first[case.plan]))
         table.add_row(*start, *row)
     return table
+
+
+def _memory(summary: Summary) -> str:
+    return size(summary.worst.peak) + ("" if summary.fits else " ✗")
+
+
+def _references(cases: Sequence[Case]) -> dict[str, float]:
+    """By plan the tokens/s/GPU of its first case that fits, or of its first: what efficiency is relative to."""
+    able = [case for case in cases if case.summary is not None]
+    able.sort(key=lambda case: not (case.summary and case.summary.fits))
+    return {case.plan: case.summary.tokens_per_second_per_gpu for case in reversed(able) if case.summary}
+
+
+def _varied(cases: Sequence[Case]) -> set[str]:
+    """Fields that are not the same in all cases; all of them where there is only one case."""
+    names = {name for case in cases for name in case.changes} - set(HIDDEN)
+    return {name for name in names if len({str(case.changes.get(name)) for case in cases}) > 1} or names
 
 
 def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
@@ -105,20 +126,15 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     known = [(case, _spent(case.training, priced) / _spent(base.training, priced) - 1) for case in cases if case.training]
     known.sort(key=lambda pair: -abs(pair[1]))
     most = max((abs(effect) for _, effect in known), default=0.0) or 1.0
-    table = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        title=f"{'cost' if priced else 'GPU-hours'} of the training, against the job",
-        title_justify="left",
-        title_style="",
-    )
+    title = f"{'cost' if priced else 'GPU-hours'} of the training, against the job"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="")
     for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
         table.add_column(head, justify="left" if side == "left" else "right")
     for case, effect in known:
         assert case.summary is not None
         strip = bar(abs(effect) / most, 24)
-        memory = size(case.summary.worst.peak) + ("" if case.summary.fits else " ✗")
-        table.add_row(_inputs(case), f"{effect:+.1%}", strip if effect < 0 else "", strip if effect > 0 else "", memory)
+        sides = (strip, "") if effect < 0 else ("", strip)
+        table.add_row(_inputs(case), signed(effect), *sides, _memory(case.summary))
     return table
 
 

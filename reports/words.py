@@ -17,6 +17,13 @@ that should stand under the provenance. Every key may be missing. "tokens" (of t
 `topologies.costs` add the cost of the training; "gpus_per_node" tells how far tensor parallelism may go; "profile" says more than
 the profile's name."""
 
+TOKENS = 1e12  # that a price is told for when nobody says how long the training is
+PRICED = {"gemm": "matrix products", "memory": "kernels bound by memory", "optimizer": "optimizer's kernels",
+          "launch": "kernel launches", "slowdown": "slowdown by communication", "nvlink": "NVLink", "pcie": "PCIe", "nic": "NICs",
+          "leaf": "links from leaf switches", "spine": "links of the spine", "collective start": "start of a collective",
+          "host": "links between sockets", "loopback": "memory between processes"}  # fmt: skip
+"""Names of prices and kinds of links that say more than their own."""
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer", "overhead")
 
 
@@ -29,8 +36,8 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def seconds(value: float) -> str:
-    """`1.23 s`, `456 ms`."""
-    return show(value, "s", 3)
+    """`1.23 s`, `456 ms`, `7.8 µs`."""
+    return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3)
 
 
 def count(value: float) -> str:
@@ -52,6 +59,27 @@ def gigabytes(value: float) -> str:
 def percent(fraction: float) -> str:
     """`41.2 %`."""
     return f"{100 * fraction:.1f} %"
+
+
+def signed(fraction: float, places: int = 1) -> str:
+    """`+4.1 %`, `−4.1 %`."""
+    return f"{100 * fraction:+.{places}f} %".replace("-", "−")
+
+
+def plural(number: int, thing: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def dollars(value: float) -> str:
+    """`$1.06 M`."""
+    return f"${count(value)}"
+
+
+def tokens_text(value: float) -> str:
+    """`15 T tokens`; a round power of ten as `10¹² tokens`."""
+    power = round(log10(value))
+    return f"10{str(power).translate(_RAISED)} tokens" if value == 10.0**power and power > 3 else f"{count(value)} tokens"
 
 
 def bar(fraction: float, width: int) -> str:
@@ -91,22 +119,26 @@ def gpu_hours(summary: Summary, tokens: float) -> float:
 
 
 def training_cost(summary: Summary, job: Job) -> Cost:
-    """What the training of job["tokens"] (10⁹ when not given) takes, by job["rates"]."""
-    return cost(job["rates"], summary.gpus, summary.step_seconds, tokens_per_step(summary), float(job.get("tokens") or 1e9))
+    """What the training of job["tokens"] (TOKENS when not given) takes, by job["rates"]."""
+    return cost(job["rates"], summary.gpus, summary.step_seconds, tokens_per_step(summary), float(job.get("tokens") or TOKENS))
 
 
 def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
-    """(label, value) of GPU-hours, and by job["rates"] time, cost and energy, of the training of job["tokens"]; of a billion
-    tokens when that is not given.
+    """(label, value) of GPU-hours, days, cost and energy of the training of job["tokens"]; without, GPU-hours of a billion tokens
+    and what TOKENS cost. Money and energy by job["rates"], where they are.
     """
-    of = f"{count(float(job['tokens']))} tokens" if job.get("tokens") else "10⁹ tokens"
-    hours = gpu_hours(summary, float(job.get("tokens") or 1e9))
-    result = [(f"GPU-hours per {of}", digits(hours))]
-    if job.get("rates") is None:
+    asked, rates = job.get("tokens"), job.get("rates")
+    whole = None if rates is None else training_cost(summary, job)
+    price = "no price is listed" if whole is None or whole.usd is None else f"{dollars(whole.usd)} at ${whole.rates.usd:g}/h"
+    if not asked:
+        result = [("GPU-hours per 10⁹ tokens", digits(gpu_hours(summary, 1e9)))]
+        return [*result, (f"cost of {tokens_text(TOKENS)}", price)] if whole is not None and whole.usd is not None else result
+    of = tokens_text(float(asked))
+    result = [(f"GPU-hours for {of}", digits(gpu_hours(summary, float(asked))))]
+    if whole is None:
         return result
-    whole = training_cost(summary, job)
-    money = "no price is listed" if whole.usd is None else f"${count(whole.usd)} at ${whole.rates.usd:g}/h"
-    return [*result, ("days", digits(whole.seconds / 86400)), ("cost", money), ("MWh", f"≤ {digits(whole.joules / 3.6e9)}")]
+    energy = f"≤ {count(whole.joules / 3600)}Wh"
+    return [*result, ("days", digits(whole.seconds / 86400)), ("cost", price), ("energy", energy)]
 
 
 def provenance(summary: Summary, job: Job) -> str:

@@ -51,7 +51,8 @@ class _Cut:
         return len(self.ops) - 1
 
     def _block(self, op: Op, pieces: list[Piece]) -> None:
-        """Add the pieces of a block; what it waits for and takes is the first one's, what it gives back the last one's."""
+        """Add the pieces of a block; what it waits for, takes and holds the host up for is the first one's, what it gives
+        back the last one's."""
         started: dict[int, list[int]] = {}
         joins: tuple[int, ...] = ()
         beside: tuple[int, ...] = ()  # the latest collective beside
@@ -65,7 +66,8 @@ class _Cut:
             else:
                 after, taken, given = op.after if first else (), op.allocate if first else (), op.free if last else ()
                 own = (*joins, *beside) if isinstance(piece, Collective) else joins
-                self._add(Op(op.stream, piece, after, taken, given, op.microbatch, op.chunk), tuple(dict.fromkeys(own)))
+                part = Op(op.stream, piece, after, taken, given, op.microbatch, op.chunk, held=op.held and first)
+                self._add(part, tuple(dict.fromkeys(own)))
                 joins = ()
 
 

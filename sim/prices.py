@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from sim.program import WRAPPING, Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
-from sim.tables import CollectiveTable, Wrapping
+from sim.tables import CollectiveTable, OperatorTable, Wrapping
 from topologies.board import KINDS, UNPRICED
 from topologies.reading import Config, UserError, nearest
 from topologies.units import Bytes, BytesPerSecond, Seconds
@@ -82,6 +82,7 @@ class Tile(Config):
     m: int = Field(gt=0)
     n: int = Field(gt=0)
     efficiency: Fraction
+    resident: int = Field(1, gt=0)  # how many a multiprocessor works on at a time; they share its rate, and end together
 
 
 class GemmCurve(Config):
@@ -100,6 +101,7 @@ class GemmCurve(Config):
     sustained: Fraction = 1.0  # of the specified peak that the power limit sustains, traffic apart
     byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
     exposed: Annotated[float, Field(ge=0, le=1)] = 0.6  # of the traffic to accumulate into a result that is there already
+    aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
 
 
 class AttentionCurve(Config):
@@ -111,6 +113,7 @@ class AttentionCurve(Config):
     block: int = Field(128, gt=0)  # queries that one multiprocessor handles at a time
     wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
+    keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
     backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over the rate of the forward pass
 
 
@@ -120,6 +123,7 @@ class MemoryCurve(Config):
     efficiency: Fraction  # of the specified memory bandwidth
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
+    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # by `Kernel.variant`, before the rates above
 
 
 class Overhead(Config):
@@ -151,8 +155,8 @@ class Profile(Config):
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
-    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, how often the library sends what its algorithm needs;
-    # not in tables, which were measured
+    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
+    # times as long as its algorithm needs the library keeps links busy; not in tables, which were measured
     processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict
@@ -197,15 +201,16 @@ def gemm_seconds(
     shape: tuple[Any, Any, Any, Any],
     traffic: Any,
     least: Callable[..., Any] = min,
+    rate: float = 1.0,
 ) -> Any:
     """Seconds of the product `shape` = (batch, m, n, k) that moves `traffic` bytes, with the fastest tile, at the clock that the
-    power limit allows.
+    power limit allows. rate: part of the tiles' rate that its alignment leaves.
 
     The energy of a product is that of its FLOPs and of its traffic, whatever the tiles; multiprocessors that wait for the last
     wave take little. Numbers, or arrays of one length when `least` is `np.minimum`.
     """
     free, energy = (
-        unlimited_seconds(curve, peak, bandwidth, sms, shape, traffic, least),
+        unlimited_seconds(curve, peak, bandwidth, sms, shape, traffic, least, rate),
         energy_seconds(curve, peak, shape, traffic),
     )
     return curve.fixed + (free + energy + abs(free - energy)) / 2  # the longer
@@ -225,9 +230,11 @@ def unlimited_seconds(
     shape: tuple[Any, Any, Any, Any],
     traffic: Any,
     least: Callable[..., Any] = min,
+    rate: float = 1.0,
 ) -> Any:
     """The same at the highest clock, without `fixed`."""
     batch, m, n, k = shape
+    k = k / rate
     move = traffic / (bandwidth * curve.memory)
     partial = 8 * batch * m * n / (bandwidth * curve.memory)  # an fp32 partial result is written and read
     best: Any = None
@@ -235,7 +242,9 @@ def unlimited_seconds(
         step = 2 * tile.m * tile.n * sms / (peak * curve.efficiency * tile.efficiency)  # one tile, one k
         tiles = batch * -(-m // tile.m) * -(-n // tile.n)
         least_waves = (tiles + sms + abs(tiles - sms)) / (2 * sms)  # max(tiles / sms, 1)
-        waves = curve.wave * -(-tiles // sms) + (1 - curve.wave) * least_waves
+        together = tiles > sms * tile.resident  # otherwise each multiprocessor has as many as fall to it
+        rounds = -(-tiles // sms) * (1 - together) + -(-tiles // (sms * tile.resident)) * tile.resident * together
+        waves = curve.wave * rounds + (1 - curve.wave) * least_waves
         whole = waves * step * (k + curve.depth)
         parts = least(sms // tiles + (tiles > sms), 8)
         cut = waves * step * (k / parts + curve.depth) + curve.split + parts * partial
@@ -253,7 +262,8 @@ def attention_seconds(
     """
     batch, heads, _, queries, keys, dim, causal = shape
     masked = least(queries, keys) ** 2 / 2
-    per_query = keys - causal * masked / queries  # keys that a query sees, on average
+    seen = keys - causal * masked / queries  # keys that a query sees, on average
+    per_query = least(keys, seen + causal * (curve.keys_block - 1) / 2)
     rate = peak * curve.efficiency * dim / (dim + curve.head_half) / sms
     blocks = batch * heads * -(-queries // curve.block)
     least_waves = (blocks + sms + abs(blocks - sms)) / (2 * sms)
@@ -284,6 +294,8 @@ class Prices:
         if kernel.variant == WRAPPING and self.profile.wrapping:
             return 0.0
         memory = self.profile.memory
+        if kernel.variant in memory.operators:
+            return memory.operators[kernel.variant].seconds(kernel.bytes)
         efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
@@ -311,7 +323,8 @@ class Prices:
         width = _WIDTH[kernel.dtype]
         plain = batch * (width * (m * k + k * n) + max(width, 2) * m * n)  # a result of 16 bits or more, written once
         more = max(0.0, kernel.bytes - plain)  # to read and write what the result is added to
-        price = gemm_seconds(curve, peak, bandwidth, self._sms, (batch, m, n, k), min(kernel.bytes, plain))
+        shape, rate = (batch, m, n, k), curve.aligned.get(kernel.alignment, 1.0)
+        price = gemm_seconds(curve, peak, bandwidth, self._sms, shape, min(kernel.bytes, plain), rate=rate)
         return float(price + curve.exposed * more / (bandwidth * curve.memory))
 
     def _attention(self, kernel: Kernel) -> float:

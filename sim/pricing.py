@@ -31,7 +31,7 @@ class Priced:
     traffic: Traffic
     parts: tuple[Part, ...]
     latency: float  # seconds, of all its rounds
-    sent: float  # bytes that one rank sends
+    sent: float  # bytes that one rank of the cohort sends
     alone: float  # seconds without contention
     is_send: bool  # from one rank to another, needing nobody else to come
     protocol: str  # NCCL's name of how data are handed over
@@ -90,7 +90,7 @@ class Pricing:
         asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
         able = self._applicable(work, cohort)
         if isinstance(work, Send) and work.route:
-            return [self._alone(traffic)._price(work, traffic, COPY) for traffic in able]
+            return [self._alone(traffic)._price(work, traffic, COPY, cohort) for traffic in able]
         pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
         if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
@@ -98,7 +98,7 @@ class Pricing:
             raise UserError(
                 f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(self._rates)}"
             )
-        return [self._alone(traffic)._price(work, traffic, protocol) for traffic, protocol in pairs]
+        return [self._alone(traffic)._price(work, traffic, protocol, cohort) for traffic, protocol in pairs]
 
     def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
         """What each algorithm that may run `work` asks of the links, by its full name."""
@@ -149,14 +149,15 @@ class Pricing:
         key = (id(work), cohort, group)
         found = self._collectives.get(key)
         if found is None:
-            value = (self._key(work, cohort), group)  # equal work under other labels has the same price
+            value = (self._key(work, cohort), group, self._at[cohort])  # equal work under other labels has the same price
             found = self._values.get(value)
             if found is None:
                 traffic, protocol = self._choose(work, cohort)
                 table = self._table(traffic.algorithm.partition("/")[0], traffic)
                 said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
                 self.notes |= dict.fromkeys(said)
-                found = self._values[value] = self._price(work, traffic if group < 0 else traffic._replace(group=group), protocol)
+                group_of = traffic if group < 0 else traffic._replace(group=group)
+                found = self._values[value] = self._price(work, group_of, protocol, cohort)
             self._collectives[key] = found
         return found
 
@@ -197,7 +198,7 @@ class Pricing:
             found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
         return found
 
-    def _price(self, work: Collective | Send, traffic: Traffic, protocol: str) -> Priced:
+    def _price(self, work: Collective | Send, traffic: Traffic, protocol: str, cohort: int) -> Priced:
         """A protocol that reaches less of the links than they have is as many more bytes on them.
 
         Stretches that are short beside the others (the first piece on its way down a tree) are over before they could be shared:
@@ -212,8 +213,7 @@ class Pricing:
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
             scale = table.seconds(work.bytes) / (latency + sum(transfers))
             latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
-        elif operation in self.prices.profile.wire:
-            more = self.prices.profile.wire[operation]
+        elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
@@ -226,8 +226,15 @@ class Pricing:
             full = min([capacity[link] / count for link, count in flows], default=0.0)
             parts.append(Part(transfer * repeat * full, flows))
             alone += on_grid(transfer * repeat) if flows else 0.0
-        volume = sent(self.topology, self.program.grid, traffic) * work.bytes * repeat
+        volume = sent(self.topology, self.program.grid, traffic, self._at[cohort]) * work.bytes * repeat
         return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol)
+
+    def _wire(self, operation: str, traffic: Traffic) -> float:
+        """How many times as long as needed the library keeps links busy."""
+        factors = self.prices.profile.wire
+        if not factors:
+            return 1.0
+        return factors.get(f"{operation}/{self._extent(traffic)[0]}", factors.get(operation, 1.0))
 
     def block(self, block: Block, cohort: int) -> Fused:
         """`block` as one sequence, its collectives at their price without contention."""

@@ -23,6 +23,9 @@ BESIDE = "beside"  # the stream of collectives that a block starts and joins lat
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
 
 
+ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel launch (or, on a CPU, one operator call).
@@ -45,8 +48,8 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # of fused attention: an older implementation that a profile prices apart; of memory: "wrapping", copies
-    # around collectives, which a profile may have measured with those
+    variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING
+    alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
 
 
 @dataclass(frozen=True, slots=True)

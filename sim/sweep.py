@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
-from sim.program import Cohort, Collective, Op, Program
+from sim.program import Block, Cohort, Collective, Op, Program
 from sim.protocols import IN_SWITCH
+from sim.timeline import Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -40,7 +41,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 class Sweep:
     """Prices of one operation by size; each size's choices are sorted, the cheapest first.
 
-    measured: (bytes, seconds) of the same operation; at_measured: the cheapest price at those sizes.
+    measured: (bytes, seconds) of the same operation; at_measured: the cheapest price at those sizes; used: sizes of a job.
     """
 
     operation: str
@@ -49,6 +50,7 @@ class Sweep:
     prices: Sequence[Sequence[Point]]
     measured: Sequence[tuple[float, float]] = field(default_factory=tuple)
     at_measured: Sequence[float] = field(default_factory=tuple)
+    used: Sequence[float] = ()
 
     @property
     def names(self) -> list[str]:
@@ -98,8 +100,37 @@ def sweep(
 ) -> list[list[Point]]:
     """For each size, every choice that may run it, the cheapest first. Raises UserError."""
     pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
-    table = []
-    for work in works:
-        options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, 0)]
-        table.append(sorted(options, key=lambda point: point.seconds))
-    return table
+    return [_choices(pricing, work, 0) for work in works]
+
+
+def _choices(pricing: Pricing, work: Collective, cohort: int) -> list[Point]:
+    options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, cohort)]
+    return sorted(options, key=lambda point: point.seconds)
+
+
+def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[Sweep]:
+    """Of the axes along which a step sends most bytes by collectives (at most `most`) the operation that sends most of them,
+    priced among the groups of the job, all at once.
+    """
+    sent: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}
+    for lane, actor in enumerate(timeline.lanes):
+        for _, op, times in timeline.distinct(lane):
+            inside = op.work.items() if isinstance(op.work, Block) else [(1, op.work)]
+            for repeat, work in inside:
+                if isinstance(work, Collective):
+                    key = work.axis, work.operation
+                    bytes_ = timeline.pricing.collective(work, actor.cohort).sent
+                    sent[key] = sent.get(key, 0.0) + times * repeat * actor.ranks * bytes_
+                    found.setdefault(key, {})[work.bytes] = work, actor.cohort
+    busiest: dict[str, tuple[str, str]] = {}
+    for key in sorted((key for key in sent if sent[key]), key=lambda key: (-sent[key], key)):
+        busiest.setdefault(key[0], key)
+    return [_swept(timeline, axis, found[key], sizes) for axis, key in list(busiest.items())[:most]]
+
+
+def _swept(timeline: Timeline, axis: str, used: dict[float, tuple[Collective, int]], sizes: Sequence[float]) -> Sweep:
+    work, cohort = used[max(used)]
+    ranks = 2 if work.cohorts else timeline.program.grid.size(work.axes)
+    table = [_choices(timeline.pricing, replace(work, bytes=size, repeat=1), cohort) for size in sizes]
+    return Sweep(work.operation, f"{axis}, groups of {ranks} ranks", ranks, table, used=sorted(used))

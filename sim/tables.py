@@ -8,6 +8,7 @@ pays. They differ two to three times where communication takes the cores that co
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import exp, log
 from typing import Annotated
 
@@ -27,6 +28,12 @@ class Entry(Config):
     alone: Positive  # back to back
 
 
+def _check_ascending(prices: Sequence[Entry] | Sequence[Timed], of: str) -> None:
+    sizes = [entry.bytes for entry in prices]
+    if sizes != sorted(set(sizes)):
+        raise ValueError(f"tables: {of}: bytes must ascend")
+
+
 class CollectiveTable(Config):
     """Prices of `operation` among `ranks` ranks on `nodes` nodes, by size."""
 
@@ -38,9 +45,7 @@ class CollectiveTable(Config):
 
     @model_validator(mode="after")
     def _ascending(self) -> CollectiveTable:
-        sizes = [entry.bytes for entry in self.prices]
-        if sizes != sorted(set(sizes)):
-            raise ValueError(f"tables: {self.operation} of {self.ranks} ranks: bytes must ascend")
+        _check_ascending(self.prices, f"{self.operation} of {self.ranks} ranks")
         return self
 
     def covers(self, size: float) -> bool:
@@ -49,16 +54,44 @@ class CollectiveTable(Config):
 
     def seconds(self, size: float, alone: bool = False) -> float:
         """Interpolated in the logarithms of bytes and seconds; below the smallest size its price, above the largest its rate."""
-        times = [entry.alone if alone else entry.step for entry in self.prices]
-        at = bisect_right(self.prices, size, key=lambda entry: entry.bytes)
-        if at == 0:
-            return times[0]
-        if at == len(times):
-            last = self.prices[-1].bytes
-            return times[-1] * (size / last if last else 1.0)
-        low, high = self.prices[at - 1].bytes, self.prices[at].bytes
-        share = log(size / low) / log(high / low) if low else (size - low) / (high - low)
-        return exp((1 - share) * log(times[at - 1]) + share * log(times[at]))
+        return interpolated([(entry.bytes, entry.alone if alone else entry.step) for entry in self.prices], size)
+
+
+class Timed(Config):
+    """Seconds of one size."""
+
+    bytes: Bytes
+    seconds: Positive
+
+
+class OperatorTable(Config):
+    """Prices of one operator on one device, by the bytes that it reads and writes."""
+
+    prices: tuple[Timed, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ascending(self) -> OperatorTable:
+        _check_ascending(self.prices, "an operator")
+        return self
+
+    def seconds(self, size: float) -> float:
+        """Interpolated as in `interpolated`."""
+        return interpolated([(entry.bytes, entry.seconds) for entry in self.prices], size)
+
+
+def interpolated(prices: Sequence[tuple[float, float]], size: float) -> float:
+    """Seconds of `size` bytes, in the logarithms of both between ascending (bytes, seconds); below the smallest size its price,
+    above the largest its rate.
+    """
+    at = bisect_right(prices, size, key=lambda entry: entry[0])
+    if at == 0:
+        return prices[0][1]
+    low, before = prices[at - 1]
+    if at == len(prices):
+        return before * (size / low if low else 1.0)
+    high, after = prices[at]
+    share = log(size / low) / log(high / low) if low else (size - low) / (high - low)
+    return exp((1 - share) * log(before) + share * log(after))
 
 
 class Wrapping(Config):

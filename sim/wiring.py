@@ -20,6 +20,8 @@ from sim.paths import Floats, after, hops_of, slowest, worst
 from topologies.reading import UserError
 from topologies.topology import Hosted, Multicast, Topology
 
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+
 
 class Traffic(NamedTuple):
     """Who does what: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the ranks at `to`.
@@ -134,10 +136,18 @@ def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
 
 
 @lru_cache(maxsize=4096)
-def sent(topology: Topology, grid: Grid, traffic: Traffic) -> float:
-    """Fraction of the buffer S sent by the member that sends most."""
-    plan = schedule(topology, grid, traffic)
-    return float(plan.sent(members(grid, traffic._replace(group=0)).shape[1]).max(initial=0.0))
+def sent(topology: Topology, grid: Grid, traffic: Traffic, at: tuple[tuple[str, int], ...]) -> float:
+    """Fraction of the buffer S that a rank at these coordinates sends.
+
+    Where they are those of all members, the most that one sends; of operations with a root the mean, for ranks that run the same
+    program take turns as the root.
+    """
+    first = members(grid, traffic._replace(group=0))[0]
+    shares = schedule(topology, grid, traffic).sent(len(first))
+    ours = np.isin(first, grid.groups((), dict(at)))
+    if ours.all() and traffic.algorithm.partition("/")[0] not in ROOTED:
+        return float(shares.max(initial=0.0))
+    return float(shares[ours].mean())
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,8 @@ from topologies.reading import UserError
 
 Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
+_OWN = ("sequence", "microbatch", "attention", "kernels", "precision", "gradients", "optimizer", "clip_gradients", "dropout")
+"""Fields of a plan that one GPU alone has too."""
 PER_GPU = 4  # sequences of the global batch per GPU, unless the job says otherwise
 
 
@@ -93,9 +95,8 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     """Does it fit a GPU, does its largest layer, does it fit a node?"""
     memory = job.cluster.node.gpu.memory
-    simple = {"tp": 1, "pp": 1, "dp": None, "shard": None, "sequence_parallel": False, "data_parallel": "ddp"}
-    small = {"global_batch": None, "accumulation": 1, "recompute": "full"}
-    one = job.plan.model_copy(update=simple | small)
+    small = {"accumulation": 1, "recompute": "full"}
+    one = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OWN} | small)
     alone = replace(job, plan=one, cluster=_cluster(job, 1, 1))
     peak = answer(alone).worst.peak
     yield "fits one GPU", _fits(peak, memory)

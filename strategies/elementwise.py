@@ -1,7 +1,7 @@
 """The kernels between matrix products, by what runs them (`plan.kernels`): how many passes over memory a norm or a softmax is.
 
 A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole rows or columns, and reaches less of the bandwidth.
-`width` is the bytes of an activation element.
+`width` is the bytes of an activation element. An operator of PyTorch that a machine may have been measured with has its name.
 
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
@@ -17,8 +17,18 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Kernels = Literal["megatron", "apex", "compiled", "torch"]
-Passes = tuple[tuple[str, float], ...]
 FLOAT = 4  # bytes of fp32
+
+
+class Pass(NamedTuple):
+    """One kernel: how it is bound, bytes per element, and which operator it is (`Kernel.variant`)."""
+
+    kind: str
+    moved: float
+    operator: str = ""
+
+
+Passes = tuple[Pass, ...]
 
 
 class Ways(NamedTuple):
@@ -28,20 +38,23 @@ class Ways(NamedTuple):
     backward: Passes
 
 
-def _stream(*moved: float) -> Passes:
-    return tuple(("memory", bytes_) for bytes_ in moved if bytes_)
+def _stream(*moved: float, operator: str = "") -> Passes:
+    return tuple(Pass("memory", bytes_, operator) for bytes_ in moved if bytes_)
 
 
-def _reduce(*moved: float) -> Passes:
-    return tuple(("reduction", bytes_) for bytes_ in moved)
+def _reduce(*moved: float, operator: str = "") -> Passes:
+    return tuple(Pass("reduction", bytes_, operator) for bytes_ in moved)
 
 
 def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
     """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own."""
     if kernels not in ("torch", "apex"):
         return Ways(_stream(2 * width), _reduce(3 * width))
-    if not rms or kernels == "apex":
+    if kernels == "apex":
         return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
+    if not rms:
+        back = (*_reduce(3 * width, operator="norm backward"), *_reduce(2 * width))
+        return Ways(_stream(2 * width, operator="norm"), back)
     cast = width + FLOAT if width != FLOAT else 0.0  # statistics are of fp32 numbers
     square, mean, scale = 2 * FLOAT, FLOAT, 2 * FLOAT
     forward = (*_stream(cast, square), *_reduce(mean), *_stream(scale, cast, 2 * width))
@@ -54,8 +67,15 @@ def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
 def gate(kernels: Kernels, width: float) -> Ways:
     """A gated activation, per element of its result."""
     if kernels == "torch":  # silu, then the product; its two gradients, then silu's
-        return Ways(_stream(2 * width, 3 * width), _stream(3 * width, 3 * width, 3 * width))
+        forward = (*_stream(2 * width, operator="silu"), *_stream(3 * width, operator="binary"))
+        back = (*_stream(3 * width, 3 * width, operator="binary"), *_stream(3 * width, operator="silu backward"))
+        return Ways(forward, back)
     return Ways(_stream(3 * width), _stream(5 * width))
+
+
+def gelu(width: float) -> Ways:
+    """An activation without a gate, per element: one kernel whoever runs it."""
+    return Ways(_stream(2 * width, operator="gelu"), _stream(3 * width, operator="gelu backward"))
 
 
 def rotary(kernels: Kernels, width: float) -> Ways:
@@ -72,7 +92,8 @@ def residual(kernels: Kernels, width: float, mask: bool) -> Ways:
     """Bias, dropout with a mask of a byte per element, and the sum with the residual stream."""
     back = _stream(2 * width + 1) if mask else ()  # otherwise the gradient passes unchanged
     if kernels == "torch":
-        return Ways(_stream(2 * width + 1 if mask else 0.0, 3 * width), back)
+        dropped = _stream(2 * width + 1, operator="dropout") if mask else ()
+        return Ways((*dropped, *_stream(3 * width, operator="binary")), back)
     return Ways(_stream(3 * width + mask), back)
 
 
@@ -80,8 +101,9 @@ def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
     """Scale, mask and softmax of scores, per score."""
     if kernels == "torch":  # scale, add the mask, softmax in fp32, cast back
         cast = width + FLOAT if width != FLOAT else 0.0
-        forward = (*_stream(2 * width, 2 * width), *_reduce(width + FLOAT), *_stream(cast))
-        return Ways(forward, (*_stream(cast), *_reduce(2 * FLOAT + width), *_stream(2 * width)))
+        names = ("softmax", "softmax backward") if not cast else ("", "")  # measured in one type, without a cast inside
+        forward = (*_stream(2 * width, 2 * width), *_reduce(width + FLOAT, operator=names[0]), *_stream(cast))
+        return Ways(forward, (*_stream(cast), *_reduce(2 * FLOAT + width, operator=names[1]), *_stream(2 * width)))
     read = 0.5 if causal else 1.0
     mask = 0.0 if causal else 1.0  # a byte per score is read where some are padding
     return Ways(_reduce((read + 1) * width + mask), _reduce((2 * read + 1) * width))
@@ -96,7 +118,9 @@ def loss(kernels: Kernels, width: float) -> Ways:
     cast = width != FLOAT
     if kernels == "torch":
         turned = width + FLOAT if cast else 0.0
-        return Ways((*_stream(turned), *_reduce(2 * FLOAT)), (*_stream(FLOAT), *_reduce(3 * FLOAT), *_stream(turned)))
+        back = _reduce(3 * FLOAT, operator="log-softmax backward")
+        forward = (*_stream(turned), *_reduce(2 * FLOAT, operator="log-softmax"))
+        return Ways(forward, (*_stream(FLOAT), *back, *_stream(turned)))
     if kernels == "apex":
         turned, both = width + FLOAT if cast else 0.0, 2 * FLOAT
         forward = (*_stream(turned), *_reduce(FLOAT), *_stream(both, both), *_reduce(FLOAT), *_stream(both))

@@ -1,4 +1,4 @@
-"""What makes a job fit that runs out of memory: changes of the plan, each tried by simulation, the global batch kept."""
+"""What makes a job fit that runs out of memory: changes of the plan, or more nodes, each tried; the global batch is kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from strategies.job import Job
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
+DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
 LONG = 8192  # tokens of a sequence, if the model's whole context was taken by default
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
 
 
 class Fix(NamedTuple):
-    """Changes of the plan that make the job fit, and the answer with them."""
+    """Changes of the plan (or "nodes") that make the job fit, and the answer with them."""
 
     changes: Changes
     summary: Summary
@@ -28,9 +29,10 @@ class Fix(NamedTuple):
 
 
 def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: int = 100_000, limit: int = 3) -> list[Fix]:
-    """Combinations of few changes that fit, the fastest first; empty when simulations of `effort` events found none.
+    """Combinations of few changes that fit, the fastest first.
 
-    The search goes on from the combination that needs least memory. Only changes of the plan are tried, on the same cluster.
+    The search goes on from the combination that needs least memory, for simulations of `effort` events. Changes of the plan are
+    tried on the same cluster; only when none is enough, more nodes. Empty when neither fits.
     """
     start = job.resolve()
     kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
@@ -54,11 +56,29 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
                 found.append(Fix(changes, result))
             else:
                 open_.append((result.worst.peak, len(seen), changes))
-    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
+    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit] or _larger(job, kept, answer)
+
+
+def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[Fix]:
+    """On the fewest nodes, doubled at most DOUBLED times, the change of the plan of least consequence; empty when none fits."""
+    for times in range(1, DOUBLED + 1):
+        nodes: Changes = {"nodes": job.cluster.nodes * 2**times}
+        for idea in ({}, {"recompute": "full"}, {"data_parallel": "zero1"}, {"data_parallel": "zero3"},
+                     {"data_parallel": "zero3", "recompute": "full"}):  # fmt: skip
+            new = {name: value for name, value in idea.items() if getattr(job.plan, name) != value}
+            try:
+                result = answer(_changed(job, kept | nodes | new))
+            except UserError:
+                continue
+            if result.fits:
+                return [Fix(nodes | new, result)]
+    return []
 
 
 def _changed(job: Job, changes: Changes) -> Job:
-    return replace(job, plan=job.plan.model_copy(update=changes))
+    plan = {name: value for name, value in changes.items() if name != "nodes"}
+    nodes = changes.get("nodes", job.cluster.nodes)
+    return replace(job, plan=job.plan.model_copy(update=plan), cluster=job.cluster.model_copy(update={"nodes": nodes}))
 
 
 def _ideas(job: Job) -> Iterator[Changes]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sim.program import Memory, Op, Ref, Send
 
 if TYPE_CHECKING:
+    from strategies.options import Offload
     from strategies.stage import Stage
 
 _WAYS = {  # (from, to) -> stream, axis
@@ -22,6 +23,14 @@ _WAYS = {  # (from, to) -> stream, axis
     ("nvme", "cpu"): ("nvme read", "nvme"), ("cpu", "nvme"): ("nvme write", "nvme"),
 }  # fmt: skip
 TILES = 3  # of states in the CPUs' memory when they lie on disks: one is read, one updated, one written
+
+
+def offloaded(options: Offload | None, sharded: frozenset[str]) -> tuple[str, ...]:
+    """Model states that no GPU holds. Gradients that are not sharded stay, to be accumulated."""
+    if options is None:
+        return ()
+    states = ("optimizer", *(("gradient",) if "gradient" in sharded else ())) if options.optimizer else ()
+    return (*states, "parameter") if options.parameters else states
 
 
 class Host:
@@ -43,9 +52,8 @@ class Host:
         return self.options is not None and self.options.parameters is not None
 
     def takes(self, sharded: frozenset[str]) -> tuple[str, ...]:
-        """Model states that the GPU need not hold. Gradients that are not sharded stay, to be accumulated."""
-        states = ("optimizer", *(("gradient",) if "gradient" in sharded else ())) if self.updates else ()
-        return (*states, "parameter") if self.has_parameters else states
+        """Model states that the GPU need not hold."""
+        return offloaded(self.options, sharded)
 
     def _move(self, source: str, target: str, size: float, width: float, label: str, after: tuple[Ref, ...],
               allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip

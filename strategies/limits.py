@@ -39,6 +39,8 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
     _fp8(plan, where)
+    if plan.gradient_sync == "last":
+        _late(plan, where)
     offload = plan.offload
     if offload is None:
         return
@@ -90,6 +92,17 @@ def _fp8(plan: Plan, where: str) -> None:
     ):
         if wrong:
             raise UserError(f"{where}: fp8.gather=true contradicts {why}")
+
+
+def _late(plan: Plan, where: str) -> None:
+    """Who can keep whole gradients until the last microbatch."""
+    for wrong, why in (
+        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"),
+        (plan.deepspeed is not None, "deepspeed: its ZeRO-3 reduces gradients as they are made"),
+        (plan.offload is not None, "offload: gradients leave the GPU as they are made"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: gradient_sync=last contradicts {why}")
 
 
 def _deepspeed(plan: Plan, where: str) -> None:
@@ -183,6 +196,10 @@ def _context(model: Model, plan: Plan, sequence: int, where: str) -> None:
 def recomputed(plan: Plan, layers: tuple[int, ...], where: str) -> None:
     """Rules of recomputing some layers."""
     method, number = plan.recompute_method, plan.recompute_layers
+    if plan.early_stop is not None and plan.recompute != "full":
+        raise UserError(
+            f"{where}: early_stop={str(plan.early_stop).lower()} needs recompute=full, and recompute={plan.recompute}"
+        )
     if (method is None) != (number is None):
         has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
         raise UserError(f"{where}: {has}={method or number} needs {lacks}")

@@ -53,6 +53,8 @@ class _Lowering:
             chosen.insert(0, work.embedding)
         if number == len(self.plan.layers) - 1:
             chosen.append(work.head)
+        if work.batch and chosen:
+            chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
         return chosen
 
     def program(self, model_flops: float, hardware_flops: float) -> Program:
@@ -108,7 +110,7 @@ class _Lowering:
         for kind in stages[0].host.takes(self.hook.shards):
             states[kind] = 0
         resident = tuple(
-            (kind, width * sum(stage.sharded(plan.shards if kind in self.hook.shards else 1) for stage in stages))
+            (kind, width * sum(stage.sharded(self.hook.shares(stage, kind)) for stage in stages))
             for kind, width in states.items()
         )
         more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
@@ -127,7 +129,7 @@ class _Lowering:
     def _add_copies(self, stage: Stage) -> None:
         """The two ranks that have a copy of a stage sum its gradients, as soon as its last microbatch has come back."""
         plan, count = self.plan, len(self.plan.layers)
-        width, shards = plan.plan.bytes_per_gradient, plan.shards if self.hook.shards else 1
+        width, shards = plan.plan.bytes_per_gradient, plan.shards if self.hook.scatters else 1
         size = stage.sharded(shards) * width
         ranks = self.stages[stage.number % count].rank, self.stages[stage.number % count + count].rank
         pieces = in_buckets(size, plan.plan.bucket)

@@ -86,6 +86,12 @@ class Plan(Config):
         description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
         "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
     )
+    gradient_sync: Literal["every", "last"] = Field(
+        "every",
+        description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
+        "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
+        "torch.distributed.pipelining sets them)",
+    )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
@@ -97,6 +103,11 @@ class Plan(Config):
         "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
     recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    early_stop: bool | None = Field(
+        None,
+        description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+    )
     sync_norm: bool = Field(
         False,
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
@@ -214,6 +225,11 @@ class Plan(Config):
         return self.fp8 is not None and self.fp8.gather
 
     @property
+    def pytorch_fsdp(self) -> bool:
+        """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
+        return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element
@@ -232,6 +248,11 @@ class Plan(Config):
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether recomputation leaves out what backward does not need."""
+        return self.kernels == "torch" if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:

@@ -34,7 +34,7 @@ class Stage:
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, int, int, bool], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, int, int, bool, float], tuple[Block, Memory, Memory]] = {}
 
     @property
     def alone(self) -> bool:
@@ -57,7 +57,7 @@ class Stage:
         self.output = size if after else head.logits
         return (("buffer", plan.microbatches * size * (before + after)),)
 
-    def sharded(self, shards: int) -> float:
+    def sharded(self, shards: float) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
         which differ from ep rank to ep rank, fewer ranks have the same.
         """
@@ -104,12 +104,13 @@ class Stage:
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                 allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
+                 allocate: Memory = (), free: Memory = (), absent: float = 0.0) -> Ref:  # fmt: skip
         """Backward pass of parts last − 1 … first, which gives their activations back.
 
-        allocate: the parameters' gradients, where they are not resident; they are made one by one.
+        allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
+        before, but are not there during the backward of the loss.
         """
-        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate))
+        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate), absent)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
@@ -128,9 +129,11 @@ class Stage:
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
-    def _block(self, direction: str, first: int, last: int, passing: bool = False) -> tuple[Block, Memory, Memory]:
+    def _block(
+        self, direction: str, first: int, last: int, passing: bool = False, absent: float = 0.0
+    ) -> tuple[Block, Memory, Memory]:
         """The block, what it allocates and what it frees; one object for all microbatches."""
-        key = (direction, first, last, passing)
+        key = (direction, first, last, passing, absent)
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
@@ -139,7 +142,7 @@ class Stage:
             saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
             width = self.plan.plan.bytes_per_gradient if passing else 0
-            work: Memory = (("temporary", _workspace(parts, direction, width)),)
+            work: Memory = (("temporary", _workspace(parts, direction, width, absent)),)
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
@@ -250,7 +253,7 @@ class Stage:
         largest = max(part.parameters for part in self.parts[first:last])
         return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
 
-    def update(self, shards: int, after: tuple[Ref, ...], made: int = 1) -> Ref:
+    def update(self, shards: float, after: tuple[Ref, ...], made: int = 1) -> Ref:
         """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.
 
         made: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.
@@ -300,19 +303,19 @@ def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
     return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
 
 
-def _workspace(parts: Sequence[Part], direction: str, width: int) -> float:
+def _workspace(parts: Sequence[Part], direction: str, width: int, absent: float) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
     (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
-    gradients that are taken at its start too, but made part by part.
+    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`.
     """
     most, later = 0.0, 0.0
     unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
     earlier = sum(unmade)
     for part in reversed(parts):
         earlier -= unmade.pop()
-        work = part.temporary if direction == FORWARD else (part.passing if width else part.undoing) + part.restored
+        work = part.temporary if direction == FORWARD else part.undo(width, absent) + part.restored
         most = max(most, work - later - earlier)
         later += part.saved
     return most

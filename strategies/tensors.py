@@ -5,11 +5,48 @@ Matrices are this house's: queries, keys and values are one, gate and up are one
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 from sim.program import Kernel
 from strategies.layers import Part
 from strategies.model import Model
 
 Matrix = tuple[int, int]  # rows, columns
+
+
+class Weight(NamedTuple):
+    """`copies` matrices of one shape."""
+
+    label: str
+    rows: int
+    columns: int
+    copies: int
+
+
+def tensors(parts: Sequence[Part], model: Model, tied: int, apart: bool) -> list[int]:
+    """Elements of every parameter of `parts`. Vectors count as if each had the width of the model.
+
+    apart: queries, keys, values, gate and up are matrices of their own, as in models that are plain PyTorch.
+    """
+    result = []
+    for position, part in enumerate(parts):
+        own = tied if position == len(parts) - 1 else 0
+        weights = [elements for weight in _weights(part, model, own) for elements in _elements(weight, model, apart)]
+        whole, rest = divmod(part.parameters + own - sum(weights), model.hidden)
+        result += weights + [model.hidden] * whole + [rest] * (rest > 0)
+    return result
+
+
+def _elements(weight: Weight, model: Model, apart: bool) -> list[int]:
+    """Elements of the matrices that a weight is."""
+    rows = [weight.rows]
+    if apart and weight.label == "qkv weight":
+        keys = weight.rows * model.kv_heads // (model.heads + 2 * model.kv_heads)
+        rows = [weight.rows - 2 * keys, keys, keys]
+    if apart and weight.label == "mlp up weight" and model.gated:
+        rows = [weight.rows // 2] * 2
+    return [one * weight.columns for one in rows] * weight.copies
 
 
 def matrices(part: Part, model: Model, tied: int = 0) -> dict[Matrix, int]:
@@ -18,17 +55,22 @@ def matrices(part: Part, model: Model, tied: int = 0) -> dict[Matrix, int]:
     The product that makes a weight's gradient has the weight's shape; embeddings, which are looked up, have no product.
     """
     found: dict[Matrix, int] = {}
+    for _, rows, columns, count in _weights(part, model, tied):
+        found[rows, columns] = found.get((rows, columns), 0) + count
+    return found
+
+
+def _weights(part: Part, model: Model, tied: int) -> Iterator[Weight]:
     if part.name == "embedding":
         extra = (model.context if model.positions == "learned" else 0, model.token_types)
         for rows in (_vocabulary_rows(part, model, sum(extra)), *extra):
             if rows:
-                found[rows, model.hidden] = found.get((rows, model.hidden), 0) + 1
-        return found
+                yield Weight("embedding", rows, model.hidden, 1)
+        return
     for item in part.weight_gradient:
         if isinstance(item, Kernel) and item.kind == "gemm" and not (_is_tied(item, model) and not tied):
             batch, rows, columns, _ = item.shape
-            found[rows, columns] = found.get((rows, columns), 0) + batch
-    return found
+            yield Weight(item.label, rows, columns, batch)
 
 
 def _vocabulary_rows(part: Part, model: Model, others: int) -> int:

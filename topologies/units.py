@@ -69,7 +69,8 @@ FlopsPerSecond = Annotated[float, BeforeValidator(flops)]
 
 def show(value: float, unit: str, digits: int = 4) -> str:
     """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere."""
-    return Quantity(value, unit).render(prec=digits - 1, strip_zeros=True)
+    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=True))
+    return text.replace("us", "µs") if unit == "s" else text
 
 
 def watts(text: object) -> float:

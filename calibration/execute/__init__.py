@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.execute.limits import ready
-from calibration.launch import Device, Hear, crowded, find_device, launch
+from calibration.launch import Device, Hear, crowded, find_device, launch, need_torch
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -39,7 +39,9 @@ class Execution:
 def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes: Sequence[str] = ()) -> list[Execution]:
     """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
 
-    nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other than 0 under a launcher.
+    hear: called with {"done": number, "job": name, "execution": Execution} as soon as a job is done, so that nothing is lost
+    when a later one is not. nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other
+    than 0 under a launcher.
 
     Raises UserError for a job that cannot be executed, before any is, and for one that differs from one process in its losses,
     gradients or parameters.
@@ -48,14 +50,22 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
     ranks = jobs[0].cluster.gpus
     if any(job.cluster.gpus != ranks for job in jobs):
         raise UserError("jobs that are executed together must have as many processes")
+    need_torch()
     device = device_of(jobs[0])
     _room(jobs, device)
     processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
 
     from calibration.execute.worker import work
 
-    answers = launch(work, processes, jobs, seconds, device=device, hear=hear, nodes=nodes)
-    return [_execution(job, [rank[number] for rank in answers], device) for number, job in enumerate(jobs)] if answers else []
+    done: list[Execution] = []
+
+    def heard(message: dict[str, Any]) -> None:
+        done.append(_execution(jobs[len(done)], message.pop("ranks"), device))
+        if hear:
+            hear(message | {"execution": done[-1]})
+
+    launch(work, processes, jobs, seconds, device=device, hear=heard, nodes=nodes)
+    return done
 
 
 def device_of(job: Job) -> Device:
@@ -91,8 +101,6 @@ def _room(jobs: Sequence[Job], device: Device) -> None:
 
 def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Device) -> Execution:
     first = ranks[0]
-    if first["wrong"]:
-        raise UserError(f"{job.name}: executed, but {first['wrong']}")
     memory: dict[int, float] = {}
     for rank in ranks:
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])

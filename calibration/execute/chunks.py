@@ -86,7 +86,7 @@ def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool
     job, plan = setup.job, setup.plan
     dropout = job.model.dropout if plan.dropout is None else plan.dropout
     return Transformer(job.model, setup.resolved.sequence, layers, embedding=embedding, head=head, attention=plan.attention,
-                       dropout=dropout, recompute=plan.recompute == "full")  # fmt: skip
+                       dropout=dropout, recompute=plan.recompute == "full", early_stop=plan.stops_early)  # fmt: skip
 
 
 def _shifted(name: str, first: int) -> str:

@@ -19,9 +19,9 @@ PLAIN = {
 }  # fmt: skip
 
 EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
-    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch",
-    "global_batch", "accumulation", "sequence", "recompute", "attention", "kernels", "precision", "gradients", "optimizer",
-    "dropout", "bucket", "overlap", "layers_per_stage", "order",
+    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard",
+    "gradient_sync", "microbatch", "global_batch", "accumulation", "sequence", "recompute", "early_stop", "attention", "kernels",
+    "precision", "gradients", "optimizer", "dropout", "bucket", "overlap", "layers_per_stage", "order",
 }  # fmt: skip
 
 
@@ -78,6 +78,7 @@ def shares_embedding(job: Job, resolved: Resolved) -> bool:
 def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     yield from _of_fields(plan)
+    yield from _of_schedule(plan, resolved)
     if model.dropout if plan.dropout is None else plan.dropout:
         yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
     if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
@@ -92,6 +93,23 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
 
 
+def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
+    """Orders of passes that PyTorch's pipelines do not run."""
+    schedule, last = schedules[plan.schedule], len(resolved.layers) - 1
+    if plan.pp == 1:
+        return
+    if schedule.versions is not None:
+        yield f"schedule={plan.schedule}: PyTorch has no asynchronous pipeline"
+    if schedule.copies > 1:
+        yield f"schedule={plan.schedule}: a stage of PyTorch's pipelines is on one rank"
+        return
+    for rank in range(plan.pp):
+        order = actions(plan.schedule, rank, plan.pp, resolved.microbatches, resolved.chunks)
+        ends = [one.microbatch for one in order if one.kind == "F" and schedule.stage(rank, plan.pp, one.chunk) == last]
+        if ends != sorted(ends):
+            yield f"schedule={plan.schedule}: PyTorch counts losses in order, and stage {last} runs microbatches as {ends}"
+
+
 def _of_fields(plan: Plan) -> Iterator[str]:
     """Fields that PyTorch has no part for."""
     if plan.cp > 1:
@@ -102,8 +120,6 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
     if plan.algorithm != "auto":
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
-    if schedules[plan.schedule].versions is not None:
-        yield f"schedule={plan.schedule}: PyTorch has no asynchronous pipeline"
     if plan.pp > 1 and not plan.overlap_p2p:
         yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
     for field in sorted(set(type(plan).model_fields) - EXECUTED):

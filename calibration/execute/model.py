@@ -144,16 +144,16 @@ class Transformer(nn.Module):
     """A whole model, or the stage of a pipeline that has `layers`, and the embedding and the head where asked.
 
     attention: as the plan's. dropout: with probability 0.1. recompute: every layer forgets its activations and computes them
-    again. A tied head shares the embedding's matrix where both are in the same stage.
+    again, with early_stop as far as it must. A tied head shares the embedding's matrix where both are in the same stage.
     """
 
     def __init__(
         self, model: Model, sequence: int, layers: range | None = None, *, embedding: bool = True, head: bool = True,
-        attention: str = "flash", dropout: bool = False, recompute: bool = False,
+        attention: str = "flash", dropout: bool = False, recompute: bool = False, early_stop: bool = True,
     ) -> None:  # fmt: skip
         check_model(model)
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.early_stop = recompute, early_stop
         self.embedding = Embedding(model) if embedding else None
         count = len(range(model.layers) if layers is None else layers)
         self.layers = nn.ModuleList(Layer(model, sequence, attention, dropout) for _ in range(count))
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+            x = checkpoint(layer, x, use_reentrant=False, early_stop=self.early_stop) if self.recompute else layer(x)
         return x if self.head is None else cast(Tensor, self.head(x))
 
 

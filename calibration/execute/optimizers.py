@@ -25,6 +25,12 @@ def optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any
     return torch.optim.SGD, arguments | ({"momentum": 0.9} if plan.optimizer == "momentum" else {})
 
 
+def with_masters(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The same, with masters where weights have 16 bits."""
+    kind, arguments = optimizer_of(plan)
+    return (Masters, {"kind": kind, "arguments": arguments}) if plan.bytes_per_element == 2 else (kind, arguments)
+
+
 def make_optimizer(plan: Plan, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The plan's optimizer over `parameters`, which may have 16 bits."""
     kind, arguments = optimizer_of(plan)

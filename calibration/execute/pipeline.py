@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from calibration.execute.setup import Setup
-from strategies.schedules import actions
+from strategies.schedule_file import cells
 
 CLASSES = {
     "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
@@ -43,13 +43,7 @@ def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int],
 
 
 def written(setup: Setup) -> dict[int, list[Any]]:
-    """The passes of every pipeline rank, as PyTorch's actions."""
-    plan, schedule, resolved = setup.plan, setup.schedule, setup.resolved
-    kind = {"F": schedules.FORWARD, "B": schedules.FULL_BACKWARD, "I": schedules.BACKWARD_INPUT, "W": schedules.BACKWARD_WEIGHT}
-    return {
-        rank: [
-            schedules._Action(schedule.stage(rank, plan.pp, one.chunk), kind[one.kind], one.microbatch)
-            for one in actions(plan.schedule, rank, plan.pp, resolved.microbatches, resolved.chunks)
-        ]
-        for rank in range(plan.pp)
-    }
+    """The passes of every pipeline rank, as PyTorch reads them from a CSV file."""
+    plan, resolved = setup.plan, setup.resolved
+    rows, _ = cells(plan.schedule, plan.pp, resolved.microbatches, resolved.chunks)
+    return {rank: [schedules._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}

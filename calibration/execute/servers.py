@@ -8,7 +8,7 @@ from typing import Any
 
 from calibration.execute import device_of
 from calibration.execute.limits import ready
-from calibration.launch import launch
+from calibration.launch import launch, need_torch
 from strategies.job import Job
 from strategies.servers import bound_of
 from topologies.reading import UserError
@@ -49,6 +49,7 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
     if device == "cuda" and bound != 0:
         raise UserError(f"--staleness {staleness}: NCCL cannot receive from whichever rank comes first; only sync runs on GPUs")
 
+    need_torch()
     from calibration.execute.parameter_server import work
 
     answers: Sequence[dict[str, Any]] = launch(work, ranks, job, servers, bound, steps, device=device)

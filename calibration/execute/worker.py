@@ -11,6 +11,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import torch.distributed as dist
+
 from calibration.execute.compare import distance, mean_loss
 from calibration.execute.counting import Counting, Moved
 from calibration.execute.data_parallel import executed
@@ -27,8 +29,9 @@ GLOO = {"reduce_scatter": 2.0}  # gloo's is a whole ring all-reduce inside (coun
 CHECKED = 3  # steps that are compared with one process; the memory is that of the last one
 
 
-def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, Any]]:
-    """Carry out `jobs`; plain data of each. Times and distances are the same on all ranks; without `seconds` there are no times.
+def work(place: Place, jobs: Sequence[Job], seconds: float) -> None:
+    """Carry out `jobs`. Rank 0 tells of each as soon as it is done: plain data of every rank, of which times and distances are
+    the same; without `seconds` there are no times.
 
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
@@ -36,15 +39,12 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> list[dict[str, An
         reason = executed[job.plan.data_parallel].check(job, job.resolve())
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
-    results = []
-    for number, job in enumerate(jobs):
-        results.append(_one(place, job, seconds))
+    for number, job in enumerate(jobs, 1):
+        every: list[Any] = [None] * place.world
+        dist.gather_object(_one(place, job, seconds), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
-        if results[-1]["wrong"]:
-            raise UserError(f"{job.name}: executed, but {results[-1]['wrong']}")
         if place.rank == 0:
-            place.tell({"done": number + 1, "of": len(jobs), "job": job.name, "times": results[-1]["times"]})
-    return results
+            place.tell({"done": number, "job": job.name, "ranks": every})
 
 
 def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
     means = [mean_loss(setup, one) for one in losses]
     compared = distance(runner, means, CHECKED)
     if compared.wrong:
-        return {"wrong": compared.wrong}
+        raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting:
         runner.step()
     times = asdict(measure(runner, seconds)) if seconds else None
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     sent = [(axis_of(setup, one), one.operation, one.sent / setup.resolved.local_steps) for one in counting.moved]
     return {
-        "wrong": None, "compared": asdict(compared), "times": times, "stage": setup.at["pp"], "memory": memory.peak,
+        "compared": asdict(compared), "times": times, "stage": setup.at["pp"], "memory": memory.peak,
         "volume": _volumes(setup, sent, {}), "wire": _volumes(setup, sent, GLOO), "operations": _operations(sent),
         "machine": describe(place.device, place.world) | stamp,
     }  # fmt: skip

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading, spread, trimmed
-from calibration.measure.grid import OPERATIONS, Grid
+from calibration.measure.grid import OFTEN, OPERATIONS, SMALL, Grid
 from topologies.reading import UserError
 
 SIDE = {"cpu": 768, "cuda": 4096}  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
@@ -91,12 +91,13 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                     "operation": operation, "bytes": 0.0 if operation == "barrier" else float(whole), "ranks": group.size,
                     "nodes": group.nodes,
                 }  # fmt: skip
+                often = grid.repeated * (OFTEN if size < SMALL else 1)
                 for context in contexts:
                     found.append(
                         Probe(
                             "collective",
                             case,
-                            _timed(operation, whole, group, grid.repeated if context == "step" else 0, device),
+                            _timed(operation, whole, group, often if context == "step" else 0, device),
                             context,
                         )
                     )

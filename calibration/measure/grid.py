@@ -10,6 +10,11 @@ OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send", "barrier",
 )  # fmt: skip
 Shape = tuple[int, ...]
+SMALL = (
+    2**20
+)  # bytes of a collective below which latency counts: fewer sizes, in a step measured more often, because now and then
+OFTEN = 3  # one takes a slice of the operating system's scheduler, ten times as long as the others, which its mean must tell
+SPARSE = 4  # factor between such sizes
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Grid:
         """Bytes of collectives."""
         result = [self.smallest]
         while result[-1] * self.factor <= self.largest:
-            result.append(result[-1] * self.factor)
+            result.append(result[-1] * (max(SPARSE, self.factor) if result[-1] < SMALL else self.factor))
         return result
 
 
@@ -51,16 +56,19 @@ def grid(device: Device, quick: bool) -> Grid:
             return Grid(
                 1, 0.02, 1.0, 5, 2**10, 2**22, 16, ("fp32",),
                 ((128, 256, 256), (256, 1024, 256), (512, 512, 2048), (1024, 512, 512)),
-                ((8, 128, 128, 64), (8, 128, 64, 128)), ((2, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 64)),
-                (2**16, 2**21), 2**20,
+                ((8, 128, 128, 64), (8, 128, 64, 128)),
+                ((4, 8, 64, 64), (2, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 64), (1, 4, 512, 32)),
+                (2**14, 2**16, 2**19, 2**21), 2**20,
             )  # fmt: skip
         return Grid(
             2, 0.12, 30.0, 12, 2**10, 2**28, 2, ("fp32",),
             (*_products((64, 256, 1024), (128, 384, 768)), (512, 512, 512), (512, 2048, 512), (512, 512, 2048), (2048, 512, 512),
              (4096, 256, 256), (256, 8192, 512), (512, 32000, 512), (1024, 4096, 1024)),
             tuple((b, s, t, d) for b, s in ((8, 128), (16, 256), (8, 512)) for t, d in ((s, 64), (64, s))),
-            ((1, 4, 128, 64), (4, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 32), (2, 8, 512, 64), (1, 12, 512, 64),
-             (1, 8, 1024, 64), (1, 4, 1024, 128), (1, 8, 2048, 64)),
+            ((4, 8, 32, 64), (4, 8, 64, 32), (2, 8, 64, 64), (8, 8, 64, 64), (4, 12, 64, 64), (4, 4, 64, 128), (1, 4, 128, 64),
+             (4, 4, 128, 64), (2, 10, 128, 64), (4, 8, 128, 32), (2, 8, 128, 128), (2, 8, 192, 64), (1, 8, 256, 64),
+             (2, 8, 256, 32), (1, 8, 256, 128), (2, 12, 256, 64), (2, 8, 384, 64), (2, 8, 512, 64), (1, 12, 512, 64),
+             (1, 4, 768, 64), (1, 8, 1024, 64), (1, 4, 1024, 128), (1, 8, 2048, 64)),
             (2**12, 2**15, 2**17, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23, 2**24), 2**24,
         )  # fmt: skip
     if quick:

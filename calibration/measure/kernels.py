@@ -138,29 +138,38 @@ def _forward(forward: Callable[[Tensor], Any]) -> Pass:
     return lambda x: lambda: forward(x)
 
 
+def _binary(x: Tensor) -> Callable[[], Any]:
+    other = x.clone()
+    return lambda: x + other
+
+
 def _norm(x: Tensor) -> Tensor:
     return functional.layer_norm(x, x.shape[-1:])
 
 
-def _loss(x: Tensor) -> Tensor:
-    return functional.cross_entropy(x.float(), torch.zeros(len(x), dtype=torch.int64, device=x.device))
+def _logits(x: Tensor) -> Tensor:
+    return functional.log_softmax(x, -1)
 
 
-# kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes, as the simulator counts)
+# kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes); names and counts are
+# those of strategies.elementwise where the simulator prices the operator itself
 MEMORY: dict[str, tuple[Pass, float]] = {
     "copy": (_forward(torch.clone), 2), "scale": (_forward(lambda x: x * 0.5), 2),
     "accumulate": (_forward(lambda x: x.add_(1e-6)), 2),
+    "binary": (_binary, 3),
     "norm": (_forward(_norm), 2), "norm backward": (_backward(_norm), 3),
     "gelu": (_forward(functional.gelu), 2), "gelu backward": (_backward(functional.gelu), 3),
+    "silu": (_forward(functional.silu), 2), "silu backward": (_backward(functional.silu), 3),
     "softmax": (_forward(lambda x: x.softmax(-1)), 2), "softmax backward": (_backward(lambda x: x.softmax(-1)), 3),
     "dropout": (_forward(lambda x: functional.dropout(x, 0.1)), 2.25),
-    "loss": (_forward(_loss), 5), "loss backward": (_backward(_loss), 2),
+    "log-softmax": (_forward(_logits), 2), "log-softmax backward": (_backward(_logits), 3),
 }  # fmt: skip
 ROW = 1024  # elements of a row
 
 
 def _memory(kind: str, count: int, dtype: str) -> Probe:
     prepared, tensors = MEMORY[kind]
+    dtype = "fp32" if kind.startswith("log-softmax") else dtype  # of logits in fp32, as losses are computed
 
     def run(bench: Bench) -> Reading:
         def make() -> Callable[[], Any]:

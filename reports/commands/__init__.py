@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 FOLDER = Path(__file__).parent
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # asked to end by somebody else than Ctrl-C
+
+
+def _end_cleanly() -> None:
+    """Being ended is like Ctrl-C: whatever was started ends too. Signals that somebody handles or ignores (nohup) are left."""
+    process = os.getpid()
+
+    def end(number: int, _: Any) -> None:
+        if os.getpid() != process:  # a process that was forked since
+            os._exit(128 + number)
+        raise KeyboardInterrupt(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, end)
+
+
+def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
+    """One line about what is kept, and the exit code of the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+    number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+    how = "" if number == signal.SIGINT else f" by {number.name}"
+    click.echo(f"interrupted{how}{f': {kept}' if kept else ''}", err=True)
+    sys.exit(128 + number)
 
 
 class Commands(click.Group):
@@ -26,6 +53,12 @@ class Commands(click.Group):
         command: click.Command = import_module(f"{__name__}.{cmd_name}").command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each command with what it does, in whole sentences on as many lines as they need."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in found if command])
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown command is answered with the nearest known name."""
         from topologies.reading import UserError, nearest
@@ -35,10 +68,18 @@ class Commands(click.Group):
             raise UserError(f"unknown command '{name}'{nearest(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but when it is interrupted it says so and ends with 128 + the signal's number, as shells do."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            end_interrupted(error)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
         from topologies.reading import UserError
 
+        _end_cleanly()
         try:
             return super().main(*args, **kwargs)
         except UserError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,56 @@ def job_options(command: Any) -> Any:
 
 
 def show(renderable: Any) -> None:
-    """To the terminal; lines are not broken when it is not one."""
+    """To the terminal; lines are not broken when it is not one. A table that is too wide is not cut: no number is shortened."""
     from rich.console import Console
 
     console = Console()
-    console.width = console.width if console.is_terminal else 1000
-    console.print(renderable)
+    if console.is_terminal:
+        own = console.width
+        for part in _parts(renderable):
+            console.width = max(own, _widest(console, part))
+            console.print(part, crop=False)
+        return
+    console.width = 1000
+    with console.capture() as caught:
+        console.print(renderable)
+    click.echo("\n".join(line.rstrip() for line in caught.get().splitlines()))
+
+
+def _parts(renderable: Any) -> Iterator[Any]:
+    from rich.console import Group
+
+    if isinstance(renderable, Group):
+        for part in renderable.renderables:
+            yield from _parts(part)
+    else:
+        yield renderable
+
+
+def _widest(console: Any, part: Any) -> int:
+    """Columns that a table needs whose cells are not to be wrapped; 0 for everything else."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    if not isinstance(part, Table) or not any(column.no_wrap for column in part.columns):
+        return 0
+    return Measurement.get(console, console.options.update(width=1000), part).maximum
 
 
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
-    import json
+    from calibration.profile_file import write_whole
 
-    target = Path(path)
-    whole = target.with_name(f".{target.name}.part")
-    whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    whole.replace(target)
+    write_whole(Path(path), json.dumps(data, indent=2) + "\n")
+
+
+def check_files(**files: str | None) -> None:
+    """Refuse, by the option's name, files that cannot be written."""
+    from calibration.profile_file import check_writable
+
+    for option, path in files.items():
+        if path is not None:
+            check_writable(f"--{option}", Path(path))
 
 
 def report_folder(report: str | None, option: str = "--report") -> Path | None:
@@ -79,7 +114,7 @@ def engine_options(command: Any) -> Any:
 def money_options(command: Any) -> Any:
     """What the whole training is, and what it costs."""
     for option in reversed((
-        click.option("--tokens", type=float, help="Tokens of the whole training, such as 15e12."),
+        click.option("--tokens", type=float, help="Tokens of the whole training, such as 15e12. [default: 10¹²]"),
         click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
     )):  # fmt: skip
         command = option(command)

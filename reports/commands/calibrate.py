@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from reports.commands import end_interrupted
 from reports.commands._common import AS_JSON, show
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
     try:
         with _progress(as_json) as hear:
             found = measure(request, hear)
-    except KeyboardInterrupt:
-        click.echo(f"interrupted: samples are kept in {request.journal}; the same command goes on from there", err=True)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        end_interrupted(error, f"samples are kept in {request.journal}; the same command goes on from there")
     if found:
         _answer(fit(request, *found), request, as_json)
 

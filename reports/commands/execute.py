@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show, write_json
+from reports.commands._common import AS_JSON, check_files, job_options, show, write_json
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -46,17 +46,17 @@ def command(
         words = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch, f"--print-launch={print_launch}")]
         click.echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus))
         return
+    check_files(output=output)
     found = _trained(asked, seconds) if servers is None else _served(asked, servers, staleness or "sync", steps or 10)
     if found is None:  # another rank of a launcher answers
         return
     answer, screen = found
-    if output:
-        write_json(output, answer)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
         show(screen)
     if output:
+        write_json(output, answer)
         click.echo(f"wrote {output}", err=as_json)
 
 

@@ -50,6 +50,7 @@ def command(
     from calibration.engines import engine
     from calibration.results import Results
     from calibration.search import WINDOW, Search
+    from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
     from strategies.search.space import default_space, load_space, parse_axis
     from topologies.reading import UserError
@@ -65,7 +66,7 @@ def command(
     limits = Limits(
         max_gpus, quantity("--max-memory", max_memory, size), max_days, max_cost, quantity("--max-power", max_power, watts)
     )
-    kept, total = Results(results), tokens_of(tokens) or 1e9
+    kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
         found = Search(
             read, axes, objective(goal), runs, limits, total, price, top, front, limit, kept, tell, window or WINDOW

@@ -33,16 +33,15 @@ def command(
     from topologies.costs import rates
 
     asked = read_job(job, **given)
-    rate = rates(asked.cluster.node.gpu, price)
-    of_training = {"tokens": tokens_of(tokens), "rates": rate} if tokens is not None or price is not None else {}
+    of_training = {"tokens": tokens_of(tokens), "rates": rates(asked.cluster.node.gpu, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     if not summary.fits:
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if as_json:
-        whole = {"training": training_cost(summary, of_training).to_dict()} if of_training else {}
-        click.echo(json.dumps({"job": inputs, **summary.to_dict(), **whole}, indent=2))
+        training = training_cost(summary, of_training).to_dict()
+        click.echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training}, indent=2))
     else:
         from reports.tables import one_screen
 

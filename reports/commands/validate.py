@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, show, write_json
+from reports.commands import end_interrupted
+from reports.commands._common import AS_JSON, check_files, show, write_json
+
+if TYPE_CHECKING:
+    from calibration.validate import Validated
 
 HERE = (
     "variants",
@@ -74,28 +79,48 @@ def _executed(
     from calibration.emulation import read_emulation
     from calibration.validate import emulate, validate
     from calibration.validation_set import read_set
-    from reports.execution import progress, validation
+    from reports.execution import progress
     from topologies.reading import UserError
 
     if plot and not seconds:
         raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
+    check_files(output=output, plot=plot)
     emulation = read_emulation(emulated) if emulated else None
     jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
-    with progress(len(jobs), as_json) as hear:
-        done = emulate(jobs, seconds, emulation, hear) if emulation else validate(jobs, seconds, hear)
-    if not done:
+    done: list[Validated] = []
+    stopped: BaseException | None = None
+    try:
+        with progress(len(jobs), as_json, done.append) as hear:
+            _ = emulate(jobs, seconds, emulation, hear) if emulation else validate(jobs, seconds, hear)
+    except (KeyboardInterrupt, UserError) as error:
+        if not done:
+            raise
+        stopped = error
+    if not done:  # another rank of a launcher answers
         return
+    _answer(done, plot, as_json, output)
+    left = f"{len(done)} of {len(jobs)} are done; not done: {', '.join(job.name for job in jobs[len(done) :])}"
+    if isinstance(stopped, KeyboardInterrupt):
+        end_interrupted(stopped, left)
+    if stopped:
+        raise UserError(f"{stopped}; {left}")
+
+
+def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: str | None) -> None:
+    """Shown, then written and drawn: a full disk loses nothing."""
+    from reports.execution import validation
+
     answer = [one.to_dict() for one in done]
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(validation(done))
     if output:
         write_json(output, answer)
     if plot:
         from reports.figures.validation import validation as draw
 
         draw(done, Path(plot))
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show(validation(done))
     for file in filter(None, (output, plot)):
         click.echo(f"wrote {file}", err=as_json)
 

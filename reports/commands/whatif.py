@@ -42,6 +42,7 @@ def command(
     """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes."""
     from calibration import whatif
     from calibration.engines import engine
+    from reports.words import TOKENS
     from strategies.job import parse_changes
     from strategies.search.space import parse_axis
     from topologies.reading import UserError
@@ -63,7 +64,7 @@ def command(
     for text in plans:
         parse_changes(apart.split(text))
         named[text] = dict(_pair(part) for part in apart.split(text))
-    total = tokens_of(tokens) or 1e9
+    total = tokens_of(tokens) or TOKENS
     cases: list[tuple[dict[str, Any], str, dict[str, Any]]] = [({}, name, fields) for name, fields in named.items()] + [
         (one, name, f) for one in inputs for name, f in named.items()
     ]

@@ -6,6 +6,7 @@ matplotlib.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
 GREY, DARK, WHITE, LIGHT = "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
+WINE = "#882255"  # of "muted", Tol 2021, personal.sron.nl/~pault: as dark as nothing else in the step
 
 COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": GREEN, "dp": RED,
+           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": WINE, "dp": RED,
            "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
 HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
            "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip
@@ -54,9 +56,15 @@ class Drawing:
             matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
-            drawn.savefig(path, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
-        if path.suffix == ".png":
-            _small(path)
+            part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+            try:
+                drawn.savefig(part, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
+                if path.suffix == ".png":
+                    _small(part)
+                part.replace(path)
+            except OSError as error:  # a full disk: no half of a picture
+                part.unlink(missing_ok=True)
+                raise OSError(error.errno, error.strerror, str(path)) from None
         return path
 
 

@@ -33,7 +33,8 @@ def busbw(data: Sweep) -> Figure:
     _scales(left, right, data)
     handles, labels = left.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=min(6, len(handles)), fontsize=9)
-    drawn.suptitle(f"{data.operation} on {data.where}", x=0.01, ha="left", fontsize=12)
+    drawn.suptitle(f"{data.operation} of {data.where}" if data.used else f"{data.operation} on {data.where}", x=0.01, ha="left",
+                   fontsize=12)  # fmt: skip
     return drawn
 
 
@@ -46,6 +47,9 @@ def _lines(left: Axes, right: Axes, data: Sweep) -> None:
         _both(left, right, data, [(p.bytes, p.seconds) for p in points], color=colour, linestyle=dash, linewidth=1.4, label=name)
     chosen = [(options[0].bytes, options[0].seconds) for options in data.prices]
     _both(left, right, data, chosen, color=GREY, linewidth=6, alpha=0.6, zorder=0, label="chosen", solid_capstyle="round")
+    for number, size in enumerate(data.used):
+        for ax in (left, right):
+            ax.axvline(size, color=DARK, linewidth=0.8, linestyle=(0, (2, 2)), label="" if number else "sizes of the job")
     if data.measured:
         _both(left, right, data, data.measured, color="black", marker="o", markersize=4.5, linestyle="none", label="measured")
 
@@ -71,7 +75,7 @@ def _scales(left: Axes, right: Axes, data: Sweep) -> None:
 
 
 def _sizes(ax: Axes, data: Sweep) -> None:
-    sizes = [options[0].bytes for options in data.prices] + [size for size, _ in data.measured]
+    sizes = [options[0].bytes for options in data.prices] + [size for size, _ in data.measured] + list(data.used)
     low, high = min(sizes), max(sizes)
     ticks = [2.0**power for power in range(0, 61, 5) if low <= 2.0**power <= high] or [low]
     ax.set_xscale("log", base=2)

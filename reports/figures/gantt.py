@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, patch, time_unit
 from reports.lanes import Strips, chosen, lane_names, strips
@@ -12,6 +13,8 @@ from sim.timeline import AXES, CPU, PHASES, Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+DELAYS = ("launch", "slowdown")  # within a pass: no kernel is launched yet, or communication slows it
 
 
 @figure("gantt")
@@ -40,13 +43,21 @@ def gantt(timeline: Timeline) -> Figure:
     shown = "" if len(lanes) == len(timeline.lanes) else f", {len(lanes)} of {len(timeline.lanes)} rows shown"
     ax.set_title(f"One step: {seconds(timeline.step)}{shown}")
     ax.set_title("height of a colour: its share of the time; strips below: transfers", loc="right", fontsize=8.5, color=DARK)
-    inside = {key for row in rows for bar in row.passes for key in bar.shares}
-    handles = [patch(key, key) for key in PHASES if key in inside]
-    handles += [
-        patch(key, "update on the CPUs" if key == CPU else f"{key} communication") for key in AXES if key in inside or key in axes
-    ]
+    handles = _legend(rows, axes, timeline.step)
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
     return drawn
+
+
+def _legend(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
+    """What can be seen."""
+    totals = Counter[str]()
+    for row in rows:
+        for bar in row.passes:
+            totals.update(bar.shares)
+    shown = {key for key, seconds in totals.items() if key not in DELAYS or seconds > 0.002 * len(rows) * step}
+    handles = [patch(key, key) for key in (*PHASES, *DELAYS) if key in shown]
+    names = {axis: "update on the CPUs" if axis == CPU else f"{axis} communication" for axis in AXES}
+    return [*handles, *(patch(axis, name) for axis, name in names.items() if axis in shown or axis in axes)]
 
 
 def _passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
@@ -55,7 +66,7 @@ def _passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
     spans: dict[str, list[tuple[float, float, float, float]]] = {}
     for bar in row.passes:
         whole, bottom, wide = bar.whole or sum(bar.shares.values()), upper + height, bar.end - bar.start > 0.012 * step
-        for name in (key for key in (*PHASES, *AXES) if bar.shares.get(key)):
+        for name in (key for key in (*PHASES, *AXES, *DELAYS) if bar.shares.get(key)):
             part = height * bar.shares[name] / whole
             spans.setdefault(name, []).append((bar.start * unit, bottom, (bar.end - bar.start) * unit, part))
             if wide and bar.microbatch >= 0 and bar.shares[name] == max(bar.shares.values()):

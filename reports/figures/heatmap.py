@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 3  # panels in a row
+MANY = 6  # columns of a panel from which on only two stand in a row
 
 
 class Cell(NamedTuple):
@@ -39,7 +40,7 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
     tps, pps = (sorted({key[place] for panel in panels.values() for key in panel}) for place in range(2))
     values = [cell.value for panel in panels.values() for cell in panel.values() if cell.value is not None]
     shades = ScalarMappable(Normalize(min(values, default=0.0), max(values, default=1.0)), "cividis")
-    across = min(ACROSS, len(panels))
+    across = min(ACROSS if len(pps) < MANY else 2, len(panels))
     down = -(-len(panels) // across)
     size = across * (1.1 + 0.62 * len(pps)) + 1.0, down * (0.9 + 0.42 * len(tps)) + 0.6
     drawn = Figure(figsize=(max(7.2, size[0]), max(2.6, size[1])), layout="constrained")

@@ -40,6 +40,9 @@ def load(run: tuple[Cluster, Timeline]) -> Figure:
     colours = [tuple(rgba) for rgba in scale.to_rgba(100 * np.array(shares)).tolist()]
     drawn_links(ax, form, layout, colours, [1.0 + 3.0 * share / max([*shares, 1e-9]) for share in shares])
     joints(ax, form, layout)
-    drawn.colorbar(scale, ax=ax, label="% of capacity over the step", shrink=0.7)
-    ax.set_title(f"{cluster.name}: which links the step uses")
+    large = max(10.0, 8 * drawn.get_figwidth() / 14)
+    bar = drawn.colorbar(scale, ax=ax, shrink=0.8, aspect=16, pad=0.01)
+    bar.set_label("% of capacity over the step", size=large)
+    bar.ax.tick_params(labelsize=large)
+    ax.set_title(f"{cluster.name}: which links the step uses, each in its busier direction", fontsize=large + 1)
     return drawn

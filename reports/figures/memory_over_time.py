@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from sim.paths import Floats
 
+SMALL = 0.3  # of the room: what holds less is drawn at its own scale
 MOMENTS = 1500  # drawn of longer ledgers: the fullest of each of so many slices of time
 
 
@@ -33,13 +34,14 @@ def memory_over_time(timeline: Timeline) -> Figure:
     ax.stackplot(times * unit, (held[:, used] / 1e9).T, colors=[MEMORY[kind] for kind in kinds], labels=kinds, step="post")
     profile, capacity = timeline.pricing.prices.profile, timeline.pricing.prices.gpu.memory
     free = (capacity - profile.overhead.context) / (1 + profile.overhead.reserve)
-    ax.axhline(free / 1e9, color=RED, linestyle="--", linewidth=1.5, label=f"room for tensors {gigabytes(free)} GB")
+    top, above = max(free, books[lane].peak), ""
+    if books[lane].peak < SMALL * free:  # too flat to be read otherwise
+        top, above = 1.15 * books[lane].peak, ", far above"
+    ax.axhline(free / 1e9, color=RED, linestyle="--", linewidth=1.5, label=f"room for tensors {gigabytes(free)} GB{above}")
     moment, op = books[lane].when
     ax.annotate(f"peak during {op}", (max(0.0, moment) * unit, books[lane].peak / 1e9), (0, 6), textcoords="offset points",
                 ha="left" if moment < timeline.step / 2 else "right", fontsize=9)  # fmt: skip
-    ax.set(
-        xlim=(0, timeline.step * unit), ylim=(0, 1.15 * max(free, books[lane].peak) / 1e9), ylabel="GB", xlabel=f"time ({name})"
-    )
+    ax.set(xlim=(0, timeline.step * unit), ylim=(0, 1.15 * top / 1e9), ylabel="GB", xlabel=f"time ({name})")
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
     ax.set_title(f"What a GPU of stage {stage} holds over the step")

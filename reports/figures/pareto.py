@@ -15,10 +15,10 @@ NAMED = 10  # labels of one panel at most
 
 
 class Plan(NamedTuple):
-    """A plan that fits: hours to train `Front.tokens` tokens, what that costs in `Front.money`, bytes at its peak."""
+    """A plan that fits: days to train `Front.tokens` tokens, what that costs in `Front.money`, bytes at its peak."""
 
     name: str
-    hours: float
+    days: float
     spent: float
     memory: float
     front: bool  # no other is better in one and at least as good in the others
@@ -38,7 +38,7 @@ def pareto(data: Front) -> Figure:
     """Time against cost (where plans have different numbers of GPUs or prices) and against memory; the frontier is named."""
     from matplotlib.figure import Figure
 
-    ratio = [plan.spent / plan.hours for plan in data.plans]
+    ratio = [plan.spent / plan.days for plan in data.plans]
     apart = max(ratio) > 1.0001 * min(ratio)  # on the same GPUs cost is time
     drawn = Figure(figsize=(12, 4.4) if apart else (9, 4.2), layout="constrained")
     panels = drawn.subplots(1, 2, squeeze=False)[0] if apart else [drawn.subplots()]
@@ -46,24 +46,24 @@ def pareto(data: Front) -> Figure:
         _panel(panels[0], data.plans, [plan.spent for plan in data.plans], f"{data.money} for {data.tokens}")
     _panel(panels[-1], data.plans, [plan.memory / 1e9 for plan in data.plans], "peak memory of the fullest GPU (GB)")
     for ax in panels:
-        ax.set_xlabel(f"hours for {data.tokens}")
+        ax.set_xlabel(f"days for {data.tokens}")
     panels[0].set_title(f"{len(data.plans):,} plans that fit; blue: nothing is better in time, cost and memory at once")
     return drawn
 
 
 def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str) -> None:
     """Dots, the frontier of the two numbers as a line, the names of those on it."""
-    ax.scatter([plan.hours for plan in plans], heights, s=12, color=GREY, linewidths=0, zorder=1)
+    ax.scatter([plan.days for plan in plans], heights, s=12, color=GREY, linewidths=0, zorder=1)
     best: list[tuple[float, float, str]] = []
-    on = sorted((plan.hours, height, plan.name) for plan, height in zip(plans, heights, strict=True) if plan.front)
-    for hours, height, name in on:
+    on = sorted((plan.days, height, plan.name) for plan, height in zip(plans, heights, strict=True) if plan.front)
+    for days, height, name in on:
         if not best or height < best[-1][1]:
-            best.append((hours, height, name))
+            best.append((days, height, name))
     ax.scatter([x for x, _, _ in on], [y for _, y, _ in on], s=26, color=BLUE, zorder=2)
     ax.step([x for x, _, _ in best], [y for _, y, _ in best], where="post", color=BLUE, linewidth=1.2, zorder=2)
     ax.scatter(*best[0][:2], s=130, marker="*", color=ORANGE, edgecolors=DARK, linewidths=0.6, zorder=3)
     ax.set(ylabel=label, ylim=(0, 1.12 * max(heights)))
-    low, high = min(plan.hours for plan in plans), max(plan.hours for plan in plans)
+    low, high = min(plan.days for plan in plans), max(plan.days for plan in plans)
     ax.set_xlim(low - 0.03 * (high - low or low), high + 0.03 * (high - low or low))
     _named(ax, best)
 
@@ -72,11 +72,11 @@ def _named(ax: Axes, best: Sequence[tuple[float, float, str]]) -> None:
     """Names where there is room for them: from the left, none over another."""
     lines: list[tuple[float, float]] = []
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-    for hours, height, name in best:
-        x, y = (hours - left) / (right - left), (height - low) / (high - low)
+    for days, height, name in best:
+        x, y = (days - left) / (right - left), (height - low) / (high - low)
         if len(lines) == NAMED or any(abs(y - other) < 0.055 and abs(x - at) < 0.0095 * len(name) for at, other in lines):
             continue
         lines.append((x, y))
         side = "left" if x < 0.6 else "right"
-        ax.annotate(name, (hours, height), (7 if side == "left" else -7, 5), textcoords="offset points", ha=side, fontsize=8.5,
+        ax.annotate(name, (days, height), (7 if side == "left" else -7, 5), textcoords="offset points", ha=side, fontsize=8.5,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}, zorder=4)  # fmt: skip

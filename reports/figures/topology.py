@@ -63,13 +63,14 @@ def prepared(cluster: Cluster) -> tuple[Figure, Axes, Topology, Shape, Layout]:
 
 
 def joints(ax: Axes, form: Shape, layout: Layout) -> None:
-    """GPUs, switches and NICs with their names."""
+    """GPUs, switches and NICs with their names, larger on a wide drawing, which is shown smaller."""
+    size = min(12.5, max(8.0, 8 * ax.get_figure(root=True).get_figwidth() / 14))  # type: ignore[union-attr]
     for joint, (x, y), label in zip(form.joints, layout.places, layout.labels, strict=True):
         shape_of, colour = ("circle", SKY) if joint.gpu >= 0 else ("square" if label.isdigit() else "round", WHITE)
         look = {"boxstyle": f"{shape_of},pad=0.35", "facecolor": colour, "edgecolor": DARK, "linewidth": 0.8}
-        ax.text(x, y, label, ha="center", va="center", fontsize=8, zorder=3, bbox=look)
+        ax.text(x, y, label, ha="center", va="center", fontsize=size, zorder=3, bbox=look)
     for (x, y), text in layout.captions:
-        ax.text(x, y, text, ha="right", va="center", fontsize=9, color=DARK)
+        ax.text(x, y, text, ha="right", va="center", fontsize=size + 1, color=DARK)
 
 
 def _seen(cluster: Cluster) -> tuple[Topology, Shape]:

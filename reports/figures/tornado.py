@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from calibration.sensitivity import Effect
 from reports.figures import BLUE, DARK, ORANGE, figure
-from reports.words import seconds
+from reports.words import PRICED, seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,15 +24,17 @@ def tornado(data: Answer) -> Figure:
     made = Figure(figsize=(9, 1.2 + 0.27 * len(effects)), layout="constrained")
     axes = made.subplots()
     places = range(len(effects))
-    for ends, colour, label in (([e.low for e in effects], BLUE, "lower"), ([e.high for e in effects], ORANGE, "higher")):
-        axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=f"price {label}")
+    for ends, colour, label in (([e.low for e in effects], BLUE, "shorter"), ([e.high for e in effects], ORANGE, "longer")):
+        axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=label)
     axes.axvline(0, color=DARK, lw=1)
-    axes.set_yticks(places, [f"{e.name} ×{e.factor:.2f}" for e in effects])
+    same = len({round(e.factor, 6) for e in effects}) == 1
+    axes.set_yticks(places, [PRICED.get(e.name, e.name) + ("" if same else f" ×{e.factor:.2f}") for e in effects])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.invert_yaxis()
-    axes.set_xlabel("change of the step time in %")
+    axes.set_xlabel("change of the step time (%)")
     axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
-    axes.legend(loc="lower right")
+    by = f" (÷ and × {effects[0].factor:.3g})" if same and effects else ""
+    axes.legend(loc="lower right", title=f"time of each{by}")
     return made

@@ -30,12 +30,12 @@ def traffic(timeline: Timeline) -> Figure:
     if world > MOST:
         raise UserError(f"a matrix of {world} ranks is too large to draw; at most {MOST}")
     sent, node = matrix(timeline) / 1e9, timeline.pricing.topology.node_of(np.arange(world))
-    what, ends = "rank", np.flatnonzero(np.diff(node)) + 0.5
+    what, edges = "rank", np.flatnonzero(np.diff(node)) + 0.5
     if world > RANKS:
         count = int(node.max()) + 1
         each = np.zeros((count, world))
         each[node, np.arange(world)] = 1.0
-        sent, what, ends = each @ sent @ each.T, "node", np.empty(0)
+        sent, what, edges = each @ sent @ each.T, "node", np.empty(0)
     drawn, ax = canvas(6.4, 5.4)
     ax.set_facecolor(LIGHT)
     if sent.any():
@@ -43,8 +43,12 @@ def traffic(timeline: Timeline) -> Figure:
         room = 1.001 if most > 2 * least else 2.0  # a scale needs two ends
         shades = LogNorm(least / room, most * room)
         image = ax.imshow(np.ma.masked_equal(sent, 0), cmap="cividis", norm=shades, interpolation="none")
-        drawn.colorbar(image, ax=ax, label="GB in a step")
-    for end in ends if len(ends) <= 40 else ():
+        bar = drawn.colorbar(image, ax=ax, label="GB in a step")
+        ends = shades.vmin or least, shades.vmax or most
+        ticks = [times * 10.0**power for power in range(-9, 7) for times in (1, 2, 5)]
+        bar.set_ticks(plain := [tick for tick in ticks if ends[0] <= tick <= ends[1]] or [most], labels=[f"{t:g}" for t in plain])
+        bar.ax.minorticks_off()
+    for end in edges if len(edges) <= 40 else ():
         ax.axhline(end, color=DARK, linewidth=0.5)
         ax.axvline(end, color=DARK, linewidth=0.5)
     ax.set(xlabel=f"to {what}", ylabel=f"from {what}")

@@ -4,6 +4,7 @@
 // (#sort=step&order=descending&filter=tp=8), so a view can be sent to someone.
 const text = value => value === null ? "" :
   typeof value === "number" ? (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)))) : String(value);
+const display = value => typeof value === "number" && Math.abs(value) >= 10000 ? Math.round(value).toLocaleString("en") : text(value);
 const compare = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 :
   typeof a === "number" && typeof b === "number" ? a - b : text(a).localeCompare(text(b), "en", {numeric: true});
 
@@ -32,7 +33,7 @@ function sheet(box, {columns, rows, texts}) {
     body.replaceChildren(...shown.map(row => {
       const line = document.createElement("tr");
       line.append(...row.map((value, number) => {
-        const cell = Object.assign(document.createElement("td"), {textContent: text(value)});
+        const cell = Object.assign(document.createElement("td"), {textContent: display(value)});
         if (texts.includes(number)) cell.className = "text";
         return cell;
       }));

@@ -37,6 +37,8 @@ class Hook(ABC):
 
     shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
 
+    scatters: ClassVar[bool] = False  # whether ranks have reduced gradients of their shards only
+
     local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise
     outer: ClassVar[int] = 0  # bytes per parameter of an optimizer around the optimizer
 
@@ -69,6 +71,10 @@ class Hook(ABC):
     @abstractmethod
     def update(self, stage: Stage) -> None:
         """Add the optimizer's update after everything in `stage.reduced`."""
+
+    def shares(self, stage: Stage, state: str) -> float:
+        """Of how many equal shares of a model state a rank holds one; where ranks hold unequal ones, the rank with most."""
+        return stage.plan.shards if state in self.shards else 1
 
     def resident(self, stage: Stage) -> Memory:
         """What the hook itself holds on the GPU all the time."""

@@ -3,10 +3,13 @@
 Rajbhandari et al. 2020, arXiv:1910.02054, section 7.2: an all-gather for the forward pass, one for the backward pass, a
 reduce-scatter of gradients: 3Ψ·(n−1)/n per microbatch. Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay
 until the next backward pass has used them, and it is 2Ψ; in a pipeline the forward passes before that one find them there. With
-`shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas. With overlap the next part is gathered while
-the present one computes (prefetch depth 1). With `deepspeed` DeepSpeed's limits say what is gathered and released when
-(`strategies.prefetch`), gradients are reduced in its buckets, and ZeRO++ may compress both (`strategies.gathering`,
-`strategies.quantised`). With `offload` parameters come from the host, gradients go there.
+`gradient_sync: last` gradients are reduced once per step, and parameters stay after a backward pass that is not the last: of m
+microbatches, in any order, m + 1 passes gather them (1 without `reshard`). Reductions run beside the last backward pass, or with
+pp > 1 after it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are
+all-reduced over the replicas. With overlap the next part is gathered while the present one computes (prefetch depth 1). With
+`deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.prefetch`), gradients are reduced in its
+buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the
+host, gradients go there.
 
 Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
 buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
@@ -32,6 +35,7 @@ class Zero3(Hook):
     """Sharded parameters, gradients and optimizer states."""
 
     shards = frozenset({"optimizer", "gradient", "parameter"})
+    scatters = True
 
     def __init__(self) -> None:
         self._gatherings: dict[int, Gathering] = {}
@@ -41,7 +45,10 @@ class Zero3(Hook):
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
         self._quantised = Quantised()
         self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
-        self._whole: set[int] = set()  # stages whose parameters are there, without resharding
+        self._whole: set[int] = set()  # stages whose parameters are there when a pass begins
+        self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet
+        self._absent = 0.0  # bytes gathered for a pass that are not there at its beginning
+        self._keeps = False  # whether a backward pass reduces and releases nothing
 
     def resident(self, stage: Stage) -> Memory:
         """What DeepSpeed holds besides the rank's part."""
@@ -58,15 +65,21 @@ class Zero3(Hook):
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         parts = range(len(stage.parts) - 1, -1, -1)
+        late = stage.plan.plan.gradient_sync == "last"
+        self._keeps = late and (not last or weights_only or stage.plan.plan.pp > 1)
         if not weights_only:
             ref = self._pass(stage, microbatch, after, parts, self._backward)
         else:
             for part in parts:
                 ref = stage.weight_gradient(
-                    microbatch, (*after, *stage.crowded), part, part + 1, allocate=self._gradient(stage, part)
+                    microbatch, (*after, *stage.crowded), part, part + 1, allocate=self._made(stage, part)
                 )
                 self._reduce(stage, part, ref)
                 after = () if stage.plan.plan.overlap else tuple(stage.reduced[-1:])
+        if late:
+            (self._accumulated.discard if last else self._accumulated.add)(stage.number)
+        if last and self._keeps:
+            self._reduce_all(stage, ref)
         self._flush(stage)
         self._quantised.finish()
         return ref
@@ -75,13 +88,18 @@ class Zero3(Hook):
         """Gathers like a backward pass, reduces nothing."""
         if stage.alone:
             return stage.input_gradient(microbatch, after)
+        self._keeps = stage.plan.plan.gradient_sync == "last"
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
-        gathers = plan.microbatches * (1 + plan.plan.reshard)
-        return Moves(gathers * plan.plan.least_gathered, plan.microbatches * plan.plan.bytes_per_gradient)
+        gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
+        if plan.plan.gradient_sync == "last":
+            gathers, reductions = plan.microbatches * plan.plan.reshard + 1, 1
+        elif plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
+            gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
+        return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
@@ -98,8 +116,9 @@ class Zero3(Hook):
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
         ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
         there = gathering.kept or stage.number in self._whole
-        if not stage.plan.plan.reshard:
-            (self._whole.discard if backward else self._whole.add)(stage.number)
+        stays = self._keeps if backward else not stage.plan.plan.reshard
+        (self._whole.add if stays else self._whole.discard)(stage.number)
+        self._absent = 0.0
         if there:
             for part in order:
                 ref = compute(stage, microbatch, part, after)
@@ -121,11 +140,20 @@ class Zero3(Hook):
             if not overlap:
                 held_up += tuple(gathered[position + 1 :])
             waits = (gathering.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
+            self._absent = self._gathered_late(stage, order, ahead) if backward and not position else 0.0
             computed.append(compute(stage, microbatch, part, waits))
+            gathering.taken(part, computed[-1], backward)
             if not ahead and position + 1 < len(order):
                 start = (computed[-1], *stage.reduced[-1:])
                 gathered.append(gathering.gather(order[position + 1], start, backward))
         return computed[-1]
+
+    def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
+        """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
+        if stage.plan.plan.kernels not in ("torch", "compiled"):
+            return 0.0
+        parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
+        return sum(size for part in parts for _, size in self._of(stage).whole(part))
 
     def _traced(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], compute: Compute) -> Ref:
         """A pass whose gathers and releases follow DeepSpeed's trace. Without overlap gathers hold up compute."""
@@ -157,7 +185,7 @@ class Zero3(Hook):
             trace, count = self._traces[stage.number], len(stage.parts)
             released = trace[2 * count - 1 - part if backward else part].release
         else:
-            released = backward or stage.plan.plan.reshard
+            released = not self._keeps if backward else stage.plan.plan.reshard
         if not released or (_tied(stage) and part == 0 and not backward):
             return ()
         last = _tied(stage) and part == len(stage.parts) - 1 and not backward
@@ -170,15 +198,20 @@ class Zero3(Hook):
         return stage.input_gradient(microbatch, after, part, part + 1, free=self._released(stage, part, True))
 
     def _backward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        gradient, free = self._gradient(stage, part), self._released(stage, part, True)
+        gradient, free = self._made(stage, part), self._released(stage, part, True)
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
         free, self._lingering = free + self._lingering, ()
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
-            gradient = (gradient if part else ()) + (self._gradient(stage, 0) if part == len(stage.parts) - 2 else ())
-        ref = stage.backward(microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient, free=free)
+            gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
+        waits, absent = (*after, *stage.crowded), self._absent
+        ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self._reduce(stage, part, ref, lingers=True)
         return ref
+
+    def _made(self, stage: Stage, part: int) -> Memory:
+        """What a backward pass allocates for the part's gradient, unless it adds to one that is there."""
+        return () if stage.number in self._accumulated else self._gradient(stage, part)
 
     def _gradient(self, stage: Stage, part: int) -> Memory:
         """The unsharded gradient of a part, until it is reduced."""
@@ -188,17 +221,28 @@ class Zero3(Hook):
 
     def _reduce(self, stage: Stage, part: int, after: Ref, lingers: bool = False) -> None:
         """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
+        if self._keeps:
+            return
         if stage.plan.plan.deepspeed is None:
             gradient = self._gradient(stage, part)
             if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
                 gradient, self._lingering = (), gradient
-            self._send(stage, self._of(stage).elements(part), self._of(stage).made(part, after), gradient)
+            self._of(stage).made(part, after)
+            self._send(stage, self._of(stage).elements(part), after, gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
         if held + sum(self._of(stage).elements(part)) > room:
             self._flush(stage)
         self._waiting.append((part, after))
+
+    def _reduce_all(self, stage: Stage, after: Ref) -> None:
+        """After the last backward pass: reduce the gradients of every part, and release its parameters."""
+        self._whole.discard(stage.number)
+        for part in range(len(stage.parts)):
+            free = self._gradient(stage, part) + self._of(stage).whole(part)
+            self._of(stage).made(part, after)
+            self._send(stage, self._of(stage).elements(part), after, free)
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""

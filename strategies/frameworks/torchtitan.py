@@ -44,6 +44,8 @@ def _read(path: Path) -> Found:
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
     plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_kernels(keys)
+    if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
+        plan["gradient_sync"] = "last"  # PyTorch's pipelines
     mode = keys.section("activation_checkpoint").choice(
         "mode", {"none": "none", "full": "full", "selective": "selective"}, "selective"
     )
@@ -109,7 +111,7 @@ def _write(job: Job) -> Written:
         sections |= {"compile": {"enable": True}} if pieces else {}  # which asynchronous tensor parallelism needs
     if job.plan.pp > 1:
         schedule = told("schedule", only=tuple(_SCHEDULES))
-        told("chunks")
+        told("chunks"), told("gradient_sync")
         sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
         if schedule in _SCHEDULES:
             sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}

@@ -10,12 +10,14 @@ twice forward, no recomputation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
 from sim.program import Collective, Item, Kernel
+from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
@@ -43,8 +45,9 @@ class Part:
     saved: float  # bytes of activations kept from its forward to its backward
     restored: float  # bytes of activations that recomputation makes anew: they exist only while its backward runs
     temporary: float  # bytes of workspace of its forward besides saved, where most is needed: not all of saved is there yet
-    undoing: float  # the same of its backward besides saved and restored, of which less and less is there
+    undoing: float  # the same of its backward besides saved and restored, of which less and less is there; without the loss
     passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
+    loss: float  # the same of the loss, with which the backward pass of the head begins; −∞ of other parts
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
@@ -55,6 +58,15 @@ class Part:
     logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients: the whole, piece by piece
+
+    def undo(self, width: int = 0, absent: float = 0.0) -> float:
+        """Bytes of workspace of its backward besides what it keeps and restores.
+
+        width: bytes per parameter of gradients that are made one by one, beside all of which they are counted. absent: bytes that
+        are counted too, but are there only when the loss's backward is over: FSDP gathers parameters for what comes before it.
+        """
+        unmade = width * (self.parameters - self.experts)
+        return max(self.passing if width else self.undoing, self.loss - unmade - absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,7 @@ class Parts:
     kept: tuple[Part, ...]  # the same without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: Part  # final norm, language-model head and loss
+    batch: Items  # before every forward pass of every stage
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
 
     def layer(self, index: int) -> Part:
@@ -103,6 +116,7 @@ def parts(model: Model, plan: Resolved) -> Parts:
         kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
+        batch=batch(share),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
 
@@ -173,9 +187,10 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     kept, restored = _tensors(pieces, recompute)
-    again = [piece for piece in pieces if recompute == "full" or (recompute == "selective" and piece.core)]
+    again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
     plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
+    every, trunk = kept | restored, pieces[:-1] if name == "head" and share.model.head else pieces
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
@@ -191,9 +206,10 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
         saved=sum(kept.values()),
         restored=sum(restored.values()),
-        temporary=gradient + _workspace(pieces, kept),
-        undoing=gradient + _workspace(pieces, kept | restored),
-        passing=gradient + _workspace(pieces, kept | restored, plan.bytes_per_gradient),
+        temporary=gradient + _workspace([piece.forwards for piece in pieces], kept),
+        undoing=gradient + _workspace(trunk, every),
+        passing=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
+        loss=-math.inf if trunk is pieces else pieces[-1].temporary,
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),
@@ -204,15 +220,27 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     )
 
 
+def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piece]:
+    """The pieces whose forward work is done again.
+
+    torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
+    the input of the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
+    """
+    if recompute != "full":
+        return [piece for piece in pieces if recompute == "selective" and piece.core]
+    return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)
+
+
 @lru_cache(maxsize=64)
 def _joined(layers: tuple[Part, ...]) -> Part:
     """Consecutive layers that keep only the first one's input and are recomputed together before the backward pass of all."""
     if len(layers) == 1:
         return layers[0]
     back = layers[::-1]
-    recompute = _chained(layers, "recompute")
+    before = tuple(_recomputed(item) for item in _chained(layers[:-1], "forward"))  # all of it: the next layer's input
+    recompute = before + layers[-1].recompute
     whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
-    sums = ("parameters", "replicated", "experts", "narrow", "narrow_experts", "model_flops", "recomputed_flops", "held")
+    sums = ("parameters", "replicated", "experts", "narrow", "narrow_experts", "model_flops", "held")
     return replace(
         layers[0],
         forward=_chained(layers, "forward"),
@@ -221,6 +249,7 @@ def _joined(layers: tuple[Part, ...]) -> Part:
         recompute=recompute,
         backward=recompute + whole,
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
+        recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
         **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
         **{name: sum(getattr(part, name) for part in layers) for name in sums},
     )

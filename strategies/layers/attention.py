@@ -137,11 +137,11 @@ def _softmax_kernels(share: Share) -> passes.Kernels:
 
 def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str, int]) -> Piece:
     """For every head sequence × depth by depth × columns; both operands have gradients."""
-    sequence, matrices = share.sequence, share.batch * share.heads
-    left = share.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices)
-    right = share.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices)
+    sequence, matrices, rows = share.sequence, share.batch * share.heads, (columns, depth)
+    left = share.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices, rows)
+    right = share.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices, rows)
     return Piece(
-        forward=(share.gemm(label, "forward", sequence, columns, depth, matrices),),
+        forward=(share.gemm(label, "forward", sequence, columns, depth, matrices, rows),),
         input_gradient=(left, right),
         saved=dict(saved),
         core=True,

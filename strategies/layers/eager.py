@@ -5,8 +5,9 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
   products) and keeps what was normed before its weight too. On a GPU it is one kernel;
 * a gated activation is an operator and a product: both of its factors and the product are kept;
 * rotary positions are two products, a negation, a concatenation and a sum;
-* the loss is log-softmax and a choice, of which the first is kept in fp32; backward both make a gradient of all logits. Cut over
-  the vocabulary (loss_parallel) it is written out, and three tensors of all logits exist at once besides what is kept;
+* the loss is log-softmax and a choice, of which the first is kept in fp32; forward there are logits besides (and in 16 bits their
+  copy in fp32), backward both make a gradient of all logits. Cut over the vocabulary (loss_parallel) it is written out, and three
+  tensors of all logits exist at once besides what is kept;
 * a matrix keeps its whole input, also what sequence parallelism gathered: nothing is gathered twice.
 """
 
@@ -48,14 +49,15 @@ def loss(share: Share) -> Piece:
     }
 
     def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
-        return share.run(label, phase, logits, tuple(("reduction", FLOAT * one) for one in moved))
+        return share.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * one) for one in moved))
 
     ways = passes.loss("torch", share.element)
     parallel = share.tp > 1
     forward: Items = share.run("loss", "forward", logits, ways.forward)
     backward: Items = share.run("loss", "backward", logits, ways.backward)
     if parallel:
-        cast = share.run("logits in fp32", "forward", logits, (("memory", share.element + FLOAT),) * (share.element != FLOAT))
+        widened = (passes.Pass("memory", share.element + FLOAT),) * (share.element != FLOAT)
+        cast = share.run("logits in fp32", "forward", logits, widened)
         first, second = run("loss maximum", "forward", 1), run("loss exponential", "forward", 2, 2, 1)
         forward = (*cast, *first, *small["maximum"], *second, *small["sum"], *run("log-softmax", "forward", 2), *small["target"])
         backward = (*run("loss", "backward", 1), *run("log-softmax", "backward", 2, 3, 2), *cast)
@@ -64,4 +66,5 @@ def loss(share: Share) -> Piece:
         input_gradient=backward,
         saved={"log-probabilities": FLOAT * logits},
         temporary=(3 if parallel else 2) * FLOAT * logits,
+        before=None if parallel else (share.element + (FLOAT if share.element != FLOAT else 0)) * logits,
     )

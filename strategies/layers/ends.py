@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from strategies import elementwise as passes
 from strategies.layers import eager
+from strategies.layers.bookkeeping import lookup, mean, targets
 from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
 
 
 def embedding(share: Share) -> list[Piece]:
     """Token, position and segment embedding, the norm that may follow (BERT), and dropout."""
     model = share.model
-    pieces = [_tokens(share)]
+    pieces = [lookup(share), _tokens(share)]
     if model.positions == "learned":
         rows = share.parted // share.batch  # positions of this rank
         pieces.append(_added_rows(share, "position embedding", rows, model.context))
@@ -73,7 +74,8 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        pieces += [replace(matrix, parameters=matrix.parameters - tied), eager.loss(share) if share.eager else _loss(share)]
+        loss = eager.loss(share) if share.eager else _loss(share)
+        pieces += [replace(matrix, parameters=matrix.parameters - tied), targets(share), loss, mean(share)]
     return pieces
 
 
@@ -88,7 +90,7 @@ def _loss(share: Share) -> Piece:
     }
     ways = passes.loss(share.resolved.plan.kernels, share.element)
     kernels = share.run("loss", "forward", logits, ways.forward)
-    cut = 1 + next(place for place, (kind, _) in enumerate(ways.forward) if kind == "reduction")  # the maximum
+    cut = 1 + next(place for place, way in enumerate(ways.forward) if way.kind == "reduction")  # the maximum
     return Piece(
         forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
         input_gradient=share.run("loss", "backward", logits, ways.backward),

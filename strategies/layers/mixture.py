@@ -129,11 +129,11 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
     return Piece(
         forward=(
             *narrow.taken(rows.held * k),
-            _exact(share.gemm(label, "forward", rows.each, n, k, rows.busy, narrow.dtype), rows),
+            _exact(share.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=narrow.dtype), rows),
         ),
         input_gradient=(
             *narrow.gradient(rows.held * n),
-            _exact(share.gemm(label, "backward", rows.each, k, n, rows.busy, narrow.dtype), rows),
+            _exact(share.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=narrow.dtype), rows),
         ),
         weight_gradient=(*narrow.again(rows.held * k), _exact(product, rows), *adding, *sums),
         saved={f"{label} input": narrow.kept * rows.held * k},

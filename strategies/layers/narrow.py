@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from strategies.elementwise import Passes
+from strategies.elementwise import Pass, Passes
 from strategies.layers.overlap import Items
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ class Casts(NamedTuple):
 
 def _engine(fp8: Fp8, width: float) -> Casts:
     """Transformer Engine's."""
-    maximum: Passes = (("reduction", width),) if fp8.scaling == "tensorwise" else ()
-    cast: Passes = (*maximum, ("memory", width + 2 * NARROW))
-    return Casts(cast, (), cast, (("memory", 2.0 * NARROW),) if fp8.gather else cast)
+    maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
+    cast: Passes = (*maximum, Pass("memory", width + 2 * NARROW))
+    return Casts(cast, (), cast, (Pass("memory", 2.0 * NARROW),) if fp8.gather else cast)
 
 
 def _torchao(fp8: Fp8, width: float) -> Casts:
     """torchao's; a weight that is gathered in fp8 was cast before, and is only turned for the input gradient."""
-    turned: Passes = (("memory", 2.0 * NARROW),)
-    whole: Passes = (("memory", width + NARROW),)
+    turned: Passes = (Pass("memory", 2.0 * NARROW),)
+    whole: Passes = (Pass("memory", width + NARROW),)
     if fp8.scaling == "tensorwise":
-        cast: Passes = (("reduction", width), *whole)
+        cast: Passes = (Pass("reduction", width), *whole)
         weight, again = ((), turned) if fp8.gather else (cast, cast)
         return Casts(cast, cast, (*cast, *turned), weight, again)
-    rows: Passes = (("reduction", width + NARROW),)
-    columns: Passes = (("reduction", width), *whole)
+    rows: Passes = (Pass("reduction", width + NARROW),)
+    columns: Passes = (Pass("reduction", width), *whole)
     if fp8.scaling == "mxfp8":
         rows = columns = whole
     return Casts(rows, columns, (*rows, *columns), rows, columns)

@@ -27,11 +27,12 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sim.program import Collective, Kernel
+from sim.program import ALIGNED, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import NARROW, Narrow
 from strategies.layers.overlap import Items, beside, gathered, scattered
@@ -54,11 +55,17 @@ class Piece:
     core: bool = False  # part of the attention core, which selective recomputation runs again
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
+    before: float | None = None  # the same while its forward runs, where that is less
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
+
+    @property
+    def forwards(self) -> Piece:
+        """As far as the forward pass needs memory."""
+        return self if self.before is None else replace(self, temporary=self.before)
 
 
 @dataclass(frozen=True)
@@ -140,11 +147,16 @@ class Share:
         """Rows of the vocabulary on this rank, padded up when tp does not divide them (as Megatron-LM pads)."""
         return -(-self.model.padded_vocabulary // self.tp)
 
-    def gemm(self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, dtype: str = "") -> Kernel:
-        """`batch` products of (m, k) by (k, n), whose operands are of type `dtype` (the plan's precision)."""
+    def gemm(
+        self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
+    ) -> Kernel:
+        """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
+        default n and k: m are tokens.
+        """
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
-        return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, dtype, (batch, m, n, k))
+        flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
@@ -155,7 +167,8 @@ class Share:
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape)
+        alignment = math.gcd(ALIGNED, outputs, inputs)
+        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
         added = 0.0 if fused else self._added(elements)
         return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
 
@@ -163,15 +176,11 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first.
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first, unless
+        it keeps whole ones until the last microbatch.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
-        if (
-            plan.data_parallel == "zero3"
-            and plan.kernels in ("torch", "compiled")
-            and plan.deepspeed is None
-            and self.resolved.copies > 1
-        ):
+        if plan.pytorch_fsdp and plan.gradient_sync == "every" and self.resolved.copies > 1:
             return 0.0
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
@@ -196,7 +205,7 @@ class Share:
     def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
         """A kernel per pass over so many elements."""
         dtype = self.resolved.plan.precision
-        return tuple(Kernel(kind, label, phase, 0.0, float(elements * each), dtype) for kind, each in ways)
+        return tuple(Kernel(way.kind, label, phase, 0.0, float(elements * way.moved), dtype, (), way.operator) for way in ways)
 
     def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
@@ -251,7 +260,7 @@ class Share:
     def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The product in one kernel for the tokens of each tp rank."""
         batch, m, n, k = kernel.shape
-        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, kernel.dtype),) * self.tp
+        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
 
     def _round(self, whole: Items) -> Collective:
         """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
@@ -402,9 +411,8 @@ def pointwise(share: Share, label: str, read: int, written: int, saved: str = ""
 def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
     """The activation of an MLP of so many results; a gate beside it doubles what is read."""
     plain = pointwise(share, label, elements * (2 if share.model.gated else 1), elements, saved)
-    if not share.model.gated:
-        return plain
-    ways = passes.gate(share.resolved.plan.kernels, share.element)
+    kernels, width = share.resolved.plan.kernels, share.element
+    ways = passes.gate(kernels, width) if share.model.gated else passes.gelu(width)
     forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
     return replace(plain, forward=forward, input_gradient=backward)
 

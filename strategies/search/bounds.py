@@ -13,6 +13,9 @@ Memory. What the first and the last rank keep when a pass begins, by the schedul
 
 Both are never more than what is simulated: waiting, contention, slower kernels beside communication, and gathered parameters only
 add. Strategies that write their own programs are not bounded (0).
+
+Passes that run beside each other take at least as long as the kernels of both. What is offloaded takes no memory of a GPU, and
+the CPUs of a node must read and write what its ranks update.
 """
 
 from __future__ import annotations
@@ -27,15 +30,17 @@ from numpy.typing import NDArray
 from sim.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Plan
+from strategies.host import offloaded
 from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.search.candidates import Candidates
-from strategies.search.crossing import crossings
-from strategies.search.layout import Layout, Moments, layout_of, moments, paired, splits
+from strategies.search.crossing import crossings, hosted_update
+from strategies.search.layout import Layout, Moments, layout_of, moments, splits, through
 from strategies.search.work import Floats, Kinds
+from strategies.updates import ZEROING, passes_of
 
-SLACK = 1e-9  # sums are rounded in another order than on the simulation's grid of time
+NOTHING = 1e30  # ranks that share a state of which none is on the GPUs
+SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
 Ids = NDArray[np.int64]
 
 
@@ -58,26 +63,9 @@ def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
     return _Bounding(plans, kinds, prices).result
 
 
-# Fields of a plan that bounds take into account. A plan that sets any other is not bounded, and always simulated.
-KNOWN = frozenset({
-    "tp", "pp", "dp", "cp", "cp_method", "ep", "imbalance", "capacity_factor", "pad_to_capacity", "expert_tp",
-    "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "microbatch", "global_batch",
-    "accumulation", "sequence", "recompute", "attention", "precision", "gradients", "optimizer", "dropout", "bucket", "overlap",
-    "overlap_tp", "overlap_p2p", "layers_per_stage", "first_stage_layers", "last_stage_layers", "embedding_as_layer",
-    "loss_as_layer", "algorithm", "order",
-})  # fmt: skip
-_OTHERS = {name: field.default for name, field in Plan.model_fields.items() if name not in KNOWN}
-
-
 def bounded(plan: Resolved) -> bool:
-    """Whether bounds know all that the plan does: its schedule makes its program, on one copy of the model."""
-    return (
-        hooks[plan.plan.data_parallel].program is Hook.program
-        and schedules[plan.plan.schedule].copies == 1
-        and 0 not in plan.layers
-        and all(getattr(plan.plan, name) == default for name, default in _OTHERS.items())
-        and not paired(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)
-    )
+    """Whether its schedule makes its program."""
+    return hooks[plan.plan.data_parallel].program is Hook.program
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
@@ -116,14 +104,17 @@ class _Bounding:
         cross = crossings(self.plans.job, self.prices.profile, plans)
         for one, (dense, experts) in zip(plans, cross, strict=True):
             hook = hooks[one.plan.data_parallel]
-            moves = hook.moves(one) if one.copies > 1 else Moves()
-            values = {state: float(one.shards if state in hook.shards else 1) for state in ("parameter", "gradient", "optimizer")}
+            moves = hook.moves(one.model_copy(update={"microbatches": through(one)})) if one.copies > 1 else Moves()
+            own = {state: float(one.shards if state in hook.shards else 1) for state in ("parameter", "gradient", "optimizer")}
+            elsewhere = offloaded(one.plan.offload, hook.shards)
+            values = {state: NOTHING if state in elsewhere else shards for state, shards in own.items()}
             whole = "parameter" in hook.shards and one.copies > 1
             values |= {
                 "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
                 "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
                 "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
                 "gathered": one.plan.least_gathered, "passing": float("gradient" in hook.shards and one.copies > 1),
+                "updated": own["optimizer"], "zeroed": own["gradient"], "host": hosted_update(self.plans.job, one),
             }  # fmt: skip
             for name, value in values.items():
                 rows.setdefault(name, []).append(value)
@@ -131,6 +122,7 @@ class _Bounding:
 
     def _bound(self, one: Resolved, members: Ids) -> None:
         layout, pp, m = layout_of(one), one.plan.pp, one.microbatches
+        copies = schedules[one.plan.schedule].copies
         found = {rank: moments(one.plan.schedule, rank, pp, m, one.chunks) for rank in sorted({0, pp - 1})}
         wrong = next((text for text in found.values() if isinstance(text, str)), None)
         if wrong is not None:
@@ -139,9 +131,9 @@ class _Bounding:
             return
         kinds, of = np.unique(self.kinds.of[members], return_inverse=True)
         chosen = [self.kinds.kinds[kind] for kind in kinds.tolist()]
-        time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
+        time = layout.times(chosen)
         elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
-        if pp > 1 and layout.last not in layout.stages[0]:
+        if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
             elements[:, -1] += [kind.tied for kind in chosen]
         self._step(one, layout, members, of, time, elements, experts)
         spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
@@ -159,7 +151,7 @@ class _Bounding:
     ) -> None:  # fmt: skip
         flowing = not schedules[one.plan.schedule].versions and not hooks[one.plan.data_parallel].local
         split = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
-        anywhere, first = _compute(one.microbatches, layout, time, split, flowing)
+        anywhere, first = _compute(through(one), layout, time, split, flowing)
         mine = list(layout.stages[0])
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
@@ -169,9 +161,15 @@ class _Bounding:
         if flowing:
             last = time["weight" if split else "backward"][:, mine][of]
             late = (crossing * (rule["moved"] * rule["late"])[:, None] - last).min(axis=1)
-            share = dense.sum(axis=1) / rule["optimizer"] + spread.sum(axis=1) / np.maximum(1, rule["optimizer"] // rule["ep"])
-            self.result.first[members], self.result.update[members] = first[of], self._updates(members, share)
-            end = end + np.maximum(0, late) + self.result.update[members] + crossing.sum(axis=1) * rule["last"]
+            updated, zeroed = (
+                dense.sum(axis=1) / own + spread.sum(axis=1) / np.maximum(1, own // rule["ep"])
+                for own in (rule["updated"], rule["zeroed"])
+            )
+            update = np.where(rule["host"] > 0, rule["host"] * updated, self._updates(members, updated, zeroed))
+            self.result.first[members], self.result.update[members] = first[of], update
+            late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
+            end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
+            step = np.maximum(step, first[of] + crossing.sum(axis=1) * rule["last"])
         self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
 
     def _memory(
@@ -179,7 +177,7 @@ class _Bounding:
     ) -> None:  # fmt: skip
         """Memory of a rank that holds these parameters, by chunk."""
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
-        parameter, gradient, optimizer, _ = self._widths[members].T
+        parameter, gradient, optimizer = self._widths[members, :3].T
         dense, spread = elements - experts, experts.sum(axis=1)
         kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
         whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
@@ -195,15 +193,18 @@ class _Bounding:
         total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
-    def _updates(self, members: Ids, share: Floats) -> Floats:
-        """Seconds of the optimizer's pass, whose price is linear in its bytes."""
+    def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
+        """Seconds of the optimizer's passes over so many parameters, whose prices are linear in their bytes."""
         nothing, much = (self.prices.seconds(Kernel("optimizer", "", "optimizer", 0.0, size, "fp32")) for size in (0.0, 1e12))
-        result: Floats = nothing + (much - nothing) * self._widths[members, 3] * share / 1e12
+        passes, update, zeroing = self._widths[members, 3:].T
+        result: Floats = nothing * passes + (much - nothing) * (update * updated + zeroing * zeroed) / 1e12
         return result
 
     @cached_property
     def _widths(self) -> Floats:
-        """Bytes per parameter of weight, gradient and optimizer states, and of the update's traffic: (plans, 4)."""
+        """Of each plan: bytes per parameter of weight, gradient and optimizer states; passes of an update, bytes that they move
+        per parameter that is updated, and per gradient that is set to zero.
+        """
         axes = [i for i, axis in enumerate(self.plans.axes) if any(f in _STATES for choice in axis.choices for f in choice)]
         key = np.zeros(len(self.plans), dtype=np.int64)
         for i in axes:
@@ -212,10 +213,10 @@ class _Bounding:
         rows = []
         for example in first.tolist():
             plan = self.plans.job_of(example).plan
-            width = plan.bytes_per_element
-            traffic = plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)
-            rows.append([width, plan.bytes_per_gradient, plan.bytes_per_optimizer_state, traffic])
-        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 4)[of]
+            passes, states = dict(passes_of(plan)), plan.bytes_of_states.values()
+            zeroing = passes.get(ZEROING, 0)
+            rows.append([*states, len(passes), sum(passes.values()) - zeroing, zeroing])
+        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[of]
         return result
 
 
@@ -239,4 +240,4 @@ def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: 
     return np.maximum(anywhere, first), first
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients")}

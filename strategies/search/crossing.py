@@ -13,6 +13,7 @@ from sim.grid import Grid
 from sim.prices import Profile
 from strategies.job import Job
 from strategies.resolved import Resolved
+from strategies.updates import on_the_cpus
 
 
 def crossings(job: Job, profile: Profile, plans: list[Resolved]) -> list[tuple[float, float]]:
@@ -40,3 +41,15 @@ def _crossing(job: Job, profile: Profile, grid: Grid, axes: tuple[str, ...]) -> 
     nics = np.unique(groups[mine] * node.nics // node.gpus) if node.nics < node.gpus else groups[mine]
     rate = node.nic * max(1.0, node.nics / node.gpus) * profile.links["nic"].efficiency
     return share / (rate * len(nics))
+
+
+def hosted_update(job: Job, plan: Resolved) -> float:
+    """Seconds per parameter that a rank updates on the CPUs of its node, whose memory the first ranks of the pipelines there
+    share; 0 where GPUs update.
+    """
+    cpu = job.cluster.topology().cpu
+    if plan.plan.offload is None or plan.plan.offload.optimizer is None or cpu is None:
+        return 0.0
+    first = plan.grid.groups((), {"pp": 0}).ravel()
+    ranks = int((first // job.cluster.node.gpus == first[0] // job.cluster.node.gpus).sum())
+    return on_the_cpus(plan.plan) * ranks / (cpu.memory_bandwidth * cpu.efficiency)

@@ -7,43 +7,63 @@ with nothing in its way. Plans whose first ranks exchange the same share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.prices import Prices
 from sim.pricing import Pricing
-from sim.program import Cohort, Collective, Op, Program
+from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.data_parallel import hooks
 from strategies.job import Job
 from strategies.layers import parts
 from strategies.resolved import Resolved
-from strategies.search.layout import layout_of, splits
+from strategies.search.layout import gatherings, layout_of, splits, through
 from strategies.stage import Stage
 
 Seconds = dict[str, float]  # by stream
+BESIDE = ("to host", "from host", "nvme read", "nvme write")
 
 
 class Exchange(NamedTuple):
     """Seconds that each stream of the first rank is busy with communication, for each of its chunks in turn.
 
-    forward, backward: of one microbatch; final: backward of the last microbatch; update: at the optimizer's pass, of all chunks;
-    first: gathers that a forward and a backward pass wait for after the rank's pass before.
+    forward, backward: of one microbatch; final: backward of the last microbatch; updates: at the optimizer's passes;
+    first: gathers that (a forward, a backward) pass waits for after the rank's pass before.
     """
 
     forward: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
     final: tuple[Seconds, ...]
-    update: Seconds
-    first: tuple[float, ...]
+    updates: tuple[Seconds, ...]
+    first: tuple[tuple[float, float], ...]
 
-    def streams(self, microbatches: int) -> float:
+    def streams(self, plan: Resolved) -> float:
         """Seconds of a step in which the busiest of the streams communicates."""
-        names = {name for one in (*self.forward, *self.final, self.update) for name in one}
+        names = {name for one in (*self.forward, *self.final, *self.updates) for name in one}
+        backward = through(plan) - 1
         every = (
-            sum(f.get(name, 0.0) * microbatches + b.get(name, 0.0) * (microbatches - 1) + last.get(name, 0.0)
-                for f, b, last in zip(self.forward, self.backward, self.final, strict=True)) + self.update.get(name, 0.0)
+            sum(f.get(name, 0.0) * (backward + 1) + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
+                for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True))
             for name in names
         )  # fmt: skip
         return max(every, default=0.0)
+
+    def waiting(self, plan: Resolved) -> float:
+        """Seconds of a step in which the rank's passes wait for their first gathers."""
+        if plan.plan.reshard:
+            return through(plan) * sum(forward + backward for forward, backward in self.first)
+        times = gatherings(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)
+        return sum(self.first[chunk][0] * forward for chunk, (forward, _) in enumerate(times))
+
+    @property
+    def updating(self) -> float:
+        """Seconds in which the busiest stream communicates from the first update on."""
+        names = {name for update in self.updates for name in update if name not in BESIDE}
+        return max((sum(update.get(name, 0.0) for update in self.updates) for name in names), default=0.0)
+
+    @property
+    def last(self) -> float:
+        """Seconds of communication that follow each other from the last chunk's update on; copies may be beside it."""
+        return sum(seconds for name, seconds in self.updates[-1].items() if name not in BESIDE)
 
 
 class Exchanges:
@@ -55,7 +75,10 @@ class Exchanges:
 
     def of(self, plan: Resolved) -> Exchange:
         """Of the plan's first rank. Work of layers does not matter."""
-        plain = plan.plan.model_copy(update={"recompute": "none", "microbatch": 1})
+        update: dict[str, Any] = {"microbatch": 1}
+        if plan.plan.recompute_method != "uniform":  # where layers that are recomputed together share buckets
+            update |= {"recompute": "none", "recompute_method": None, "recompute_layers": None}
+        plain = plan.plan.model_copy(update=update)
         key = plan.model_copy(update={"plan": plain, "microbatches": 2, "global_batch": 0})
         if key not in self._known:
             self._known[key] = _exchange(
@@ -69,7 +92,7 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
     sections: list[tuple[int, int]] = []
     stages = _stages(job, plan, cohort)
     for stage in stages:
-        for step in ("forward", "backward", "final"):
+        for step in ("forward", "backward", "forward", "final"):
             start = len(cohort.ops)
             if step == "forward":
                 hook.forward(stage, 0, ())
@@ -78,14 +101,21 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
                     hook.input_gradient(stage, 0, ())
                 hook.backward(stage, 0, (), step == "final", split)
             sections.append((start, len(cohort.ops)))
-    start = len(cohort.ops)
+    updates = []
     for stage in stages:
+        start = len(cohort.ops)
         hook.update(stage)
+        updates.append((start, len(cohort.ops)))
     price = _prices(job, plan, cohort.ops, prices)
     each = [_by_stream(cohort.ops[a:b], price) for a, b in sections]
-    waits = [price.get(id(cohort.ops[a]), 0.0) for a, _ in sections]
-    first = tuple(waits[i] + waits[i + 1] for i in range(0, len(waits), 3))
-    return Exchange(tuple(each[0::3]), tuple(each[1::3]), tuple(each[2::3]), _by_stream(cohort.ops[start:], price), first)
+    waits = [_gather(cohort.ops[a], price) if plan.plan.deepspeed is None else 0.0 for a, _ in sections]  # its trace looks ahead
+    first = tuple((waits[i], waits[i + 1]) for i in range(0, len(waits), 4))
+    last = tuple(_by_stream(cohort.ops[a:b], price) for a, b in updates)
+    return Exchange(tuple(each[0::4]), tuple(each[1::4]), tuple(each[3::4]), last, first)
+
+
+def _gather(op: Op, price: dict[int, float]) -> float:
+    return price.get(id(op), 0.0) if isinstance(op.work, Collective) else 0.0
 
 
 def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
@@ -99,11 +129,11 @@ def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
 
 
 def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict[int, float]:
-    """Seconds of each communication among dp ranks."""
-    talk = [op for op in ops if isinstance(op.work, Collective)]
+    """Seconds of each communication among dp ranks and with the host."""
+    talk = [op for op in ops if isinstance(op.work, Collective | Send)]
     program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.plan.precision, 1, 1)
     pricing = Pricing(program, job.cluster.topology(), prices)
-    return {id(op): pricing.collective(op.work, 0).alone for op in talk if isinstance(op.work, Collective)}
+    return {id(op): pricing.collective(op.work, 0).alone for op in talk if isinstance(op.work, Collective | Send)}
 
 
 def _by_stream(ops: Sequence[Op], price: dict[int, float]) -> Seconds:

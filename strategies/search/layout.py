@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from strategies.resolved import Resolved
 from strategies.schedules import actions, schedules
-from strategies.search.work import Floats, Kind
+from strategies.search.work import SPLIT, Floats, Kind
 from topologies.reading import UserError
 
 
@@ -21,6 +21,7 @@ class Layout(NamedTuple):
 
     bounds: tuple[int, ...]  # stages + 1
     stages: tuple[tuple[int, ...], ...]  # [rank][chunk]
+    paired: bool = False  # whether passes run beside each other
 
     @property
     def ranks(self) -> int:
@@ -31,6 +32,10 @@ class Layout(NamedTuple):
     def last(self) -> int:
         """The last virtual stage."""
         return len(self.bounds) - 2
+
+    def times(self, kinds: Sequence[Kind]) -> dict[str, Floats]:
+        """Seconds of the passes of each stage, at least; in a pair those of the kernels, since collectives run beside."""
+        return {name: self.quantity(f"{name} kernels" if self.paired else name, kinds) for name in SPLIT}
 
     def quantity(self, name: str, kinds: Sequence[Kind]) -> Floats:
         """A quantity of QUANTITIES of each stage, shape (kinds, stages)."""
@@ -52,16 +57,23 @@ class Layout(NamedTuple):
         """Parameters of the last part of each stage without experts, shape (kinds, stages), elements."""
         ends = np.array(self.bounds[1:])
         sums = np.array([kind.sums["parameters"] - kind.sums["experts"] for kind in kinds])
-        result: Floats = sums[:, ends] - sums[:, ends - 1]
+        result: Floats = sums[:, ends] - sums[:, np.maximum(ends - 1, 0)]
+        result[:, 0] += [kind.ends["parameters"][0] if not ends[0] else 0 for kind in kinds]  # the embedding alone
         result[:, -1] = [kind.ends["parameters"][1] - kind.ends["experts"][1] for kind in kinds]
         return result
 
 
 def layout_of(plan: Resolved) -> Layout:
     """Of one plan."""
-    schedule, ranks = schedules[plan.plan.schedule], plan.plan.pp
-    stages = tuple(tuple(schedule.stage(rank, ranks, chunk) for chunk in range(plan.chunks)) for rank in range(ranks))
-    return Layout((0, *accumulate(plan.layers)), stages)
+    name, ranks, count = plan.plan.schedule, plan.plan.pp, len(plan.layers)
+    stage = schedules[name].stage  # stages of a second copy of the model count on
+    stages = tuple(tuple(stage(rank, ranks, chunk) % count for chunk in range(plan.chunks)) for rank in range(ranks))
+    return Layout((0, *accumulate(plan.layers)), stages, paired(name, ranks, plan.microbatches, plan.chunks))
+
+
+def through(plan: Resolved) -> int:
+    """Microbatches of a step that pass each chunk."""
+    return plan.microbatches // schedules[plan.plan.schedule].copies
 
 
 class Moments(NamedTuple):
@@ -115,11 +127,24 @@ def _largest(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=8192)
 def paired(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
-    """Whether passes run beside each other; also when the schedule cannot be made."""
+    """Whether passes run beside each other; not when the schedule cannot be made."""
     try:
-        return any(action.beside for action in actions(schedule, ranks - 1, ranks, microbatches, chunks))
+        return any(action.beside for rank in {0, ranks - 1} for action in actions(schedule, rank, ranks, microbatches, chunks))
     except UserError:
         return False
+
+
+@lru_cache(maxsize=8192)
+def gatherings(schedule: str, ranks: int, microbatches: int, chunks: int) -> tuple[tuple[int, int], ...]:
+    """Of each chunk of the first rank, how many forward and how many backward passes find the parameters gone that a forward
+    pass leaves there and a backward pass releases.
+    """
+    there, counts = [False] * chunks, [[0, 0] for _ in range(chunks)]
+    for kind, _, chunk, _ in actions(schedule, 0, ranks, microbatches, chunks):
+        if kind != "W":
+            counts[chunk][kind != "F"] += not there[chunk]
+            there[chunk] = kind == "F"
+    return tuple((forward, backward) for forward, backward in counts)
 
 
 @lru_cache(maxsize=8192)

@@ -30,14 +30,14 @@ def longest_path(job: Job, plan: Resolved, prices: Prices) -> float:
 
 def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> dict[int, float]:
     """Seconds of each distinct piece of work, by identity; what is not in it takes no time."""
-    topology, grid = job.cluster.topology(), inside(plan.grid)
+    topology, grid = job.cluster.topology(), inside(plan)
     blocks = {id(op.work): op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
     local = Pricing(_program(plan, grid, at, list(blocks.values())), topology, prices)
     result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
-    first = {id(op.work): op for op in program.cohorts[0].ops if isinstance(op.work, Collective) and not op.work.cohorts}
+    first = {id(op.work): op for op in program.cohorts[0].ops if _own(op.work)}
     talk = Pricing(_program(plan, plan.grid, {"pp": 0}, list(first.values())), topology, prices)
-    result |= {key: talk.collective(op.work, 0).alone for key, op in first.items() if isinstance(op.work, Collective)}
+    result |= {key: talk.collective(op.work, 0).alone for key, op in first.items() if isinstance(op.work, Collective | Send)}
     node, nic = job.cluster.node, prices.profile.links["nic"].efficiency
     rate = node.nic * max(1.0, node.nics / node.gpus) * nic
     if node.nics and not job.cluster.fabric.direct:
@@ -47,6 +47,11 @@ def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> di
                 if isinstance(op.work, Send) and where[number] != where[op.work.to]:
                     result[id(op.work)] = op.work.bytes / rate
     return result
+
+
+def _own(work: Block | Collective | Send) -> bool:
+    """Whether it is between the ranks of one pipeline rank, or of each with its host."""
+    return (isinstance(work, Collective) and not work.cohorts) or (isinstance(work, Send) and work.route is not None)
 
 
 def _program(plan: Resolved, grid: Grid, at: dict[str, int], ops: list[Op]) -> Program:

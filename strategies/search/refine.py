@@ -14,7 +14,7 @@ from strategies.search.bounds import SLACK, Bounds, bounded
 from strategies.search.candidates import Candidates
 from strategies.search.critical import Critical, critical
 from strategies.search.exchange import Exchange, Exchanges
-from strategies.search.layout import layout_of, splits
+from strategies.search.layout import layout_of, splits, through
 from strategies.search.work import Kinds
 
 
@@ -46,12 +46,17 @@ class Refiner:
         gather after the pass before.
         """
         one = self.resolved(plan)
-        if not self._flows(one) or one.copies == 1:
+        if not self._flows(one) or (one.copies == 1 and one.plan.offload is None):
             return 0.0
         found, column = self._critical(plan, one)
         talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
-        end = max(float(found.first[column]), self._reduced(found, column, talk), self._own(plan, one, talk))
-        return max(talk.streams(one.microbatches), end + update + sum(talk.update.values())) * (1 - SLACK)
+        passes, reduced = max(float(found.first[column]), self._own(plan, one, talk)), self._reduced(found, column, talk)
+        if one.plan.offload:
+            update = 0.0  # which is among what streams of the host do
+        if one.chunks == 1:
+            passes = max(passes, reduced)
+        end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
+        return max(talk.streams(one), end + talk.last, passes + talk.updating) * (1 - SLACK)
 
     def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
         """When the first rank's gradients are reduced, where only those of the last microbatch are."""
@@ -66,9 +71,11 @@ class Refiner:
         layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
         mine = list(layout.stages[0])
         halves = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
-        names = ("forward", "input", "weight") if halves else ("forward", "backward")
-        seconds = sum(float(layout.quantity(name, kind)[0, mine].sum()) for name in names)
-        return one.microbatches * (seconds + sum(talk.first))
+        time = layout.times(kind)
+        seconds = sum(
+            float(time[name][0, mine].sum()) for name in (("forward", "input", "weight") if halves else ("forward", "backward"))
+        )
+        return through(one) * seconds + talk.waiting(one)
 
     def resolved(self, plan: int) -> Resolved:
         """Plan i with its defaults filled in."""
@@ -82,8 +89,7 @@ class Refiner:
             rules = self._rules_of.get(key, [])
             kinds = np.unique(self.kinds.of[np.isin(self.plans.rule, rules)]).tolist()
             layout, chosen = layout_of(one), [self.kinds.kinds[kind] for kind in kinds]
-            time = {name: layout.quantity(name, chosen) for name in ("forward", "backward", "input", "weight")}
-            self._known[key] = critical(one, layout, time), {kind: column for column, kind in enumerate(kinds)}
+            self._known[key] = critical(one, layout, layout.times(chosen)), {kind: column for column, kind in enumerate(kinds)}
         found, columns = self._known[key]
         return found, columns[int(self.kinds.of[plan])]
 

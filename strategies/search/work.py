@@ -20,6 +20,8 @@ from sim.pricing import Pricing
 from sim.program import COMPUTE, Block, Cohort, Op, Program, Run
 from strategies.job import Job
 from strategies.layers import Part, Parts, parts
+from strategies.plan import Plan
+from strategies.resolved import NODES, Resolved
 from strategies.search.candidates import Candidates
 
 Floats = NDArray[np.float64]
@@ -30,13 +32,15 @@ ELSEWHERE = frozenset({
     "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation",
     "bucket", "overlap", "overlap_p2p", "layers_per_stage", "optimizer", "order",
 })  # fmt: skip
-INSIDE = ("tp", "cp", "ep")  # the axes of collectives inside layers
-QUANTITIES = ("forward", "backward", "input", "weight", "saved", "held", "parameters", "experts")
+INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
+SPLIT = ("forward", "backward", "input", "weight")
+PHASES = ("forward", "backward", "recompute")  # of kernels
+QUANTITIES = (*SPLIT, *(f"{name} kernels" for name in SPLIT), "saved", "held", "parameters", "experts")
 
 
 class Kind(NamedTuple):
-    """Layer work of plans alike. Each quantity of QUANTITIES is (embedding, layers summed up to each, head): seconds, bytes or
-    elements; `spaces` are bytes of workspace of (the last layer up to each, the head).
+    """Layer work of plans alike. Each quantity of QUANTITIES is (embedding, layers summed up to each, head): seconds (of kernels
+    alone, too), bytes or elements; `spaces` are bytes of workspace of (the last layer up to each, the head).
     """
 
     ends: dict[str, tuple[float, float]]
@@ -59,44 +63,83 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
     inner: dict[tuple[object, ...], int] = {}
-    grids = [inside(one.grid) for one in plans.resolved]
+    grids = [inside(one) for one in plans.resolved]
     of_rule = [
-        inner.setdefault((grid, one.microbatches == 1), len(inner)) for grid, one in zip(grids, plans.resolved, strict=True)
+        inner.setdefault((grid, one.microbatches == 1, one.layers if one.plan.recompute_method else ()), len(inner))
+        for grid, one in zip(grids, plans.resolved, strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
     for i in free:
         keys = keys * len(plans.axes[i].choices) + plans.choices[i]
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    together: dict[Grid, list[tuple[int, Parts]]] = {}
+    together: dict[Grid, list[tuple[int, _Work]]] = {}
     for number, example in enumerate(first.tolist()):
         job, rule = plans.job_of(example), int(plans.rule[example])
-        work = parts(job.model, plans.resolved[rule].model_copy(update={"plan": job.plan}))
-        together.setdefault(grids[rule], []).append((number, work))
+        one = plans.resolved[rule].model_copy(update={"plan": job.plan})
+        together.setdefault(grids[rule], []).append((number, _Work.of(parts(job.model, one), one)))
     kinds: dict[int, Kind] = {}
     for grid, works in together.items():
         kinds |= _priced(plans.job, grid, works, prices)
     return Kinds([kinds[number] for number in range(len(first))], of)
 
 
-def inside(grid: Grid) -> Grid:
+def inside(plan: Resolved) -> Grid:
     """The innermost axes of the grid up to the last along which layers communicate; sibling groups beyond are left out, which
     can only make a collective cheaper.
     """
-    last = max((i for i, (axis, degree) in enumerate(grid.sizes) if axis in INSIDE and degree > 1), default=-1)
+    grid, axes = plan.grid, (*INSIDE, *(("dp", "replica") if plan.plan.sync_norm else ()))
+    last = max((i for i, (axis, degree) in enumerate(grid.sizes) if axis in axes and degree > 1), default=-1)
     rest = [axis for axis in ORDER if axis not in dict(grid.sizes[: last + 1])]
     return Grid((*grid.sizes[: last + 1], *((axis, 1) for axis in rest)))
 
 
-def _priced(job: Job, grid: Grid, works: list[tuple[int, Parts]], prices: Prices) -> dict[int, Kind]:
+class _Work(NamedTuple):
+    """The parts of a model under one kind of plan."""
+
+    plan: Plan
+    parts: tuple[Part, ...]  # the different ones: the embedding first, the head last
+    layers: tuple[int | None, ...]  # for each layer its part; layers recomputed together are one, at the last of them
+    tied: int
+
+    @classmethod
+    def of(cls, work: Parts, plan: Resolved) -> _Work:
+        """Which layers recompute what may depend on where stages begin."""
+        if plan.plan.recompute_method is None:
+            return cls(work.plan, (work.embedding, *work.layers, work.head), tuple(1 + kind for kind in work.kinds), work.tied)
+        layers: list[Part | None] = []
+        for count in plan.layers:
+            first = len(layers)
+            stage: list[Part | None] = list(work.stage(first, count))
+            if len(stage) < count:
+                every, size = iter(stage), plan.plan.recompute_layers or 1
+                stage = [next(every) if (place + 1) % size == 0 or place + 1 == count else None for place in range(count)]
+            layers += stage
+        different = {id(part): part for part in layers if part is not None}
+        places = {key: 1 + place for place, key in enumerate(different)}
+        each = tuple(None if part is None else places[id(part)] for part in layers)
+        return cls(work.plan, (work.embedding, *different.values(), work.head), each, work.tied)
+
+
+def _priced(job: Job, grid: Grid, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
     """Kinds of layer work on one grid, priced together."""
-    blocks = [[_blocks(part) for part in (work.embedding, *work.layers, work.head)] for _, work in works]
+    blocks = [[_blocks(part) for part in work.parts] for _, work in works]
     ops = [Op(COMPUTE, block) for one in blocks for part in one for block in part.values()]
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
     pricing = Pricing(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
     return {
-        number: _kind(work, [{name: pricing.block(block, 0).busy for name, block in part.items()} for part in those])
+        number: _kind(work, [_seconds(pricing, part) for part in those])
         for (number, work), those in zip(works, blocks, strict=True)
     }
+
+
+def _seconds(pricing: Pricing, blocks: dict[str, Block]) -> dict[str, float]:
+    """Of each pass, with what it waits for and of its kernels alone."""
+    found = {name: pricing.block(block, 0) for name, block in blocks.items()}
+    alone = {
+        f"{name} kernels": sum(seconds for (part, _), seconds in one.parts.items() if part in PHASES)
+        for name, one in found.items()
+    }
+    return alone | {name: one.busy for name, one in found.items()}
 
 
 def _blocks(part: Part) -> dict[str, Block]:
@@ -105,22 +148,24 @@ def _blocks(part: Part) -> dict[str, Block]:
     return {name: Block("work", (Run(1, those),)) for name, those in items.items()}
 
 
-def _kind(work: Parts, seconds: list[dict[str, float]]) -> Kind:
-    distinct = (work.embedding, *work.layers, work.head)
-    values = [_measure(part) | more for part, more in zip(distinct, seconds, strict=True)]
-    of_layer = [1 + kind for kind in work.kinds]
-    sums = {q: np.concatenate([[0.0], np.cumsum([values[i][q] for i in of_layer])]) for q in QUANTITIES}
+def _kind(work: _Work, seconds: list[dict[str, float]]) -> Kind:
+    values = [_measure(part) | more for part, more in zip(work.parts, seconds, strict=True)]
+    each = [None if i is None else values[i] for i in work.layers]
+    sums = {q: np.concatenate([[0.0], np.cumsum([one[q] if one else 0.0 for one in each])]) for q in QUANTITIES}
     ends = {q: (values[0][q], values[-1][q]) for q in QUANTITIES}
-    width, every = work.plan.bytes_per_gradient, [work.embedding, *(distinct[i] for i in of_layer)]
-    spaces = {name: (np.array([need(part, width) for part in every]), need(work.head, width)) for name, need in _SPACES.items()}
+    width, every = work.plan.bytes_per_gradient, [None if i is None else work.parts[i] for i in (0, *work.layers)]
+    spaces = {
+        name: (np.array([need(part, width) if part else 0.0 for part in every]), need(work.parts[-1], width))
+        for name, need in _SPACES.items()
+    }
     return Kind(ends, sums, spaces, work.tied)
 
 
 # Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.
 _SPACES: dict[str, Callable[[Part, int], float]] = {
     "forward": lambda part, width: max(0.0, part.temporary),
-    "backward": lambda part, width: max(0.0, part.undoing + part.restored),
-    "passing": lambda part, width: max(0.0, part.passing + part.restored + width * (part.parameters - part.experts)),
+    "backward": lambda part, width: max(0.0, part.undo() + part.restored),
+    "passing": lambda part, width: max(0.0, part.undo(width) + part.restored + width * (part.parameters - part.experts)),
 }
 
 

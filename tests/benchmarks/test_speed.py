@@ -106,7 +106,8 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
 def test_search_against_brute_force() -> None:
     """At least 2,000 plans, every one simulated: the same winner."""
     from calibration.engines import engine
-    from calibration.search import Search, evaluate
+    from calibration.evaluate import evaluate
+    from calibration.search import Search
     from strategies.search.candidates import candidates
     from strategies.search.objective import objective
     from strategies.search.space import default_space, parse_axis

@@ -15,6 +15,7 @@ from strategies.plan import Plan
 from strategies.resolved import Resolved
 
 AXES = ("pp", "replica", "dp", "tp")  # outermost first
+ZRO = "zero_redundancy_optimizer"
 
 
 class Rehearsed(NamedTuple):
@@ -109,6 +110,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
         head=stage == fields.pp - 1,
         attention=fields.attention,
         recompute=fields.recompute == "full",
+        early_stop=fields.early_stop is not False,
     )
     if fields.tp > 1:
         tensor_parallel(net, mesh["tp"], fields.sequence_parallel)
@@ -125,9 +127,12 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
             else:
                 for number, part in enumerate(tokens.split(fields.microbatch)):
                     last = number == plan.microbatches - 1
+                    if fields.gradient_sync == "last":
+                        module.set_requires_gradient_sync(last)
+                        module.set_reshard_after_backward(last)
                     with (
                         module.no_sync()
-                        if fields.data_parallel in ("ddp", "zero1") and plan.dp > 1 and not last
+                        if fields.data_parallel in ("ddp", ZRO) and plan.dp > 1 and not last
                         else contextlib.nullcontext()
                     ):
                         loss(module(part), part).backward()
@@ -197,10 +202,10 @@ class _Kept:
 def _optimizer(module: Any, plan: Resolved, mesh: Any) -> Any:
     import torch
 
-    if plan.plan.data_parallel == "zero1" and plan.dp > 1:
+    if plan.plan.data_parallel == ZRO and plan.dp > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group())
+        return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group(), True)
     return torch.optim.Adam(module.parameters())
 
 

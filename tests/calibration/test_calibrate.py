@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,15 @@ from click.testing import CliRunner, Result
 import shardyard
 from calibration import launch
 from calibration.calibrate import Request, from_logs
-from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory
+from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit_links import fit_links
 from calibration.fit_tables import errors, leave_out, rows, tables
-from calibration.profile_file import described, write_whole, yaml_text
+from calibration.profile_file import described, signed, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.fusing import fused
 from sim.prices import AttentionCurve, GemmCurve, Prices, Profile, Tile, attention_seconds, gemm_seconds
-from sim.program import Collective
+from sim.program import Collective, Kernel
 from sim.run import run
 from sim.summary import summarise
 from sim.sweep import lone, sweep
@@ -63,7 +64,7 @@ def test_products_of_a_known_core_are_found_again() -> None:
 
 def test_attention_of_a_known_core_is_found_again() -> None:
     truth = AttentionCurve.model_construct(
-        efficiency=0.4, head_half=20.0, keys_half=50.0, block=1, wave=0.0, fixed=0.0, backward=0.7
+        efficiency=0.4, head_half=20.0, keys_half=50.0, keys_block=512, block=1, wave=0.0, fixed=0.0, backward=0.7
     )
     samples = []
     for batch, heads, length, dim in ((1, 4, 128, 64), (2, 8, 256, 32), (1, 8, 512, 64), (1, 12, 1024, 128), (2, 4, 384, 96)):
@@ -79,7 +80,7 @@ def test_attention_of_a_known_core_is_found_again() -> None:
 
 def test_memory_rates_and_fixed_time_are_found_again() -> None:
     sizes = [2.0**power for power in range(14, 27)]
-    rates = {"gelu": 20e9, "softmax": 8e9}
+    rates = {"scale": 20e9, "softmax": 8e9}
     samples = [
         case("memory", LAUNCH + 1e-6 + size / rate, kind=kind, bytes=size) for kind, rate in rates.items() for size in sizes
     ]
@@ -88,6 +89,25 @@ def test_memory_rates_and_fixed_time_are_found_again() -> None:
     assert curve.reduction * CORE.memory_bandwidth == pytest.approx(8e9, rel=0.01)
     assert curve.fixed == pytest.approx(1e-6, rel=0.1)
     assert {point.series for point in points} == {"streams", "reductions"}
+
+
+def test_operators_are_priced_as_measured_between_sizes() -> None:
+    """A kernel that names an operator takes its table, without the launch that a synchronous host adds to every kernel."""
+    sizes = [2**power for power in range(14, 27)]
+    kinds = ("gelu", "copy", "scale", "softmax")
+    truth = {size: 1e-6 + size / 7e9 for size in sizes}
+    samples = [case("memory", LAUNCH + truth[size], kind=kind, bytes=float(size)) for kind in kinds for size in sizes]
+    made, points = operator_tables(samples, LAUNCH)
+    assert set(made) == {"gelu", "softmax"}
+    assert made["gelu"].seconds(sizes[5]) == pytest.approx(1e-6 + sizes[5] / 7e9)
+    assert made["gelu"].seconds(2 * sizes[-1]) == pytest.approx(2 * (1e-6 + sizes[-1] / 7e9), rel=1e-3)
+    assert max(abs(point.error) for point in points if point.heldout) < 0.05
+    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": made})
+    profile = load_profile("cpu-gloo").model_copy(update={"memory": curve, "launch": LAUNCH})
+    prices = Prices(profile, CORE)
+    named, plain = (Kernel("memory", "activation", "forward", 0.0, float(sizes[5]), "fp32", (), name) for name in ("gelu", ""))
+    assert prices.seconds(named) == made["gelu"].seconds(sizes[5])
+    assert prices.seconds(plain) != prices.seconds(named)
 
 
 def collective(seconds: Any, operation: str = "all_reduce", ranks: int = 2) -> list[Merged]:
@@ -221,6 +241,27 @@ def test_profiles_survive_being_written(name: str, tmp_path: Path) -> None:
     assert again.provenance.keys() == profile.provenance.keys()
 
 
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda text: text, False),
+        (lambda text: "# my machine\n" + text.replace("slowdown: ", "slowdown:    "), False),
+        (lambda text: text[: text.index("overhead:")] + "overhead: {context: 0 B, communicator: 0 B, reserve: 0.0}\n", True),
+        (lambda text: re.sub(r"(?m)^launch: .*", "launch: 9 us", text), True),
+        (lambda text: re.sub(r"(?m)^launch: .*", "launch: 9 us", text).partition("\n")[2], False),
+    ],
+    ids=["as written", "commented", "cut", "edited", "edited and unsigned"],
+)
+def test_a_profile_that_is_not_as_it_was_written_is_refused(change: Any, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(change(yaml_text(signed(described(load_profile("cpu-gloo"))))))
+    if not refused:
+        assert load_profile(path).slowdown == load_profile("cpu-gloo").slowdown
+        return
+    with pytest.raises(UserError, match=r"p\.yaml: digest='\w{16}': the file is not as it was written: cut, or edited by hand"):
+        load_profile(path)
+
+
 def test_table_rows_must_ascend() -> None:
     row = {"step": "1 ms", "alone": "1 ms"}
     data = {"operation": "send", "algorithm": "direct", "ranks": 2, "prices": [row | {"bytes": "2 B"}, row | {"bytes": "1 B"}]}
@@ -260,6 +301,28 @@ def test_journal_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     assert second.done() == {(0, sample(1.0).key)}
     second.add(sample(2.0, visit=1))
     assert [one.value for one in read_journal(path)[1]] == [1.0, 2.0]
+
+
+def test_a_full_disk_keeps_what_is_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "s.jsonl", HEAD)
+    journal.add(sample(1.0))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(UserError, match=r"s\.jsonl: cannot be written: No space left on device; 1 samples are kept"):
+            journal.add(sample(2.0, visit=1))
+    assert [one.value for one in Journal(tmp_path / "s.jsonl", HEAD).samples] == [1.0]
+
+
+def test_a_journal_without_samples_is_begun_anew(tmp_path: Path) -> None:
+    Journal(tmp_path / "s.jsonl", HEAD)
+    Journal(tmp_path / "s.jsonl", HEAD | {"ranks": 4})
+    assert read_journal(tmp_path / "s.jsonl")[0]["ranks"] == 4
+    with pytest.raises(UserError, match="/dev/null: cannot be written: is no regular file"):
+        Journal(Path("/dev/null"), HEAD)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +408,12 @@ def test_samples_can_be_fitted_again(calibrated: tuple[Path, Result], tmp_path: 
     assert load_profile(tmp_path / "again.yaml").tables == load_profile(path).tables
 
 
+def test_samples_of_a_cpu_make_no_profile_of_gpus(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+    journal = calibrated[0].with_suffix(".samples.jsonl")
+    with pytest.raises(UserError, match=r"mine\.samples\.jsonl: samples are of a CPU .* cluster dgx-h100 is another sort"):
+        from_logs(Request(tmp_path / "p.yaml", cluster="dgx-h100"), [journal])
+
+
 def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from calibration.measure import collectives
@@ -394,6 +463,8 @@ def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list
         (["--output", "p.yaml", "--from", "x.log"], "--from: needs --cluster"),
         (["--output", "p.yaml", "--from", "x.log", "--cluster", "dgx-h100"], "x.log: cannot be read"),
         (["--output", "/dev/null/p.yaml"], "cannot be written there"),
+        (["--output", "p.yaml", "--ranks", "1", "--parts", "collective"], "--parts collective: needs at least 2 ranks"),
+        (["--output", "p.yaml", "--parts", "launch"], "--parts: gemm and memory are needed"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ LLAMA = GPT | {
     "attention_bias": False, "output_bias": False, "mlp_bias": False,
 }  # fmt: skip
 MIDDLE = {"pp": 2, "accumulation": 4}
+DATA = Path(__file__).parents[1] / "data"
 
 
 def job(name, gpus, model, **plan):
@@ -33,8 +35,10 @@ TWO = {
     "ddp without overlap": job("ddp without overlap", 2, GPT, overlap=False),
     "16-bit gradients": job("16-bit gradients", 2, LLAMA, data_parallel="ddp_fp16"),
     "zero1": job("zero1", 2, LLAMA, data_parallel="zero1", accumulation=2, recompute="full"),
+    "zero redundancy optimizer": job("zero redundancy optimizer", 2, GPT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
     "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
+    "zero3, reduced once": job("zero3, reduced once", 2, GPT, data_parallel="zero3", accumulation=3, gradient_sync="last"),
     "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
     "local sgd": job("local sgd", 2, GPT, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
     "diloco": job("diloco", 2, LLAMA, data_parallel="diloco", local_steps=2),
@@ -44,6 +48,7 @@ TWO = {
     "interleaved": job("interleaved", 2, LLAMA, schedule="interleaved", chunks=2, **MIDDLE),
     "zb-v": job("zb-v", 2, GPT, schedule="zb-v", **MIDDLE),  # the first and the last stage on one rank share the embedding
     "zb-h1": job("zb-h1", 2, GPT, schedule="zb-h1", optimizer="momentum", **MIDDLE),  # PyTorch has no class of it
+    "own schedule": job("own schedule", 2, GPT, pp=2, schedule=str(DATA / "own_schedule.csv")),
     "naive": job("naive", 2, LLAMA, schedule="naive", **MIDDLE),
 }
 FOUR = {
@@ -51,7 +56,17 @@ FOUR = {
     "fsdp × tp": job("fsdp × tp", 4, LLAMA, tp=2, data_parallel="zero3"),
     "hsdp": job("hsdp", 4, GPT, data_parallel="zero3", shard=2),
     "pp × dp": job("pp × dp", 4, GPT, **MIDDLE),
+    "pp × zero redundancy optimizer": job(
+        "pp × zero redundancy optimizer",
+        4,
+        LLAMA,
+        data_parallel="zero_redundancy_optimizer",
+        schedule="interleaved",
+        chunks=2,
+        **MIDDLE,
+    ),
     "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", **MIDDLE),
+    "pp × fsdp, reduced once": job("pp × fsdp, reduced once", 4, LLAMA, data_parallel="zero3", gradient_sync="last", **MIDDLE),
     "pp × tp": job("pp × tp", 4, LLAMA, tp=2, sequence_parallel=True, **MIDDLE),
 }
 
@@ -126,8 +141,11 @@ def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
         ({"dropout": True}, "plan.dropout=false"),
         ({"kernels": "megatron"}, "kernels=megatron is simulated only"),
         ({"pp": 2, "accumulation": 2, "schedule": "pipedream"}, "schedule=pipedream: PyTorch has no asynchronous pipeline"),
+        ({"pp": 2, "accumulation": 2, "schedule": "chimera"}, "a stage of PyTorch's pipelines is on one rank"),
+        ({"pp": 2, "schedule": str(DATA / "out_of_order.csv")}, r"stage 1 runs microbatches as \[1, 0\]"),
         ({"tp": 2, "sequence_parallel": True}, "learned positions"),
         ({"data_parallel": "zero3", "bucket": "1 MiB"}, "FSDP2 reduces layer by layer"),
+        ({"gradient_sync": "last"}, "gradient_sync=last contradicts data_parallel=ddp"),
     ],
 )
 def test_what_cannot_be_executed_is_refused_with_the_reason(plan, reason):

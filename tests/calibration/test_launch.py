@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from calibration.launch import RankError, launch
+from calibration.launch import RankError, launch, need_torch
 from calibration.launch_text import launch_text
+from calibration.local_ranks import LocalRanks
 from topologies.reading import UserError
 
 
@@ -40,11 +44,36 @@ def test_every_rank_answers_and_tells():
     assert sorted(one["rank"] for one in heard) == [0, 1]
 
 
-@pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL; out of memory?")])
+@pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL (out of memory?)")])
 def test_a_dead_rank_is_named_with_its_error(how, line):
     with pytest.raises(RankError) as caught:
         launch(fail, 2, how)
     assert str(caught.value) == f"rank 1 of 2 failed: {line}"
+
+
+def test_a_rank_that_dies_before_it_meets_the_others_is_named(monkeypatch):
+    """Rank 0 waits for it at the meeting, which nobody else would end for minutes."""
+    start = LocalRanks._start
+
+    def killed(self, rank):
+        start(self, rank)
+        if rank == 1:
+            self.processes[1].kill()
+
+    monkeypatch.setattr(LocalRanks, "_start", killed)
+    with pytest.raises(RankError, match="rank 1 of 2 failed: ended by SIGKILL"):
+        launch(add_ranks, 2, 10)
+
+
+def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
+    def broken(name, *_):
+        raise ImportError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=broken)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    with pytest.raises(UserError, match="torch is installed, but cannot be imported: ImportError: libtorch_cpu.so"):
+        need_torch()
 
 
 def test_the_environment_of_a_launcher_must_fit(monkeypatch):

@@ -23,6 +23,8 @@ LLAMA: dict[str, Any] = GPT | {
 }  # fmt: skip
 FEW_TOKENS = LLAMA | {"hidden": 128, "kv_heads": 8, "ffn": 512, "layers": 6, "vocabulary": 64, "context": 32}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
+ZRO = {"data_parallel": "zero_redundancy_optimizer"}
+ONCE = {"data_parallel": "zero3", "gradient_sync": "last"}
 TP_SP = {"tp": 4, "sequence_parallel": True}
 PIPELINE = {"pp": 2, "accumulation": 4, "microbatch": 1}
 
@@ -51,15 +53,21 @@ def peak(toy_job, toy_prices):
         (LLAMA, 1, {"recompute": "full"}),
         (GPT, 4, {}),  # DDP
         (LLAMA, 4, {"accumulation": 2}),
-        (LLAMA, 4, {"data_parallel": "zero1"}),
+        (LLAMA, 4, ZRO),
+        (FEW_TOKENS, 3, ZRO | {"accumulation": 2}),
         (GPT, 4, {"data_parallel": "zero3"}),  # FSDP2
         (LLAMA, 4, {"data_parallel": "zero3"}),
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
+        (LLAMA, 4, ONCE | {"accumulation": 3}),
+        (FEW_TOKENS, 4, ONCE | {"accumulation": 3}),
+        (FEW_TOKENS, 4, ONCE | {"accumulation": 3, "reshard": False}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        (GPT, 4, {"data_parallel": "zero3", "recompute": "full"}),  # the loss is over when parameters are gathered
         (GPT, 4, {"tp": 4}),
         (LLAMA, 4, {"tp": 4}),
         (LLAMA, 4, TP_SP),
@@ -82,6 +90,15 @@ def test_peaks_of_pipelines(peak, rehearse, schedule, stage) -> None:
 def test_peak_in_the_middle_of_a_pipeline(peak, rehearse) -> None:
     plan = {"pp": 4, "accumulation": 8, "microbatch": 1}
     assert peak(LLAMA, 4, 1, **plan) == pytest.approx(rehearse(LLAMA, 4, 1, **PLAN | plan).peak, rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("model", [LLAMA, FEW_TOKENS])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_peaks_of_sharded_pipelines(peak, rehearse, model, schedule, stage) -> None:
+    """Whole gradients, and parameters from one pass to the next."""
+    plan = PIPELINE | {"data_parallel": "zero3", "schedule": schedule}
+    assert peak(model, 4, stage, **plan | ONCE) == pytest.approx(rehearse(model, 4, stage, **PLAN | plan).peak, rel=0.05)
 
 
 def test_holding_is_what_the_profiler_sees_allocated() -> None:

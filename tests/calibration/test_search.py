@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -15,8 +16,9 @@ import pytest
 from calibration import search as module
 from calibration.answer import Answer, pareto
 from calibration.engines import Engine, engine
+from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
-from calibration.search import Search, evaluate
+from calibration.search import Search
 from shardyard import read_job
 from strategies.search.candidates import candidates
 from strategies.search.objective import Limits, objective
@@ -143,6 +145,34 @@ def test_results_are_a_table_keyed_by_hash(tmp_path: Path, name: str) -> None:
     assert {k: again.best[k] for k in ("hash", "step", "changes")} == {k: found.best[k] for k in ("hash", "step", "changes")}
 
 
+@pytest.mark.parametrize("name", ["found.csv", "found.jsonl"])
+def test_results_by_other_prices_or_code_are_set_aside(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = str(tmp_path / name)
+    found = find(results=Results(file))
+    monkeypatch.setattr(module, "version_of", lambda job: "another")
+    again = find(results=Results(file))
+    assert again.counts["set aside"] == again.counts["simulated"] == found.counts["simulated"]
+
+
+def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
+    text = (Path(module.__file__).parent / "profiles/h100.yaml").read_text()
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    first = version_of(read({"profile": str(file)}))
+    assert first == version_of(read({"profile": str(file)}))
+    assert "launch: " in text
+    file.write_text(re.sub(r"^launch: .*$", "launch: 99 us", text, flags=re.MULTILINE))
+    assert version_of(read({"profile": str(file)})) != first
+
+
+def test_a_row_that_was_cut_off_is_left_out_and_the_next_one_kept(tmp_path: Path) -> None:
+    file = tmp_path / "found.jsonl"
+    row = {"hash": "1" * 12, "version": "2" * 12, "changes": {}, "step": 1.0, "error": None}
+    file.write_text(json.dumps(row) + '\n{"hash": "33')
+    Results(str(file)).add(row | {"hash": "4" * 12})
+    assert list(Results(str(file)).rows) == ["1" * 12, "4" * 12]
+
+
 def test_a_time_limit_says_how_far_it_got() -> None:
     found = find(seconds=0.0)
     assert found.proven == 0
@@ -176,6 +206,14 @@ def test_dask_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
         ) as cluster,
         engine(dask=cluster.scheduler_address) as runs,
     ):
+        assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
+        found = find(runs, top=2)
+    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+
+
+def test_ray_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with engine(ray="local") as runs:
         assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
         found = find(runs, top=2)
     assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]

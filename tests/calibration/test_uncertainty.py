@@ -100,3 +100,16 @@ def test_products_in_fp8_have_the_spread_of_their_own_fit() -> None:
                     for more in ({}, {"fp8": {}}))  # fmt: skip
     spread = load_profile("h100").provenance["gemm"].spread
     assert (narrow > wide) == (spread["fp8 large"][2] - spread["fp8 large"][0] > spread["large"][2] - spread["large"][0])
+
+
+def test_kernels_twice_as_fast_save_half_of_their_time_on_one_gpu() -> None:
+    """Nothing overlaps there: the step is the sum of its kernels."""
+    plan = {"global_batch": 2, "sequence": 2048, "kernels": "compiled"}
+    alone = {"cluster.node.gpus": 1, "cluster.node.nics": 1}
+    play = Play.of(read_job(model="gpt-1.7b", cluster="dgx-a100", nodes=1, overrides=alone, plan=plan))
+    faster = dict(play.faster(2.0))
+    for name in ("gemm", "attention", "memory", "optimizer"):
+        price = BY_NAME[name]
+        spent = play.at(price, 2.0) - play.seconds  # twice as long: once more
+        assert play.seconds - faster[name] == pytest.approx(spent / 2, rel=1e-6), name
+    assert not {"nvlink", "nic"} & set(faster)

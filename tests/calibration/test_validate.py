@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,9 @@ from click.testing import CliRunner
 
 from calibration.execute import Execution
 from calibration.execute.limits import ready
+from calibration.machine import elsewhere
 from calibration.predict import predict
+from calibration.profiles import load_profile
 from calibration.validate import Row, Validated
 from calibration.validation_set import read_set
 from reports.execution import execution, validation
@@ -89,6 +93,8 @@ def test_the_figure_is_the_same_twice(validated, tmp_path):
     ("arguments", "line"),
     [
         ([*EXECUTE, "--staleness", "async"], "--staleness and --steps need --servers"),
+        (["validate", "--output", "/dev/null"], "--output /dev/null: cannot be written there"),
+        (["execute", "examples/demo.yaml", "--output", "/dev/null/x.json"], "--output /dev/null/x.json: cannot be written"),
         (["validate", "--plot", "x.pdf"], "must end in .png or .svg"),
         (["validate", "--seconds", "0", "--plot", "x.png"], "--seconds 0 measures none"),
         (EXECUTE, "precision='bf16' is not possible"),
@@ -98,6 +104,42 @@ def test_mistakes_are_one_line(arguments, line):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert line in result.output
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "line"),
+    [
+        (lambda: signal.raise_signal(signal.SIGINT), 130, "interrupted: 1 of 4 are done; not done: ZeRO-3, tensor"),
+        (lambda: signal.raise_signal(signal.SIGTERM), 143, "interrupted by SIGTERM: 1 of 4 are done"),
+        (lambda: fail("rank 1 of 2 failed"), 2, "error: rank 1 of 2 failed; 1 of 4 are done"),
+    ],
+)
+def test_what_is_done_is_kept_when_the_rest_is_not(end, code, line, validated, monkeypatch, tmp_path):
+    def interrupted(jobs, seconds, hear):
+        hear({"done": 1, "job": validated[0].job.name, "validated": validated[0]})
+        end()
+
+    monkeypatch.setattr("calibration.validate.validate", interrupted)
+    result = CliRunner().invoke(main, ["validate", "--quick", "--output", str(tmp_path / "v.json")])
+    assert result.exit_code == code
+    assert line in result.stderr
+    assert "-4.0 %" in result.stdout
+    assert len(json.loads((tmp_path / "v.json").read_text())) == 1
+
+
+def fail(line):
+    raise UserError(line)
+
+
+def test_prices_of_another_machine_are_said():
+    profile = load_profile("cpu-gloo")
+    there = profile.provenance["gemm"]
+    assert elsewhere(profile, {"machine": there.machine, "versions": there.versions}) is None
+    said = elsewhere(profile, {"machine": "8 × something else", "versions": there.versions})
+    assert said.startswith(f"profile cpu-gloo was measured on {there.machine}, not 8 × something else: measure this machine")
+    assert (
+        elsewhere(load_profile("h100"), {"machine": "NVIDIA H100", "versions": "torch 3"}) is None
+    )  # not measured by this project
 
 
 def test_launch_commands_of_a_job():

@@ -19,6 +19,7 @@ LLAMA: dict[str, Any] = GPT | {
     "attention_bias": False, "output_bias": False, "mlp_bias": False,
 }  # fmt: skip
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
+TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 
 
 @pytest.fixture
@@ -43,6 +44,9 @@ def sent(toy_job, toy_prices):
         (GPT, 4, {"data_parallel": "zero3"}),  # its tied head is in the root's unit, gathered with the embedding
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
+        (GPT, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
+        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last", "reshard": False}),
         (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
         (LLAMA, 64, {"data_parallel": "zero3", "shard": 8}),
@@ -50,6 +54,10 @@ def sent(toy_job, toy_prices):
         (LLAMA, 2, {"tp": 2}),
         (LLAMA, 8, {"tp": 4}),  # DDP × TP
         (LLAMA, 8, {"tp": 4, "data_parallel": "zero3"}),  # FSDP2 × TP
+        (LLAMA, 4, TP | {"sequence_parallel": True}),
+        (GPT, 4, TP | {"recompute": "full"}),
+        (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full"}),
+        (LLAMA, 4, TP | {"sequence_parallel": True, "recompute": "full", "early_stop": False}),
     ],
 )
 def test_volumes(sent, rehearse, model, gpus, plan) -> None:
@@ -65,25 +73,32 @@ def test_volumes_of_pipelines(sent, rehearse, schedule, stage) -> None:
     assert sent(model, 6, stage, **plan) == rehearse(model, 6, stage, **PLAN | plan).sent
 
 
-def test_stock_zero_1_moves_half_as_much_again(sent, rehearse) -> None:
-    """ZeroRedundancyOptimizer lets DDP all-reduce gradients (2Ψ) and broadcasts parameters (Ψ); a reduce-scatter would be Ψ."""
-    theirs, ours = rehearse(LLAMA, 4, data_parallel="zero1", **PLAN), sent(LLAMA, 4, data_parallel="zero1")
-    assert theirs.sent["dp"] == 1.5 * ours["dp"]
-    assert {operation for _, operation, _ in theirs.operations} == {"all_reduce", "broadcast"}
+@pytest.mark.parametrize(("gpus", "plan"), [(4, {}), (4, {"accumulation": 2}), (3, {})])
+def test_zero_redundancy_optimizer(sent, rehearse, gpus, plan) -> None:
+    """DDP all-reduces gradients (2Ψ), each rank in turn broadcasts its parameters (Ψ in all): half as much again as ZeRO-1."""
+    fields = plan | {"data_parallel": "zero_redundancy_optimizer"}
+    theirs, ours = rehearse(LLAMA, gpus, **PLAN | fields), sent(LLAMA, gpus, **fields)
+    assert ours["dp"] == pytest.approx(theirs.sent["dp"], abs=1e-6)
+    assert ours["dp"] == 1.5 * sent(LLAMA, gpus, **plan | {"data_parallel": "zero1"})["dp"]
+    count = {operation: sum(n for (_, one, _), n in theirs.operations.items() if one == operation) for _, operation, _ in
+             theirs.operations}  # fmt: skip
+    assert count["broadcast"] == gpus
 
 
-def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse, schedule, reshard, stage) -> None:
     """PyTorch's pipeline stages keep FSDP2's gradients whole until the last microbatch, and its parameters after a backward pass.
 
-    In 1F1B's order F F B F B F B B the third and fourth forward and the last backward pass find them gathered: 5 gathers and
-    1 reduce-scatter where the simulator, which releases them after every pass, has 8 and 4.
+    In 1F1B's order F F B F B F B B the third and fourth forward and the last backward pass find them gathered.
     """
-    plan = {"pp": 2, "accumulation": 4, "data_parallel": "zero3"}
-    theirs, ours = rehearse(LLAMA, 4, **PLAN | plan), sent(LLAMA, 4, **plan)
-    assert theirs.sent["pp"] == ours["pp"]
-    assert theirs.sent["dp"] / ours["dp"] == (5 + 1) / (8 + 4)
-    embedding = 4 * 512 * 64
-    assert (theirs.operations["dp", "all_gather", embedding], theirs.operations["dp", "reduce_scatter", embedding]) == (5, 1)
+    plan = {"pp": 2, "accumulation": 4, "data_parallel": "zero3", "schedule": schedule, "reshard": reshard}
+    theirs = rehearse(LLAMA, 4, stage, **PLAN | plan)
+    assert sent(LLAMA, 4, stage, gradient_sync="last", **plan) == theirs.sent
+    part = 4 * 512 * 64 + (4 * 64 if stage else 0)  # the embedding; head and norm
+    counts = theirs.operations["dp", "all_gather", part], theirs.operations["dp", "reduce_scatter", part]
+    assert counts == ((5, 1) if reshard else (1, 1))
 
 
 def test_rows_that_ranks_do_not_divide_are_padded(sent, rehearse) -> None:

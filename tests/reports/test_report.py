@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
+from reports.evidence import measured
 from reports.figures import Drawing
 from reports.published import from_file
-from reports.sections import measured
 
 SMALL = ["--model", "gpt2-1.5b", "--set", "model.layers=4", "--cluster", "dgx-a100", "--nodes", "2", "--set",
          "plan.data_parallel=zero1", "--set", "plan.global_batch=64"]  # fmt: skip
 JOB = [*SMALL, "--workers", "1"]
-ALL = ["--without", "runs", "--without", "scaling", "--without", "sensitivity", "--without", "published"]
+ALL = ["--without", "runs", "--without", "clusters", "--without", "scaling", "--without", "sensitivity", "--without", "published"]
 
 
 def report(folder: Path, *options: str) -> tuple[Result, str]:
@@ -125,3 +125,26 @@ def test_a_job_that_does_not_fit_has_a_page_and_exit_code_2(tmp_path: Path) -> N
     result, text = report(tmp_path, *ALL, "--set", "plan.microbatch=512", "--set", "plan.global_batch=8192")
     assert result.exit_code == 2
     assert "out of memory on stage 0" in text
+
+
+def test_other_clusters_stand_by_their_cost_and_what_does_not_fit_last(whole: Path) -> None:
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    part = text.split("The same plan on other clusters</h2>")[1].split("</table>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in part.split("<tr>")[1:]]
+    rows = [row for row in rows if row]
+    assert {"dgx-a100", "dgx-h100", "hgx-b200"} <= {row[0] for row in rows}
+    assert {row[1] for row in rows} == {"16"}
+    steps = {row[0]: float(row[2].split()[0]) for row in rows if row[2].endswith("ms")}
+    assert steps["hgx-b200"] < steps["dgx-h100"] < steps["dgx-a100"]
+
+
+def test_collectives_of_the_job_are_drawn_by_size(whole: Path) -> None:
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Collectives</h2>" in text
+    assert (whole / "busbw_0.png").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_that_is_out_of_time_says_what_it_left(tmp_path: Path) -> None:
+    _, text = report(tmp_path / "page", *ALL, "--search", "--search-seconds", "0.001")
+    assert re.search(r"\d+ more plans were not simulated: the 0.001 s of --search-seconds were over", text)

@@ -59,7 +59,7 @@ def test_verdict_of_one_gpu_without_a_plan(too_big: Summary) -> None:
 
 def test_fixes_are_told(too_big: Summary, job: dict[str, Any]) -> None:
     assert "; fits with recompute=full, or pp=4;" in verdict(too_big, job | {"fixes": ["recompute=full", "pp=4"]})
-    assert "; no small change of the plan makes it fit;" in verdict(too_big, job | {"fixes": []})
+    assert "; no small change of the plan makes it fit, nor do more nodes;" in verdict(too_big, job | {"fixes": []})
 
 
 def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: dict[str, Any]) -> None:
@@ -86,10 +86,16 @@ def test_one_screen_shows_seconds_share_memory_and_volume(summary: Summary, job:
 
 def test_the_cost_of_a_training(summary: Summary, job: dict[str, Any]) -> None:
     text = shown(one_screen(summary, job | {"tokens": 15e12, "rates": Rates(2.5, "", 1000.0, "")}))
-    assert "GPU-hours per 15 T tokens  626,000" in text  # 41.73 per 1e9
+    assert "GPU-hours for 15 T tokens  626,000" in text  # 41.73 per 1e9
     assert "cost  $1.56 M at $2.5/h" in text
-    assert "MWh  ≤ 626" in text  # 1 kW for each GPU-hour
+    assert "energy  ≤ 626 MWh" in text  # 1 kW for each GPU-hour
     assert "days  815" in text  # 15e12 / 213e3 s
+
+
+def test_a_price_is_told_for_a_trillion_tokens_when_no_training_is_named(summary: Summary, job: dict[str, Any]) -> None:
+    text = shown(one_screen(summary, job | {"rates": Rates(2.5, "", 1000.0, "")}))
+    assert "cost of 10¹² tokens  $104 k at $2.5/h" in text  # 41.73 GPU-hours per 1e9
+    assert "cost" not in shown(one_screen(summary, job | {"rates": Rates(None, "", 1000.0, "")}))
 
 
 def test_colours_only_where_they_belong(too_big: Summary, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

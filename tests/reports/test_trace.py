@@ -82,6 +82,10 @@ def test_one_track_per_stream_and_no_slice_reaches_into_another(example: str, ch
     ends = {kind: {e["id"]: e["ts"] for e in made if e["ph"] == kind} for kind in "sf"}
     assert ends["s"].keys() == ends["f"].keys()
     assert all(start <= ends["f"][number] for number, start in ends["s"].items())
+    tracks = slices(made)
+    for event in made:
+        if event["ph"] in ends:  # an arrow that ends beside every slice is not drawn
+            assert any(start <= event["ts"] <= end for start, end in tracks[event["pid"], event["tid"]])
 
 
 def test_every_op_is_a_slice_and_the_last_ends_with_the_step(trace: Events, played: Timeline) -> None:

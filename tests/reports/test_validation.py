@@ -38,9 +38,9 @@ def shown(renderable: RenderableType) -> str:
 
 def test_the_overview_counts_errors_memory_and_what_is_missing() -> None:
     text = " ".join(shown(overview(ROWS)).split())
-    assert "4 published rows, 3 compared: step time off by 8.3 % (mean), 5.0 % (median); bias -5.0 %" in text
+    assert "4 published rows, 3 compared: step time off by 8.3 % (mean), 5.0 % (median); bias −5.0 %" in text
     assert "80 % intervals hold 66.7 %" in text
-    assert "memory, x (device): 1 rows, off by 10.0 %, bias -10.0 %" in text
+    assert "memory, x (device): 1 rows, off by 10.0 %, bias −10.0 %" in text
     assert "out of memory: 0 of 1 found; 0 of 2 that ran said not to fit" in text
     assert "1 x: fp8 arithmetic" in text
 
@@ -60,7 +60,7 @@ def test_error_bars_hold_what_they_hold() -> None:
 
 def test_a_tornado_shows_the_change_both_ways() -> None:
     text = shown(table("job", 2.0, [Effect("gemm", 1.1, 1.9, 2.1)]))
-    assert "-5.00 %" in text
+    assert "−5.00 %" in text
     assert "+5.00 %" in text
 
 

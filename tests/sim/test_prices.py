@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from calibration.profiles import load_profile, profile_for, profile_names
 from sim.prices import Prices, unlimited_seconds
-from sim.program import Kernel
+from sim.program import ALIGNED, Kernel
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -76,6 +77,39 @@ def test_product_near_measurement(name: str, m: int, n: int, k: int, seconds: fl
 
 def test_products_are_right_within_5_percent_in_the_median() -> None:
     assert statistics.median(abs(prices(name).seconds(gemm(m, n, k)) / seconds - 1) for name, m, n, k, seconds in PRODUCTS) < 0.05
+
+
+def test_rows_that_are_not_aligned_slow_products_down() -> None:
+    """A100, fp16, TFLOP/s of 8192 × vocabulary × 14336, and of 64 products for scores and contexts of 2048 tokens by head size
+    (github.com/EleutherAI/cookbook sizing/results/transformer_data, vocab_v_sweep.out and h_sweep.out).
+    """
+    price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
+    vocabulary = {51136: 255.4, 51137: 76.1, 51138: 136.9, 51140: 138.4, 51144: 227.9}
+    found = {n: 2e-12 * 8192 * n * 14336 / price.seconds(rowed(8192, n, 14336)) for n in vocabulary}
+    assert found == pytest.approx(vocabulary, rel=0.25)
+    scores = {128: 91.6, 134: 70.6, 136: 88.8, 144: 93.3}
+    found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, 2048, dim, 64)) for dim in scores}
+    assert found == pytest.approx(scores, rel=0.25)
+    contexts = {134: 88.6, 136: 115.6, 144: 127.1}
+    found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, dim, 2048, 64)) for dim in contexts}
+    assert found == pytest.approx(contexts, rel=0.25)
+
+
+def rowed(m: int, n: int, k: int, batch: int = 1) -> Kernel:
+    """A product in fp16 with rows of n and k elements."""
+    return replace(gemm(m, n, k, batch, "fp16"), alignment=math.gcd(ALIGNED, n, k))
+
+
+def test_products_of_a_v100_are_right_within_5_percent_in_the_median() -> None:
+    """TFLOP/s of m, n, k in fp16: github.com/EleutherAI/cookbook sizing/results/gemm_data/mm, v100.out."""
+    rates = {
+        (1024, 4096, 1024): 60.5, (2048, 4096, 2048): 69.7, (4096, 4096, 4096): 85.0, (8192, 4096, 8192): 88.5,
+        (2304, 4096, 2048): 82.1, (2304, 4096, 4096): 82.1, (27648, 4096, 160): 48.2,
+    }  # fmt: skip
+    price = prices("v100")
+    found = [2e-12 * m * n * k / price.seconds(gemm(m, n, k, dtype="fp16")) / rate - 1 for (m, n, k), rate in rates.items()]
+    assert statistics.median(map(abs, found)) < 0.05
+    assert max(map(abs, found)) < 0.1
 
 
 @pytest.mark.parametrize(("name", "batch", "heads", "kv_heads", "length", "dim", "seconds"), ATTENTION)

@@ -8,6 +8,7 @@ import pytest
 
 from calibration.profiles import load_profile
 from shardyard import read_job, simulate
+from sim.expand import expand
 from sim.grid import Grid
 from sim.memory import ledger
 from sim.prices import Prices
@@ -198,3 +199,16 @@ def test_a_host_that_is_held_up_launches_nothing_ahead(toy_cluster, toy_prices) 
         second = Cohort(works[1], [Op("compute", block(0.5, times=5), (Ref(0, 1),), held=held)])
         timeline = run(program(first, second, pp=2), toy_cluster(2).topology(), toy_prices(launch="1 s"))
         assert timeline.step == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_block_cut_at_its_collectives_still_holds_the_host_up(toy_cluster, toy_prices) -> None:
+    """As above, with collectives inside the block that meet other traffic: then it is played piece by piece."""
+    steps = []
+    for held in (False, True):
+        first = Cohort({"pp": 0}, [Op("compute", block(9.0)), Op("pp next", Send(1.0, 1, "activations"), (Ref(0, 0),))])
+        cut = Block("forward", (Run(3, (kernel(0.5), Collective("all_reduce", 1.0, "tp", "sums"))),))
+        second = Cohort({"pp": 1}, [Op("compute", cut, (Ref(0, 1),), held=held)])
+        one = expand(program(first, second, pp=2, tp=2), {1})
+        steps.append(run(one, toy_cluster(4).topology(), toy_prices(launch="1 s")).step)
+    assert steps[1] == pytest.approx(10 + 6 * 1.0, rel=1e-3)
+    assert steps[0] < 10 + 3 * 0.5 + 0.1

@@ -44,7 +44,19 @@ def test_a_model_that_needs_its_states_sharded() -> None:
 
 def test_nothing_fits() -> None:
     result = CliRunner().invoke(
-        shardyard.main, ["advise", "--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192", "--json"]
+        shardyard.main,
+        [
+            "advise",
+            "--model",
+            "llama-3.1-405b",
+            "--cluster",
+            "dgx-h100",
+            "--set",
+            "plan.sequence=8192",
+            "--set",
+            "model.layers=32",
+            "--json",
+        ],
     )
     assert result.exit_code == 2
     answer = json.loads(result.output)
@@ -54,3 +66,10 @@ def test_nothing_fits() -> None:
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:
     with pytest.raises(shardyard.UserError, match="set global_batch"):
         advised(model="gpt2-1.5b", cluster="dgx-a100", plan={"global_batch": 1, "microbatch": 2})
+
+
+def test_experts_may_be_spread() -> None:
+    """The questions are about one GPU, which has no expert parallelism; the candidates keep it where it divides dp."""
+    found = advised(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan={"ep": 8, "imbalance": 1.1, "sequence": 1024})
+    assert dict(found.questions)["fits one GPU"].startswith("no")
+    assert found.candidates

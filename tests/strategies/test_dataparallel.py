@@ -46,14 +46,18 @@ def test_what_goes_out_and_comes_back(played, gpus) -> None:
 def test_volume(played) -> None:
     """2Ψ per microbatch: accumulation saves nothing, unlike DDP's no_sync.
 
-    Besides, of its tokens and logits one GPU gets its share, gives back its logits and gets their gradient; the root, as the
-    sender of most, sends n − 1 shares of tokens and gradients.
+    Parameters run down a chain from the root to the last GPU, gradients back: all but the end of a chain pass on Ψ. The root
+    sends n − 1 shares of tokens and of the logits' gradient, every other GPU its logits.
     """
+    tokens, vocabulary = 32, 512
     for count in (1, 3):
         timeline = played(4, accumulation=count)
-        elements = summarise(timeline).volume["dp"].elements
-        ours = 2 * timeline.program.parameters + 32 * (3 * 1 + 1 * 512 + 3 * 512)
-        assert elements == pytest.approx(count * ours)
+        psi = timeline.program.parameters
+        root, last = psi + 3 * tokens * (1 + vocabulary), psi + tokens * vocabulary
+        between = last + psi
+        expected = [count * elements for elements in (root, between, between, last)]
+        assert [volume["dp"][1] for volume in timeline.volumes()] == pytest.approx(expected)
+        assert summarise(timeline).volume["dp"].elements == pytest.approx(count * between)
 
 
 def test_memory_of_the_root(played) -> None:

@@ -67,7 +67,7 @@ def turn(x: Any, angle: Any) -> Any:
 
 
 def total(ways: passes.Ways) -> tuple[float, float]:
-    return sum(each for _, each in ways.forward), sum(each for _, each in ways.backward)
+    return sum(one.moved for one in ways.forward), sum(one.moved for one in ways.backward)
 
 
 def test_eager_kernels_move_what_pytorch_moves() -> None:

@@ -106,6 +106,7 @@ PLANS = [
     ("megatron", dict(tp=4, data_parallel="zero1", gradients="fp32", fp8={"scaling": "blockwise", "gather": True})),
     ("megatron", dict(tp=4, gradients="fp32", fp8={"scaling": "delayed"})),
     ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32")),
+    ("torchtitan", dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32")),
     ("accelerate", dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full")),
     ("accelerate", dict(data_parallel="zero2", accumulation=2)),
 ]

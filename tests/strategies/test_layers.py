@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.program import Collective, Kernel, Start
+from sim.program import Block, Collective, Kernel, Start
 from strategies.layers import Items, Part, parts, restored_tensors, saved_tensors
+from strategies.lower import lower
 from strategies.model import Model, load_model
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -477,3 +478,17 @@ def test_gradients_of_vectors_are_added_one_by_one(microbatches: int, count: int
     layer = parts(model, resolved(model, kernels="apex", accumulation=microbatches)).layer(0)
     small = [item for item in layer.backward if isinstance(item, Kernel) and item.label.endswith(" sum") and item.bytes < 3000]
     assert len(small) == count
+
+
+def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
+    """Twelve for a batch, which every stage gets for itself; the embedding's masks only with tp; later versions have none."""
+    model = Model(**GPT)
+    for tp, masks in ((1, 0), (2, 7)):
+        work = parts(model, resolved(model, kernels="apex", tp=tp))
+        assert len(work.batch) == 12
+        assert len(kernels(work.embedding.forward, "token mask")) == masks
+        assert [len(kernels(work.head.forward, label)) for label in ("loss targets", "mean loss")] == [12, 10]
+    assert not parts(model, resolved(model)).batch
+    program = lower(model, Plan(kernels="apex", pp=2).resolve(model, 2))
+    first = [next(op.work for op in cohort.ops if isinstance(op.work, Block)) for cohort in program.cohorts]
+    assert [len(kernels(block.runs[0].items, "batch")) for block in first] == [12, 12]

@@ -46,6 +46,15 @@ def test_uniform_keeps_one_input_for_so_many_layers(toy_job, full, none, number,
         assert part.backward == count * full.recompute + count * none.backward
 
 
+def test_torch_repeats_no_last_product(toy_job) -> None:
+    """Of two layers that are recomputed together, the first is repeated to its end, which is the input of the second."""
+    ours = {"recompute": "full", "kernels": "torch"}
+    one = stage(toy_job, **ours)[0]
+    two = stage(toy_job, recompute_method="uniform", recompute_layers=2, **ours)[0]
+    assert [item.label for item in one.forward[len(one.recompute) :]] == ["mlp down", "mlp residual"]
+    assert [item.label for item in two.recompute] == [item.label for item in one.forward + one.recompute]
+
+
 def test_time_and_memory_emerge(toy_job) -> None:
     """Between none and full in both; hardware FLOPs count what runs again."""
 
@@ -62,6 +71,7 @@ def test_time_and_memory_emerge(toy_job) -> None:
 
 @pytest.mark.parametrize(("plan", "message"), [
     ({"recompute": "full", "recompute_method": "block"}, "recompute_method=block needs recompute_layers"),
+    ({"early_stop": False}, "early_stop=false needs recompute=full"),
     ({"recompute": "full", "recompute_layers": 2}, "recompute_layers=2 needs recompute_method"),
     ({"recompute_method": "block", "recompute_layers": 2}, "recompute_method=block needs recompute=full"),
     ({"recompute": "full", "recompute_method": "block", "recompute_layers": 5}, "recompute_layers=5 exceeds the 4 layers"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from sim.summary import summarise
 from strategies.data_parallel import hooks
 from strategies.job import Job
 from strategies.lower import lower
+from strategies.plan import Plan
 from strategies.schedules import schedules
 from strategies.search.bounds import bounds
 from strategies.search.candidates import candidates
@@ -19,24 +22,80 @@ from strategies.search.space import Axis, Space
 from strategies.search.work import kinds_of
 from topologies.reading import UserError
 
-plans = st.fixed_dictionaries({
+PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan has it
     "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
     "cp": st.sampled_from([1, 1, 2]), "cp_method": st.sampled_from(["ring", "ulysses"]), "ep": st.sampled_from([1, 1, 2]),
     "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
-    "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 6), "local_steps": st.sampled_from([None, None, 2]),
+    "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 6), "local_steps": st.just(2),
     "recompute": st.sampled_from(["none", "selective", "full"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
     "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
     "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
     "shard": st.sampled_from([None, None, 2, 4]), "reshard": st.booleans(),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"]),
-})  # fmt: skip
+}  # fmt: skip
+RARE: dict[str, Any] = {  # the same, of which a plan has a few
+    "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
+    "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
+    "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
+    "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
+    "dropout": st.just(True), "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
+    "loss_as_layer": st.just(True),
+    "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
+    "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
+    "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
+    "gradient_sync": st.sampled_from(["every", "last"]), "early_stop": st.booleans(), "fused_optimizer": st.just(False),
+    "flat_parameters": st.just(True),
+    "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
+    "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
+    "offload": st.sampled_from([
+        {"optimizer": "cpu", "tile": 1000}, {"optimizer": "nvme"}, {"parameters": "cpu"},
+        {"optimizer": "cpu", "parameters": "cpu"}, {"optimizer": "nvme", "parameters": "nvme", "tile": 5000},
+    ]),
+    "deepspeed": st.fixed_dictionaries({"reduce_bucket_size": st.sampled_from([5_000, 50_000, 10**9])}, optional={
+        "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
+        "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
+        "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
+        "zero_quantized_gradients": st.booleans(),
+        "zero_hpz_partition_size": st.sampled_from([2, 4]),
+    }),
+}  # fmt: skip
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 64, "shared": 1, "first_dense": 1}
-models = st.fixed_dictionaries({
-    "layers": st.integers(4, 9), "tied": st.booleans(), "gated": st.booleans(), "experts": st.sampled_from([None, None, EXPERTS]),
-})  # fmt: skip
-shapes = st.sampled_from([(8, 1), (4, 2), (8, 2), (2, 4)])
+SHAPES = [(8, 1), (4, 2), (8, 2), (2, 4)]
 LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 OVERHEAD = {"context": "1 MB", "communicator": "1 kB", "reserve": 0.05}
+OLDER = {"flash2": {"efficiency": 0.5, "block": 1, "backward": 1.0}}
+CPU = {"memory": "1 TB", "memory_bandwidth": "20 GB/s", "disk": "1 TB", "disk_read": "2 GB/s", "disk_write": "1 GB/s"}
+
+
+@st.composite
+def jobs(draw: Any) -> dict[str, Any]:
+    """Any plan, most of which keep to the rules."""
+    plan = draw(st.fixed_dictionaries(PLAN))
+    for name in draw(st.lists(st.sampled_from(sorted(RARE)), max_size=3, unique=True)):
+        plan[name] = draw(RARE[name])
+    plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
+    hook = plan["data_parallel"]
+    if "deepspeed" in plan and hook == "zero3":
+        plan |= {"pp": 1, "schedule": "1f1b", "reshard": True, "shard": None, "ep": 1, "order": "tp-cp-ep-dp-pp"}
+    plan["sequence_parallel"] &= plan["tp"] > 1
+    plan["reshard"] |= hook != "zero3"
+    plan["gradients"] = "fp32" if hook == "ddp_fp16" else plan["gradients"]
+    unfit = {
+        "recompute_layers": "recompute_method" not in plan, "local_steps": hook not in ("local_sgd", "diloco"),
+        "bucket": "deepspeed" in plan or hook == "dataparallel", "overlap": hook == "dataparallel",
+        "shard": plan["shard"] is None or not hook.startswith("zero"), "powersgd": hook != "ddp_powersgd",
+        "ep_nodes": "routed_nodes" not in plan, "routed_nodes": "ep_nodes" not in plan,
+        "pad_to_capacity": "capacity_factor" not in plan,
+    }  # fmt: skip
+    plan = {name: value for name, value in plan.items() if not unfit.get(name)}
+    shape = draw(st.sampled_from(SHAPES))
+    if hook == "dataparallel":
+        plan |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sequence_parallel": False}
+        shape = (8, 1)
+    experts = EXPERTS if {"expert_tp", "imbalance", "capacity_factor", "ep_nodes"} & plan.keys() or plan["ep"] > 1 else None
+    model = {"layers": draw(st.integers(4, 9)), "tied": draw(st.booleans()), "gated": draw(st.booleans()), "experts": experts}
+    model["layers"] = 6 if "layers_per_stage" in plan else model["layers"]
+    return {"plan": plan, "model": model, "shape": shape, "slow": draw(st.booleans())}
 
 
 def every_bound(job: Job, prices) -> tuple[list[float], float]:
@@ -50,18 +109,25 @@ def every_bound(job: Job, prices) -> tuple[list[float], float]:
     return steps, float(rough.memory[0])
 
 
-@given(plan=plans, model=models, shape=shapes, slow=st.booleans())
+@given(job=jobs())
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 )
-def test_no_bound_exceeds_the_simulation(toy_job, toy_prices, plan, model, shape, slow) -> None:
-    prices = toy_prices(links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD)
+def test_no_bound_exceeds_the_simulation(toy_job, toy_prices, job) -> None:
+    slow = job["slow"]
+    prices = toy_prices(
+        links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD, older=OLDER
+    )
+    node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU}
     try:
-        job = toy_job(*shape, model=model, node={"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s"}, **plan)
-        program = lower(job.model, job.resolve())
+        made = toy_job(*job["shape"], model=job["model"], node=node, **job["plan"])
+        answer = summarise(run(lower(made.model, made.resolve()), made.cluster.topology(), prices))
     except UserError:
         assume(False)
-    answer = summarise(run(program, job.cluster.topology(), prices))
-    steps, memory = every_bound(job, prices)
+    steps, memory = every_bound(made, prices)
     assert max(steps) <= answer.step_seconds
     assert memory <= answer.worst.peak
+
+
+def test_every_field_of_a_plan_is_drawn() -> None:
+    assert PLAN.keys() | RARE.keys() == Plan.model_fields.keys() - {"dp", "global_batch", "chunks"}  # which follow from others

@@ -1,8 +1,9 @@
 """DistributedDataParallel, with gradients as they are or in 16 bits.
 
 Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same size after the last backward pass: without
-overlap, in schedules whose weight gradients are made in passes of their own, of which DDP's hooks hear nothing, where two
-stages of a rank share a matrix, and for a tied matrix that is cut over tp ranks, which DDP would take apart.
+overlap, for a tied matrix that is cut over tp ranks, which DDP would take apart, and in all schedules that PyTorch's pipeline
+runtime runs: finding out shapes there counts parameters twice, and DDP ends with an internal error (torch 2.13); also its hooks
+hear nothing of weight gradients that are made in passes of their own, and must not hear twice of a matrix that two stages share.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from calibration.execute.buckets import reduce_in_buckets
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
-from calibration.execute.limits import shares_embedding, splits
+from calibration.execute.pipeline import SINGLE
 from strategies.job import Job
 from strategies.resolved import Resolved
 
 MIB = 2.0**20
 
 
-def reducer_works(job: Job, resolved: Resolved) -> bool:
+def reducer_works(job: Job) -> bool:
     """Whether DDP's hooks hear of every gradient, once."""
-    apart = splits(job, resolved) or shares_embedding(job, resolved) or (job.model.tied and job.plan.tp > 1)
-    return job.plan.overlap and not apart
+    in_runtime = job.plan.pp > 1 and job.plan.schedule not in SINGLE
+    return job.plan.overlap and not in_runtime and not (job.model.tied and job.plan.tp > 1)
 
 
 @executed("ddp")
@@ -37,7 +38,7 @@ class DDP(Hook):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """In DDP, of the tp ranks' device mesh where there is one."""
         setup = self.setup
-        self.by_hand = not reducer_works(setup.job, setup.resolved)
+        self.by_hand = not reducer_works(setup.job)
         if setup.resolved.dp == 1 or self.by_hand:
             return chunk.net
         where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
@@ -70,7 +71,7 @@ class CompressedDDP(DDP):
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """The hook is DDP's."""
-        if not reducer_works(job, resolved):
+        if not reducer_works(job):
             return (
                 "data_parallel=ddp_fp16 is a hook of DDP's reducer, which cannot work here (overlap, schedule or tied embedding)"
             )

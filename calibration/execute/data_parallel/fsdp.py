@@ -7,15 +7,17 @@ masters are the parameters.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import blocking, shares_embedding, splits
+from calibration.execute.pipeline import SINGLE
 from strategies.job import Job
 from strategies.resolved import Resolved
 
@@ -46,6 +48,9 @@ class Zero3(Hook):
             return f"schedule={schedule} makes weight gradients in passes of their own, in which FSDP2 reduces nothing"
         if shares_embedding(job, resolved):
             return f"schedule={job.plan.schedule} has {job.model.name}'s tied embedding twice on a rank, in two FSDP2 modules"
+        if job.plan.gradient_sync == "last" and job.plan.pp > 1 and job.plan.schedule not in SINGLE:
+            which = f"gradient_sync=last with schedule={job.plan.schedule}"
+            return f"{which}: PyTorch's pipeline runtime gathers whole stages ahead; {' and '.join(SINGLE)} do not"
         return None
 
     def prepare(self, net: nn.Module) -> None:
@@ -71,7 +76,15 @@ class Zero3(Hook):
             return net
         for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many
             cast(Any, unit).set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
-        return Around(net)
+        return net if setup.plan.gradient_sync == "last" else Around(net)
+
+    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+        """As PyTorch's pipelines do it by themselves."""
+        if self.setup.plan.gradient_sync == "last" and self.setup.resolved.dp > 1:
+            module = cast(FSDPModule, self.modules[0])
+            module.set_requires_gradient_sync(last)
+            module.set_reshard_after_backward(last)
+        return nullcontext()
 
     def _precision(self) -> MixedPrecisionPolicy:
         dtype = self.setup.dtype

@@ -1,6 +1,6 @@
 """ZeRO-1 by plain collectives: reduce-scatter of gradient buckets, update of the own shard, all-gather of parameters.
 
-PyTorch's ZeroRedundancyOptimizer is another algorithm: it all-reduces gradients and broadcasts parameters, and moves half as much
+PyTorch's ZeroRedundancyOptimizer is another algorithm (`zero_redundancy_optimizer`), which moves half as much
 again. Gradients and parameters live in flat buckets of whole parameters, each rank owning an equal part of every bucket; a bucket
 is reduced as soon as the last microbatch has made its gradients.
 """

@@ -1,0 +1,120 @@
+"""A cluster, model and profile of a space, with the plans on it, their bounds, and which of them constraints rule out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.predict import prices_of
+from strategies.job import Job
+from strategies.search.bounds import Bounds, bounds
+from strategies.search.candidates import Candidates
+from strategies.search.objective import Limits, Objective, Scale
+from strategies.search.refine import Refiner
+from strategies.search.space import PER_GPU
+from strategies.search.work import kinds_of
+from topologies.costs import Rates
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class RuledOut:
+    """Plans that constraints rule out: how many each does, and what the nearest of them would need."""
+
+    plans: Counter[str] = field(default_factory=Counter)
+    nearest: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def add(self, constraint: str, plans: int, least: float, text: str) -> None:
+        """So many plans, of which the one that needs `least` is told as `text`."""
+        self.plans[constraint] += plans
+        if constraint not in self.nearest or least < self.nearest[constraint][0]:
+            self.nearest[constraint] = least, text
+
+
+@dataclass
+class Site:
+    """One site. changes: fields of the job that make it; tokens: of the whole training."""
+
+    job: Job
+    changes: dict[str, Any]
+    plans: Candidates
+    limits: Bounds
+    refiner: Refiner
+    tokens: float
+    rates: Rates
+
+    @classmethod
+    def of(cls, job: Job, changes: dict[str, Any], plans: Candidates, tokens: float, rates: Rates) -> Site:
+        """Bound every plan."""
+        prices = prices_of(job)
+        kinds = kinds_of(plans, prices)
+        limits = bounds(plans, kinds, prices)
+        return cls(job, changes, plans, limits, Refiner(plans, kinds, limits, prices), tokens, rates)
+
+    def scale(self, plan: int) -> Scale:
+        """What turns a step of plan i into an objective."""
+        return scale_of(self.plans, plan, self.tokens, self.rates)
+
+    def value(self, plan: int, step: float, objective: Objective) -> float:
+        """A step of plan i as an objective."""
+        return float(step) * objective.per_second(self.scale(plan))
+
+    def promising(self, asked: Limits, objective: Objective, out: RuledOut) -> tuple[Mask, Floats]:
+        """Which plans no constraint rules out by its bound, and every plan's bound of the objective."""
+        capacity = self.capacity(asked)
+        keep = self.limits.possible.copy()
+        keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: _memory(share * capacity, capacity), out)
+        _, first, of = np.unique(self.plans.rule, return_index=True, return_inverse=True)
+        scales = [self.scale(int(plan)) for plan in first]
+        for name in asked.of_step(scales[0]):
+            most = np.array([asked.of_step(one)[name] for one in scales])[of]
+            keep = _cut(keep, self.limits.step / most, name, _budget(name, getattr(asked, name)), out)
+        return keep, self.limits.step * np.array([objective.per_second(one) for one in scales])[of]
+
+    def capacity(self, asked: Limits) -> float:
+        """Bytes that a GPU may hold."""
+        return min(self.job.cluster.node.gpu.memory, asked.memory or float("inf"))
+
+    def too_big(self, row: dict[str, Any], asked: Limits, out: RuledOut) -> None:
+        """Rule out a plan that was simulated."""
+        capacity = self.capacity(asked)
+        if row["memory"] > capacity:
+            out.add("memory", 1, row["memory"], _memory(row["memory"], capacity))
+        else:
+            out.add("memory of the nodes", 1, row["memory"], "what is offloaded has no room there")
+
+
+def started(job: Job) -> Job:
+    """The job with a global batch, and nothing of its plan that would contradict other degrees."""
+    batch = job.plan.global_batch or (PER_GPU * job.cluster.gpus if not job.plan.accumulation else job.resolve().global_batch)
+    return replace(job, plan=job.plan.model_copy(update={"dp": None, "accumulation": None, "global_batch": batch}))
+
+
+def scale_of(plans: Candidates, plan: int, tokens: float, rates: Rates) -> Scale:
+    """See `Site.scale`."""
+    one = plans.resolved[int(plans.rule[plan])]
+    return Scale(plans.job.cluster.gpus, float(one.global_batch * one.sequence), tokens, rates)
+
+
+def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out: RuledOut) -> Mask:
+    """Without the plans that need more than all (1) of what they may."""
+    over = keep & (share > 1)
+    if over.any():
+        least = float(share[over].min())
+        out.add(name, int(over.sum()), least, f"the least that one of them needs is {show(least)}")
+    return keep & ~over
+
+
+def _memory(needed: float, capacity: float) -> str:
+    return f"{needed / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB"
+
+
+def _budget(name: str, asked: float) -> Callable[[float], str]:
+    return lambda share: f"{name} ≤ {share * asked:,.4g}"

@@ -1,0 +1,152 @@
+"""The whole report of a job: everything that `shardyard report` shows, simulated and put in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports import evidence, sections
+from reports.page import Report, Section
+from reports.words import TOKENS
+from topologies.reading import UserError
+
+if TYPE_CHECKING:
+    from calibration.engines import Engine
+    from calibration.validation import Compared
+    from calibration.whatif import Read
+    from sim.summary import Summary
+    from sim.timeline import Timeline
+    from strategies.job import Job
+    from strategies.search.space import Space
+    from topologies.costs import Rates
+
+DEPTH = 8  # pipeline stages of the usual candidates
+BESIDE = 7  # candidates that are shown
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is shown besides the step itself. variants: jobs to be shown beside it in place of the usual ones; search: seconds
+    that the sweep of degrees may take (None: no sweep); results, validation: the files that are shown, and what they hold.
+    """
+
+    rates: Rates
+    tokens: float | None = None
+    price: float | None = None
+    without: frozenset[str] = frozenset()
+    variants: Sequence[Job] = ()
+    search: float | None = None
+    results: tuple[str, Sequence[Mapping[str, Any]]] | None = None
+    validation: tuple[str, Sequence[Compared]] | None = None
+
+    @property
+    def total(self) -> float:
+        """Tokens that prices are told for."""
+        return self.tokens or TOKENS
+
+
+def report(job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapping[str, Any], wanted: Wanted, engine: Engine,
+           tell: Tell) -> Report:  # fmt: skip
+    """The report of `job`, whose step has been played. read: the job with other fields; tell: hears what is being done."""
+    made: list[Section] = []
+    beside: dict[str, Summary] = {}
+    if wanted.variants:
+        beside = _variants(job, answer, wanted.variants, engine, tell)
+    elif "runs" not in wanted.without:
+        beside = _usual(job, answer, engine, tell, made)
+    if "scaling" not in wanted.without:
+        tell("scaling")
+        made.append(sections.scaling(read, job, engine, wanted.total, wanted.price))
+    if "clusters" not in wanted.without:
+        tell("other clusters")
+        made.append(sections.clusters(read, job, engine, wanted.total, wanted.price))
+    made += _plans(job, read, wanted, engine, tell)
+    if "sensitivity" not in wanted.without:
+        tell("what limits the step")
+        made.append(sections.limits(job, answer.step_seconds))
+    money = {"rates": wanted.rates} | ({"tokens": wanted.tokens} if wanted.tokens else {})
+    return Report(played, answer, {**inputs, **money}, job.cluster, beside, tuple(made), _evidence(job, wanted, engine, tell),
+                  sections.launches(job), sections.collectives(played))  # fmt: skip
+
+
+def _variants(job: Job, answer: Summary, others: Sequence[Job], engine: Engine, tell: Tell) -> dict[str, Summary]:
+    """The job, and beside it what was asked for."""
+    from calibration.predict import predict
+
+    tell("other runs")
+    return {job.name: answer, **{one.name: found for one, found in zip(others, engine.map(predict, others), strict=True)}}
+
+
+def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Section]) -> dict[str, Summary]:
+    """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
+    from calibration.predict import predict
+    from strategies.advise import advise
+
+    tell("other runs")
+    try:
+        found = advise(job, predict, engine.map, DEPTH).candidates
+    except UserError as error:
+        made.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
+        return {}
+    return {job.name: answer, **{one.name: one.summary for one in found[:BESIDE]}}
+
+
+def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell) -> list[Section]:
+    """Of a table of results, and of a sweep."""
+    from reports.plans import Plans, section
+
+    plan, capacity, made = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
+    if wanted.results is not None:
+        name, rows = wanted.results
+        made.append(section(Plans(rows, plan, wanted.total, wanted.rates, capacity), f"Plans of {name}"))
+    if wanted.search is not None:
+        from calibration.sweep import sweep
+
+        space, until = _small(job), time.monotonic() + wanted.search
+        found, left = sweep(read, space, engine, lambda done: tell(f"plans {done} of {space.size}"), until)
+        one = section(Plans(found, plan, wanted.total, wanted.rates, capacity), "Other degrees")
+        late = f"{left:,} more plans were not simulated: the {wanted.search:g} s of --search-seconds were over."
+        made.append(Section(one.title, one.pictures, (*one.text, late), one.sheet) if left else one)
+    return made
+
+
+def _small(job: Job) -> Space:
+    """Every pp, every tp of a node, and three settings of data parallelism; everything else as the job has it.
+
+    Long pipelines, which take longest to simulate, come last.
+    """
+    from strategies.search.space import Axis, Space, default_space, parse_axis
+
+    usual = {axis.name: axis for axis in default_space(job).axes}
+    sharding = parse_axis("plan.data_parallel=ddp,zero1,zero3")
+    batch = parse_axis(f"plan.global_batch={job.resolve().global_batch}")
+    free = [parse_axis(f"plan.{name}=null") for name in ("dp", "accumulation")]
+    shortest = Axis("plan.pp", tuple(sorted(usual["plan.pp"].choices, key=lambda choice: int(choice["plan.pp"]))))
+    widest = Axis("plan.tp", usual["plan.tp"].choices[::-1])
+    return Space((shortest, widest, sharding, batch, *free))
+
+
+def _evidence(job: Job, wanted: Wanted, engine: Engine, tell: Tell) -> tuple[Section, ...]:
+    from calibration.predict import profile_of
+
+    found = [evidence.profile_errors(profile_of(job))]
+    if wanted.validation is not None:
+        name, rows = wanted.validation
+        found.append(evidence.measured(rows, name))
+    if "published" not in wanted.without:
+        tell("published runs")
+        found.append(evidence.published(job, engine))
+    return tuple(found)
+
+
+def results_of(file: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of a table that `shardyard plan --results` wrote. Raises UserError."""
+    from calibration.results import Results
+
+    if not Path(file).is_file():
+        raise UserError(f"--results {file}: no such file; `shardyard plan --results {file}` makes one")
+    return list(Results(file).rows.values())

@@ -1,0 +1,42 @@
+"""The collectives of a step, priced by size, are those that the step itself was charged for."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardyard
+from sim.sweep import of_step
+
+
+def played(**plan: object) -> shardyard.Timeline:
+    return shardyard.simulate(
+        shardyard.read_job(
+            model="llama-3.1-8b", cluster="dgx-h100", nodes=2, overrides={"model.layers": 4}, plan={"sequence": 2048} | plan
+        )
+    )
+
+
+def test_the_axes_that_send_most_are_swept_among_their_own_groups() -> None:
+    timeline = played(tp=8, sequence_parallel=True, data_parallel="ddp", global_batch=32)
+    first, second = of_step(timeline, [2.0**20, 2.0**30])
+    assert [one.where for one in (first, second)] == ["tp, groups of 8 ranks", "dp, groups of 2 ranks"]
+    assert second.operation == "all_reduce"
+    assert [options[0].bytes for options in second.prices] == [2.0**20, 2.0**30]
+
+
+def test_at_a_size_of_the_job_the_price_is_the_one_that_it_paid() -> None:
+    timeline = played(data_parallel="ddp", global_batch=32)
+    used = of_step(timeline, [1.0])[0].used
+    ops = [(number, op.work) for number, op in timeline.ops(0) if op.stream == "dp"]
+    assert ops
+    paid = {work.bytes: timeline.work[number].alone / work.repeat for number, work in ops}  # type: ignore[union-attr]
+    found = of_step(timeline, used)[0]
+    assert {options[0].bytes: options[0].seconds for options in found.prices} == pytest.approx(paid, rel=1e-6)
+
+
+def test_one_gpu_has_no_collectives() -> None:
+    alone = shardyard.read_job(
+        model="gpt2-1.5b", cluster="dgx-h100", nodes=1, plan={"global_batch": 1},
+        overrides={"model.layers": 2, "cluster.node.gpus": 1, "cluster.node.nics": 1},
+    )  # fmt: skip
+    assert of_step(shardyard.simulate(alone), [1e6]) == []
