@@ -78,14 +78,14 @@ def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
 
 
 def test_a_profile_that_was_not_measured_has_wider_intervals() -> None:
-    plan = {"precision": "fp16", "attention": "materialised", "global_batch": 8, "data_parallel": "zero1"}
+    plan = {"precision": "fp16", "attention": "materialised", "kernels": "compiled", "global_batch": 8, "data_parallel": "zero1"}
     widths = []
     for cluster in ("dgx-a100", "dgx-1v"):
         found = read_job(model="gpt2-1.5b", cluster=cluster, nodes=1, plan=plan)
         bar = interval(found, 1.0)
         widths.append(bar.high / bar.low)
         assert "bandwidth between nodes" not in spreads(Play.of(found))  # one node has none to pay
-    assert widths[1] > widths[0] * 1.03
+    assert widths[1] > widths[0] * 1.05
 
 
 def test_no_interval_is_narrower_than_the_error_of_jobs_whose_prices_were_all_measured(job: Job) -> None:
