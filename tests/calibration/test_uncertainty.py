@@ -78,9 +78,9 @@ def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
 
 
 def test_prices_that_were_not_measured_have_wider_spreads() -> None:
-    plan = {"precision": "fp16", "attention": "materialised", "global_batch": 8, "data_parallel": "zero1"}
-    measured, derived = (spreads(Play.of(read_job(model="gpt2-1.5b", cluster=cluster, nodes=1, plan=plan)))
-                         for cluster in ("dgx-a100", "dgx-1v"))  # fmt: skip
+    measured, derived = (spreads(Play.of(read_job(model="gpt2-1.5b", cluster="dgx-h100", nodes=1, profile=profile,
+                                                  plan={"global_batch": 8, "data_parallel": "zero1"})))
+                         for profile in ("h100", "generic"))  # fmt: skip
     assert derived["gemm"] > 2 * measured["gemm"]
     assert derived["bandwidth inside nodes"] > measured["bandwidth inside nodes"]
     assert "bandwidth between nodes" not in measured  # one node has none to pay
