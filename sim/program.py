@@ -48,10 +48,7 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = (
-        ""  # what a profile may price apart: an older fused attention, PyTorch's operator of a "memory" or "reduction",
-    )
-    # "wrapping", which copies around collectives
+    variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
 
 

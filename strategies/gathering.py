@@ -10,6 +10,8 @@ gradients to one buffer; FSDP1's flat parameters are where they are gathered (`p
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
@@ -26,6 +28,7 @@ class Gathering:
         self._works: dict[tuple[float, tuple[str, ...], float], Collective] = {}  # each distinct piece of work is priced once
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
+        self._copied: dict[tuple[int, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with copies
 
     @property
     def kept(self) -> bool:
@@ -92,9 +95,6 @@ class Gathering:
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""
         phase = "backward" if backward else "forward"
-        if self.copies and not self.stage.plan.plan.flat_parameters:
-            moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
-            return self._copy("gathered parameters", phase, (2 * moved,), gathered)
         if not self.quantised:
             return gathered
         return self._pass("dequantise parameters", phase, self.moving(part), (gathered,), self._narrow(part))
@@ -102,32 +102,39 @@ class Gathering:
     @property
     def copies(self) -> bool:
         """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
-        plan = self.stage.plan
-        return plan.plan.kernels in ("torch", "compiled") and plan.plan.deepspeed is None and plan.copies > 1
+        return self.stage.plan.plan.pytorch_fsdp and self.stage.plan.copies > 1
 
-    def made(self, part: int, after: Ref) -> Ref:
-        """What the reduction of the part's gradients waits for.
+    def taken(self, part: int, ref: Ref, backward: bool) -> None:
+        """A pass begins with a copy of the part's gathered parameters."""
+        if self.copies and not self.stage.plan.plan.flat_parameters:
+            moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
+            self._copy("gathered parameters", "backward" if backward else "forward", (2.0 * moved,), ref, first=True)
 
-        FSDP2 copies gradients into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd
-        joins them in a flat gradient, which is cast and divided (torch 2.13, torch/distributed/fsdp/_runtime_utils.py).
+    def made(self, part: int, ref: Ref) -> None:
+        """A pass ends with copies of the part's gradients.
+
+        FSDP2 copies them into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd joins
+        them in a flat gradient, which is cast and divided (torch 2.13, torch/distributed/fsdp/_runtime_utils.py).
         """
         if not self.copies:
-            return after
+            return
         plan, elements = self.stage.plan.plan, sum(self.elements(part))
         width, gradient = plan.bytes_per_element, plan.bytes_per_gradient
-        passes = (
-            (2 * width, (width + gradient) * (width != gradient), 2 * gradient) if plan.flat_parameters else (width + gradient,)
-        )
-        return self._copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), after)
+        joined = (2 * width, (width + gradient) * (width != gradient), 2 * gradient)
+        passes = joined if plan.flat_parameters else (width + gradient,)
+        self._copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), ref, first=False)
 
-    def _copy(self, label: str, phase: str, moved: tuple[float, ...], after: Ref) -> Ref:
-        """Passes over memory that a profile with measured wrapping has in its collectives already."""
-        key = label, phase, sum(moved)
-        if key not in self._passes:
+    def _copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool) -> None:
+        """Add passes over memory to an op, which a profile with measured wrapping has in its collectives already."""
+        op = self.stage.cohort.ops[ref.op]
+        assert isinstance(op.work, Block)
+        key = id(op.work), label, moved
+        if key not in self._copied:  # one object for all microbatches
             dtype = self.stage.plan.plan.precision
-            kernels = tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved)
-            self._passes[key] = Block(phase, (Run(1, kernels),))
-        return self.stage.add(Op(COMPUTE, self._passes[key], (after,)))
+            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved))
+            runs = (run, *op.work.runs) if first else (*op.work.runs, run)
+            self._copied[key] = op.work, replace(op.work, runs=runs)
+        op.work = self._copied[key][1]
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""

@@ -81,16 +81,16 @@ class Plan(Config):
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
+    flat_parameters: bool = Field(
+        False,
+        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
+        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
+    )
     gradient_sync: Literal["every", "last"] = Field(
         "every",
         description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
         "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
         "torch.distributed.pipelining sets them)",
-    )
-    flat_parameters: bool = Field(
-        False,
-        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
-        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
     )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
@@ -223,6 +223,11 @@ class Plan(Config):
     def gathers_fp8(self) -> bool:
         """Whether parameters of linear layers are gathered in fp8."""
         return self.fp8 is not None and self.fp8.gather
+
+    @property
+    def pytorch_fsdp(self) -> bool:
+        """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
+        return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
 
     @property
     def least_gathered(self) -> int:

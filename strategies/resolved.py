@@ -122,7 +122,7 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
 def _shards(plan: Plan, dp: int, where: str) -> None:
     if not plan.reshard and "parameter" not in hooks[plan.data_parallel].shards:
         raise UserError(f"{where}: reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters")
-    if plan.flat_parameters and (plan.data_parallel != "zero3" or plan.kernels not in ("torch", "compiled") or plan.deepspeed):
+    if plan.flat_parameters and not plan.pytorch_fsdp:
         has = "deepspeed" if plan.deepspeed else f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
         raise UserError(f"{where}: flat_parameters=true contradicts {has}: PyTorch's FSDP1 is zero3, kernels torch or compiled")
     if plan.shard is None:

@@ -24,6 +24,7 @@ def test_every_example_is_a_job(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "without"), [
     ("layers/async-tp.yaml", {"plan.overlap_tp": "none"}),
+    ("layers/fp8.yaml", {"plan.fp8": None}),
     ("schedules/interleaved-overlapped.yaml", {"plan.schedule": "interleaved"}),
     ("schedules/chimera.yaml", {"plan.schedule": "1f1b", "plan.chunks": None}),
 ])  # fmt: skip

@@ -33,9 +33,15 @@ class Zero1(Hook):
         return Moves(reduced=plan.plan.bytes_per_gradient, last=plan.plan.least_gathered, late=True)
 
     def resident(self, stage: Stage) -> Memory:
-        """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap."""
+        """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Gradients of 16 bits stay
+        beside fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
+        """
         plan = stage.plan.plan
-        return (("buffer", plan.reduce_bucket * (1 + plan.overlap)),) if plan.deepspeed and stage.plan.copies > 1 else ()
+        if plan.deepspeed is None or stage.plan.copies == 1:
+            return ()
+        narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
+        kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
+        return ("buffer", plan.reduce_bucket * (1 + plan.overlap)), *kept
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""

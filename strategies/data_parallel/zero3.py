@@ -143,6 +143,7 @@ class Zero3(Hook):
             waits = (gathering.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
             self._absent = self._gathered_late(stage, order, ahead) if backward and not position else 0.0
             computed.append(compute(stage, microbatch, part, waits))
+            gathering.taken(part, computed[-1], backward)
             if not ahead and position + 1 < len(order):
                 start = (computed[-1], *stage.reduced[-1:])
                 gathered.append(gathering.gather(order[position + 1], start, backward))
@@ -227,7 +228,8 @@ class Zero3(Hook):
             gradient = self._gradient(stage, part)
             if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
                 gradient, self._lingering = (), gradient
-            self._send(stage, self._of(stage).elements(part), self._of(stage).made(part, after), gradient)
+            self._of(stage).made(part, after)
+            self._send(stage, self._of(stage).elements(part), after, gradient)
             return
         room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
@@ -240,6 +242,7 @@ class Zero3(Hook):
         self._whole.discard(stage.number)
         for part in range(len(stage.parts)):
             free = self._gradient(stage, part) + self._of(stage).whole(part)
+            self._of(stage).made(part, after)
             self._send(stage, self._of(stage).elements(part), after, free)
 
     def _flush(self, stage: Stage) -> None:

@@ -176,15 +176,11 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first.
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first, unless
+        it keeps whole ones until the last microbatch.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
-        if (
-            plan.data_parallel == "zero3"
-            and plan.kernels in ("torch", "compiled")
-            and plan.deepspeed is None
-            and self.resolved.copies > 1
-        ):
+        if plan.pytorch_fsdp and plan.gradient_sync == "every" and self.resolved.copies > 1:
             return 0.0
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)

@@ -179,3 +179,15 @@ def test_memory_comes_back_and_folding_changes_nothing(played, plan, shape) -> N
 def test_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(4, 4, **plan).resolve()
+
+
+def test_gradients_of_16_bits_stay_beside_those_of_32(played) -> None:
+    """BF16_Optimizer: 2 + 4 bytes per parameter; where both have 16 bits, 2."""
+
+    def held(**plan) -> float:
+        timeline = played("zero1", {}, **plan)
+        return (
+            sum(size for kind, size in timeline.program.cohorts[0].resident if kind == "gradient") / timeline.program.parameters
+        )
+
+    assert (held(gradients="fp32"), held(gradients="same")) == (6, 2)
