@@ -82,7 +82,11 @@ def head(share: Share) -> list[Piece]:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
         loss = eager.loss(share) if share.eager else _loss(share)
-        pieces += [replace(matrix, parameters=matrix.parameters - tied), targets(share), loss, mean(share)]
+        before, after = targets(share), mean(share)
+        forward = before.forward + loss.forward + after.forward
+        backward = after.input_gradient + loss.input_gradient + before.input_gradient
+        whole = replace(loss, forward=forward, input_gradient=backward)
+        pieces += [replace(matrix, parameters=matrix.parameters - tied), whole]
     return pieces
 
 

@@ -47,7 +47,6 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
     "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
-    "flat_parameters": st.just(True), "fused_optimizer": st.just(False),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
     "offload": st.sampled_from([
         {"optimizer": "cpu", "tile": 1000}, {"optimizer": "nvme"}, {"parameters": "cpu"},
