@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median_low
 from typing import Any
 
 from calibration.emulation import PROBE, Emulation, cluster, probe
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
-from calibration.launch import Hear, launch, need_torch
+from calibration.launch import Hear, launch, need_torch, under_launcher
 from calibration.machine import elsewhere
 from calibration.predict import predict, profile_of
 from sim.summary import Summary
@@ -39,28 +40,33 @@ class Validated:
     """A job that was executed and simulated."""
 
     job: Job
-    execution: Execution
+    execution: Execution  # of several launches the one with the median step
     summary: Summary
     rows: tuple[Row, ...]
+    launches: tuple[float, ...] = ()  # seconds per step in each
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
         return {"job": self.job.name, "hash": self.job.hash, "plan": self.job.plan.model_dump(mode="json"),
-                "profile": self.summary.profile, "rows": rows, "execution": self.execution.to_dict()}  # fmt: skip
+                "profile": self.summary.profile, "rows": rows, "execution": self.execution.to_dict(),
+                "launches": list(self.launches)}  # fmt: skip
 
 
-def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None) -> list[Validated]:
-    """Execute and simulate each job; empty on ranks other than 0 under a launcher.
+def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, launches: int = 1) -> list[Validated]:
+    """Execute and simulate each job; empty on ranks other than 0 under a launcher, which launches once.
 
-    hear: called with {"done": number, "job": name, "validated": Validated} as soon as a job is done. Raises UserError as
-    `execute` does.
+    launches: how often processes are started anew for all the jobs, one after the other, which share the `seconds` of each: two
+    launches differ by more than the steps of one. hear: called with {"done": number, "job": name, "validated": Validated} as
+    soon as a job is done once more. Raises UserError as `execute` does.
     """
     jobs = [ready(job) for job in jobs]
-    return _executed(jobs, [predict(job) for job in jobs], seconds, hear)
+    return _executed(jobs, [predict(job) for job in jobs], seconds, hear, launches=1 if under_launcher() else launches)
 
 
-def emulate(jobs: Sequence[Job], seconds: float, emulation: Emulation, hear: Hear | None = None) -> list[Validated]:
+def emulate(
+    jobs: Sequence[Job], seconds: float, emulation: Emulation, hear: Hear | None = None, launches: int = 1
+) -> list[Validated]:
     """The same on a cluster that is emulated on this machine: network namespaces as nodes. Raises UserError."""
     here = [(profile_of(job), job.cluster.node.loopback) for job in jobs]
     jobs = [ready(emulation.on(job), emulated=True) for job in jobs]
@@ -68,29 +74,34 @@ def emulate(jobs: Sequence[Job], seconds: float, emulation: Emulation, hear: Hea
     with cluster(emulation) as nodes:
         said = emulation.said(min(launch(probe, len(nodes), PROBE, nodes=nodes)))
         predicted = [predict(job, emulation.priced(*of)) for job, of in zip(jobs, here, strict=True)]
-        return _executed(jobs, predicted, seconds, hear, nodes, (said,))
+        return _executed(jobs, predicted, seconds, hear, nodes, (said,), launches)
 
 
 def _executed(
     jobs: Sequence[Job], predicted: Sequence[Summary], seconds: float, hear: Hear | None, nodes: Sequence[str] = (),
-    said: tuple[str, ...] = (),
+    said: tuple[str, ...] = (), launches: int = 1,
 ) -> list[Validated]:  # fmt: skip
     """`predicted` beforehand: nothing computes here while processes are timed."""
-    done: list[Validated] = []
+    found: list[list[Execution]] = [[] for _ in jobs]
+    done: dict[int, Validated] = {}
 
     def heard(message: dict[str, Any]) -> None:
-        at, execution = len(done), message.pop("execution")
+        at, execution = message["done"] - 1, message.pop("execution")
         profile = profile_of(jobs[at])
         notes = tuple(filter(None, (*said, *execution.notes, elsewhere(profile, execution.machine))))
-        done.append(_beside(jobs[at], replace(execution, notes=notes), predicted[at]))
+        found[at].append(replace(execution, notes=notes))
+        done[at] = _beside(jobs[at], found[at], predicted[at])
         if hear:
-            hear(message | {"validated": done[-1]})
+            hear(message | {"done": sum(map(len, found)), "validated": done[at]})
 
-    execute(jobs, seconds, heard, nodes)
-    return done
+    for _ in range(launches if seconds else 1):
+        execute(jobs, seconds / launches, heard, nodes)
+    return [done[at] for at in sorted(done)]
 
 
-def _beside(job: Job, execution: Execution, summary: Summary) -> Validated:
+def _beside(job: Job, found: Sequence[Execution], summary: Summary) -> Validated:
+    steps = [one.times["step"] if one.times else 0.0 for one in found]
+    execution = found[steps.index(median_low(steps))]
     times = execution.times
     rows = [Row(job.name, "step", "", summary.step_seconds, times["step"])] if times else []
     for axis, size in execution.volume.items():
@@ -100,4 +111,4 @@ def _beside(job: Job, execution: Execution, summary: Summary) -> Validated:
         # tensors alone: contexts and communicators are outside of what was measured
         most = max(one.peak - one.overhead for one in summary.memory if one.stage == stage)
         rows.append(Row(job.name, "memory", str(stage), most, peak))
-    return Validated(job, execution, summary, tuple(rows))
+    return Validated(job, execution, summary, tuple(rows), tuple(steps) if times else ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,9 @@ def execution(one: Validated) -> RenderableType:
 
 
 @contextmanager
-def progress(jobs: int, quiet: bool, keep: Callable[[Validated], None]) -> Iterator[Hear]:
-    """A bar with the time that is left, moved by every job that is done, which goes to `keep`; on stderr, where that is a
-    terminal and not `quiet`.
+def progress(executions: int, quiet: bool, keep: dict[str, Validated]) -> Iterator[Hear]:
+    """A bar with the time that is left, moved by every execution that is done, which goes to `keep` by its job's name; on
+    stderr, where that is a terminal and not `quiet`.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -59,10 +59,10 @@ def progress(jobs: int, quiet: bool, keep: Callable[[Validated], None]) -> Itera
     console = Console(file=sys.stderr)
     shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("executing", total=jobs)
+        task = bar.add_task("executing", total=executions)
 
         def hear(message: dict[str, Any]) -> None:
-            keep(message["validated"])
+            keep[message["job"]] = message["validated"]
             bar.update(task, completed=message["done"], description=f"done: {message['job']}")
 
         yield hear
@@ -116,8 +116,15 @@ def validation(every: Sequence[Validated]) -> RenderableType:
     if off:
         steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
         lines.insert(0, f"step time: {steps}")
-    if off:
         lines.append(f"worst step: {worst(every)}")
+    apart = [(max(one.launches) / min(one.launches) - 1, one.job.name) for one in every if len(one.launches) > 1]
+    if apart:
+        middle, (most, name) = median(far for far, _ in apart), max(apart)
+        times = max(len(one.launches) for one in every)
+        lines.append(
+            f"launches: {times} of each, of which the median counts; slowest over fastest +{percent(middle)} in the median, "
+            f"+{percent(most)} at most ({name})"
+        )
     notes = [note for one in every for note in one.execution.notes]
     disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
     if disturbed:

@@ -24,6 +24,7 @@ HERE = (
     "only",
     "quick",
     "seconds",
+    "launches",
     "emulated",
     "output",
 )  # options of executions
@@ -39,6 +40,8 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--only", multiple=True, metavar="NAME", help="Only this variant of the set. May be repeated.")
 @click.option("--quick", is_flag=True, help="Only the variants that the set calls quick.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=5.0, show_default=True, help="How long to time each, about.")
+@click.option("--launches", type=click.IntRange(1, 99), help="How often to start anew, of which the median counts.  [default: 3, "
+              "--quick 1]")  # fmt: skip
 @click.option(
     "--emulate", "emulated", metavar="nodes=N,bandwidth=B[,ranks=R]", help="On nodes that are emulated here; needs root."
 )
@@ -73,7 +76,8 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
 
 
 def _executed(
-    plot: str | None, as_json: bool, variants: str | None, only: tuple[str, ...], quick: bool, seconds: float, output: str | None,
+    plot: str | None, as_json: bool, variants: str | None, only: tuple[str, ...], quick: bool, seconds: float,
+    launches: int | None, output: str | None,
     emulated: str | None, overrides: tuple[str, ...], **given: Any,
 ) -> None:  # fmt: skip
     from calibration.emulation import read_emulation
@@ -87,15 +91,20 @@ def _executed(
     check_files(output=output, plot=plot)
     emulation = read_emulation(emulated) if emulated else None
     jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
-    done: list[Validated] = []
+    found: dict[str, Validated] = {}
+    launches = launches or (1 if quick else 3)
     stopped: BaseException | None = None
     try:
-        with progress(len(jobs), as_json, done.append) as hear:
-            _ = emulate(jobs, seconds, emulation, hear) if emulation else validate(jobs, seconds, hear)
+        with progress(len(jobs) * (launches if seconds else 1), as_json, found) as hear:
+            if emulation:
+                emulate(jobs, seconds, emulation, hear, launches)
+            else:
+                validate(jobs, seconds, hear, launches)
     except (KeyboardInterrupt, UserError) as error:
-        if not done:
+        if not found:
             raise
         stopped = error
+    done = list(found.values())
     if not done:  # another rank of a launcher answers
         return
     _answer(done, plot, as_json, output)

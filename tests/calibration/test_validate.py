@@ -14,7 +14,7 @@ from calibration.execute.limits import ready
 from calibration.machine import elsewhere
 from calibration.predict import predict
 from calibration.profiles import load_profile
-from calibration.validate import Row, Validated
+from calibration.validate import Row, Validated, validate
 from calibration.validation_set import read_set
 from reports.execution import execution, validation
 from reports.figures.validation import validation as draw
@@ -115,7 +115,7 @@ def test_mistakes_are_one_line(arguments, line):
     ],
 )
 def test_what_is_done_is_kept_when_the_rest_is_not(end, code, line, validated, monkeypatch, tmp_path):
-    def interrupted(jobs, seconds, hear):
+    def interrupted(jobs, seconds, hear, launches):
         hear({"done": 1, "job": validated[0].job.name, "validated": validated[0]})
         end()
 
@@ -146,3 +146,23 @@ def test_launch_commands_of_a_job():
     result = CliRunner().invoke(main, [*EXECUTE[:-1], "dgx-h100", "--nodes", "4", "--print-launch", "slurm"])
     assert "#SBATCH --nodes=4" in result.output
     assert "--nproc-per-node=8" in result.output
+
+
+def test_of_several_launches_the_median_counts(validated, monkeypatch):
+    """Launches take turns over the jobs, share the seconds of each, and the execution in the middle is the one that is told."""
+    steps, asked = iter([0.5, 0.9, 0.4, 0.7, 0.6, 0.8]), []
+
+    def execute(jobs, seconds, heard, nodes):
+        for number, (job, one) in enumerate(zip(jobs, validated, strict=True), 1):
+            asked.append((job.name, seconds))
+            times = {**one.execution.times, "step": next(steps)}
+            heard({"done": number, "job": job.name, "execution": replace(one.execution, times=times)})
+
+    monkeypatch.setattr("calibration.validate.execute", execute)
+    told = []
+    done = validate([one.job for one in validated], 6.0, told.append, launches=3)
+    assert asked == [(one.job.name, 2.0) for _ in range(3) for one in validated]
+    assert [one.launches for one in done] == [(0.5, 0.4, 0.6), (0.9, 0.7, 0.8)]
+    assert [one.execution.times["step"] for one in done] == [0.5, 0.8]
+    assert [message["done"] for message in told] == [1, 2, 3, 4, 5, 6]
+    assert "launches: 3 of each, of which the median counts; slowest over fastest +39" in printed(validation(done))
