@@ -35,6 +35,7 @@ class Priced:
     alone: float  # seconds without contention
     is_send: bool  # from one rank to another, needing nobody else to come
     protocol: str  # NCCL's name of how data are handed over
+    working: float = 1.0  # part of its time in which it takes what compute beside it needs; in the rest it waits for others
 
 
 class Pricing:
@@ -224,10 +225,11 @@ class Pricing:
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
         operation, _, algorithm = traffic.algorithm.partition("/")
-        table = self._table(operation, traffic) if demands else None
+        table, working = self._table(operation, traffic) if demands else None, 1.0
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
             scale = table.seconds(work.bytes) / (latency + sum(transfers))
             latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
+            working = table.working(work.bytes)
         elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
         alone = latency = on_grid(repeat * latency)
@@ -242,7 +244,7 @@ class Pricing:
             parts.append(Part(transfer * repeat * full, flows))
             alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic, self._at[cohort]) * work.bytes * repeat
-        return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol)
+        return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
 
     def _wire(self, operation: str, traffic: Traffic) -> float:
         """How many times as long as needed the library keeps links busy."""

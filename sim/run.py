@@ -67,10 +67,10 @@ class _Player:
         self._connect()
         self._price()
         self.meetings: dict[Hashable, list[int]] = {}
-        self.communicating = [0] * len(self.lanes)  # collectives that are running on the lane's GPUs
+        self.communicating: list[list[float]] = [[] for _ in self.lanes]  # `working` of collectives that run on the lane's GPUs
         # what runs on each lane's compute stream: the event of its end, nominal seconds left at `since`, whether it is slowed
         self.running: list[Event | None] = [None] * len(self.lanes)
-        self.left, self.since, self.slow = [0.0] * len(self.lanes), [0.0] * len(self.lanes), [False] * len(self.lanes)
+        self.left, self.since, self.slow = [0.0] * len(self.lanes), [0.0] * len(self.lanes), [0.0] * len(self.lanes)
 
     def _lay_out(self) -> None:
         """One lane per actor: a cohort, or each of its ranks. Ops of lane a are numbered from offset[a]."""
@@ -203,15 +203,17 @@ class _Player:
 
     def _compute(self, op: int, seconds: float) -> None:
         lane = self.lane_of[op]
-        slow = self.communicating[lane] > 0
-        self.left[lane], self.since[lane], self.slow[lane] = seconds, self.env.now, slow
-        self._expect(lane, op, on_grid(seconds * self._factor(op)) if slow else seconds)
+        slow = self.slow[lane] = min(1.0, sum(self.communicating[lane]))
+        self.left[lane], self.since[lane] = seconds, self.env.now
+        self._expect(lane, op, on_grid(seconds * self._factor(op, slow)) if slow else seconds)
 
-    def _factor(self, op: int) -> float:
-        """How much longer the op takes beside a collective: its kernels are slower, its own collectives and launches are not."""
+    def _factor(self, op: int, slow: float) -> float:
+        """How much longer the op takes beside collectives that work for a part `slow` of the time: its kernels take longer, its
+        own collectives and launches do not.
+        """
         work = cast(Fused, self.work[op])
         nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
-        return 1 + (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
+        return 1 + slow * (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
 
     def _expect(self, lane: int, op: int, seconds: float) -> None:
         self.events += 1
@@ -227,19 +229,20 @@ class _Player:
             self.stretch[op] = self.env.now - start - max(work.busy, self.launched[op] + work.critical - start)
         self._end(op)
 
-    def _communicates(self, lane: int, change: int) -> None:
-        """A collective starts or ends on this lane's GPUs: compute that is running there slows down or recovers."""
-        self.communicating[lane] += change
-        event, slow = self.running[lane], self.communicating[lane] > 0
-        if event is None or slow == self.slow[lane]:
+    def _communicates(self, op: int, begins: bool) -> None:
+        """A collective starts or ends on its lane's GPUs: compute that is running there slows down or recovers."""
+        lane, working = self.lane_of[op], cast(Priced, self.work[op]).working
+        busy = self.communicating[lane]
+        (busy.append if begins else busy.remove)(working)
+        event, slow, before = self.running[lane], min(1.0, sum(busy)), self.slow[lane]
+        if event is None or slow == before:
             return
         now, op = self.env.now, cast(int, event.value)
-        factor = self._factor(op)
-        elapsed = (now - self.since[lane]) / (factor if self.slow[lane] else 1.0)
+        elapsed = (now - self.since[lane]) / (self._factor(op, before) if before else 1.0)
         left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
         self.since[lane], self.slow[lane] = now, slow
         event.callbacks = []  # an event that is no longer meant
-        self._expect(lane, op, on_grid(left * factor if slow else left))
+        self._expect(lane, op, on_grid(left * self._factor(op, slow)) if slow else on_grid(left))
 
     # -- communication ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +260,7 @@ class _Player:
             now = self.env.now
             for other in those:
                 self.start_time[other] = now
-                self._communicates(self.lane_of[other], 1)
+                self._communicates(other, True)
             self.network.start(work.parts, work.latency, lambda: self._communicated(those))
         else:
             self.start_time[op] = self.env.now
@@ -277,7 +280,7 @@ class _Player:
 
     def _communicated(self, those: list[int]) -> None:
         for op in those:
-            self._communicates(self.lane_of[op], -1)
+            self._communicates(op, False)
             self._end(op)
 
     def timeline(self) -> Timeline:

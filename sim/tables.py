@@ -56,6 +56,10 @@ class CollectiveTable(Config):
         """Interpolated in the logarithms of bytes and seconds; below the smallest size its price, above the largest its rate."""
         return interpolated([(entry.bytes, entry.alone if alone else entry.step) for entry in self.prices], size)
 
+    def working(self, size: float) -> float:
+        """Part of the time in a step in which it moves data: back to back nobody is late."""
+        return min(1.0, self.seconds(size, alone=True) / self.seconds(size))
+
 
 class Timed(Config):
     """Seconds of one size."""

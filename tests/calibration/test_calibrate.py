@@ -504,3 +504,26 @@ def test_a_log_of_another_machine_is_said(tmp_path: Path) -> None:
     assert notes[0].endswith("was measured on NVIDIA H100 80GB HBM3 (h100-sxm), and cluster dgx-a100 has a100-sxm-80gb")
     with pytest.raises(UserError, match=r"--ranks 7: .* is of 16 ranks"):
         from_logs(Request(tmp_path / "p.yaml", cluster="dgx-h100", ranks=7), [log])
+
+
+def test_compute_is_slowed_only_while_a_collective_works() -> None:
+    """Of a collective that waits for others half of its time, compute beside it feels half."""
+    profile = load_profile("cpu-gloo")
+    job = shardyard.read_job("examples/demo.yaml", {"plan.microbatch": 4})
+
+    def slowed(share: float) -> float:
+        made = [
+            table.model_copy(update={"prices": tuple(e.model_copy(update={"alone": share * e.step}) for e in table.prices)})
+            for table in profile.tables
+        ]
+        prices = Prices(profile.model_copy(update={"tables": tuple(made)}), job.cluster.node.gpu)
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
+        return summarise(timeline).breakdown["slowdown"] / summarise(timeline).step_seconds
+
+    assert slowed(1.0) > 0.01
+    assert slowed(2.0) == slowed(1.0)  # nothing works for longer than it takes
+    half, whole = (1 - 1 / (1 + working * (profile.slowdown - 1)) for working in (0.5, 1.0))  # of the time, compute is lost
+    assert slowed(0.5) / slowed(1.0) == pytest.approx(half / whole, rel=0.05)
+    assert profile.tables[0].working(2.0**20) == pytest.approx(
+        profile.tables[0].seconds(2.0**20, alone=True) / profile.tables[0].seconds(2.0**20)
+    )
