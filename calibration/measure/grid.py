@@ -41,7 +41,7 @@ class Grid:
         result = [self.smallest]
         while result[-1] * self.factor <= self.largest:
             result.append(result[-1] * (max(SPARSE, self.factor) if result[-1] < SMALL else self.factor))
-        return result
+        return result if result[-1] >= self.largest else [*result, self.largest]  # beyond it prices would be extrapolated
 
 
 def _products(tokens: tuple[int, ...], widths: tuple[int, ...]) -> tuple[Shape, ...]:
@@ -54,7 +54,7 @@ def grid(device: Device, quick: bool) -> Grid:
     if device == "cpu":
         if quick:
             return Grid(
-                1, 0.02, 1.0, 5, 2**10, 2**22, 16, ("fp32",),
+                1, 0.02, 1.0, 5, 2**10, 2**24, 16, ("fp32",),
                 ((128, 256, 256), (256, 1024, 256), (512, 512, 2048), (1024, 512, 512)),
                 ((8, 128, 128, 64), (8, 128, 64, 128)),
                 ((4, 8, 64, 64), (2, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 64), (1, 4, 512, 32)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from calibration.profiles import load_profile
-from sim import wiring
+from sim import merging, wiring
 from sim.collectives import Place, algorithms
 from sim.grid import Grid
 from sim.prices import Prices
@@ -48,8 +48,9 @@ def test_fluid(nodes: int, algorithm: str) -> None:
         return Pricing(program, topology, prices).collective(work, 0).alone
 
     def first() -> float:
-        for cached in (wiring.schedule, wiring.stretches, wiring.wire, wiring.applicable, wiring.sent):
-            cached.cache_clear()
+        for cached in (*vars(wiring).values(), *vars(merging).values()):
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
         return price()
 
     cold = seconds(first, 3)
