@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit_tables import Point, ascending
+from calibration.fit_tables import Point, ascending, every_other
 from calibration.kernel_fit import ATTENTION_BOUNDS, GEMM_BOUNDS, gemm_curve, loss, minimise
 from calibration.samples import Merged
 from sim.prices import AttentionCurve, GemmCurve, Hardware, MemoryCurve, Tile, attention_seconds, gemm_seconds
@@ -149,7 +149,7 @@ def operator_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, Op
             continue
         sizes = [size for size, _ in those]
         whole = made[kind] = _table(those, launch)
-        left = set(sizes[1:-1:2])
+        left = every_other(sizes)
         rest = _table([one for one in those if one[0] not in left], launch)
         for size, seconds in those:
             price = launch + (rest if size in left else whole).seconds(size)

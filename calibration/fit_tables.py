@@ -78,11 +78,16 @@ def series_name(table: CollectiveTable) -> str:
     return f"{table.operation} {table.ranks}" + (f" on {table.nodes} nodes" if table.nodes > 1 else "")
 
 
+def every_other(sizes: Sequence[float]) -> set[float]:
+    """Sizes of a series that are kept out, to be priced by those beside them: never its ends."""
+    return set(sizes[1:-1:2])
+
+
 def leave_out(merged: Iterable[Merged]) -> list[Point]:
     """What was measured in a step, by the table; every other size of a series, but never its ends, by a table without them."""
     result = []
     for key, contexts, sizes in _both(merged):
-        left = set(sizes[1:-1:2])
+        left = every_other(sizes)
         whole, rest = _table(key, contexts, sizes), _table(key, contexts, [at for at in sizes if at not in left])
         for at in sizes:
             price = (rest if at in left else whole).seconds(at)

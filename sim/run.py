@@ -238,11 +238,11 @@ class _Player:
         if event is None or slow == before:
             return
         now, op = self.env.now, cast(int, event.value)
-        elapsed = (now - self.since[lane]) / (self._factor(op, before) if before else 1.0)
+        elapsed = (now - self.since[lane]) / self._factor(op, before)
         left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
         self.since[lane], self.slow[lane] = now, slow
         event.callbacks = []  # an event that is no longer meant
-        self._expect(lane, op, on_grid(left * self._factor(op, slow)) if slow else on_grid(left))
+        self._expect(lane, op, on_grid(left * self._factor(op, slow)))
 
     # -- communication ---------------------------------------------------------------------------------------------------
 

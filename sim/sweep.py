@@ -116,7 +116,7 @@ def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[S
     found: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}
     for lane, actor in enumerate(timeline.lanes):
         for _, op, times in timeline.distinct(lane):
-            inside = op.work.items() if isinstance(op.work, Block) else [(1, op.work)]
+            inside = timeline.pricing.talk(op.work) if isinstance(op.work, Block) else [(1, op.work)]
             for repeat, work in inside:
                 if isinstance(work, Collective):
                     key = work.axis, work.operation
