@@ -96,7 +96,11 @@ class Plan(Config):
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
-    recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
+    recompute: Literal["none", "selective", "operators", "full"] = Field(
+        "none",
+        description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
+        "operators but attention and every second product (operators, as torchtitan's selective_ac_option = 'op'), or all",
+    )
     recompute_method: Literal["block", "uniform", "every"] | None = Field(
         None,
         description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
@@ -106,7 +110,7 @@ class Plan(Config):
     early_stop: bool | None = Field(
         None,
         description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
-        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch or compiled, and otherwise not",
     )
     sync_norm: bool = Field(
         False,
@@ -123,7 +127,7 @@ class Plan(Config):
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
         "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more, and gathers nothing twice under sequence parallelism)",
+        "more); the last two gather nothing twice under sequence parallelism",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -252,7 +256,7 @@ class Plan(Config):
     @property
     def stops_early(self) -> bool:
         """Whether recomputation leaves out what backward does not need."""
-        return self.kernels == "torch" if self.early_stop is None else self.early_stop
+        return self.kernels in ("torch", "compiled") if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:
