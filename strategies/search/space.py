@@ -16,12 +16,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
 from topologies.reading import UserError, as_argument, load_yaml, nearest
 
+Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
 PER_GPU = 4  # sequences of the global batch per GPU, when a job says nothing of it
@@ -33,6 +36,11 @@ class Axis:
 
     name: str
     choices: tuple[Changes, ...]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that its choices set; those of the plan without "plan."."""
+        return frozenset(field.removeprefix("plan.") for choice in self.choices for field in choice)
 
     @property
     def of_plan(self) -> bool:
@@ -74,6 +82,23 @@ class Space:
         """The same with these fields left as the job has them."""
         fixed = set(fields)
         return Space(tuple(axis for axis in self.axes if axis.name not in fixed))
+
+
+def column(field: str, plan: Plan, axes: Sequence[Axis], choices: Sequence[Ids], count: int) -> Ids:
+    """A field of each of `count` combinations as a number: of what is none, 1 where there is something and 0 where not.
+
+    plan: where no axis says otherwise; choices: of each axis, the number of each combination's choice.
+    """
+    usual = getattr(plan, field)
+    for axis, chosen in zip(axes, choices, strict=True):
+        if field in axis.fields:
+            table = [_number(choice.get(f"plan.{field}", usual)) for choice in axis.choices]
+            return np.array(table, dtype=np.int64)[chosen]
+    return np.full(count, _number(usual), dtype=np.int64)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else int(value is not None)
 
 
 def read_space(data: Mapping[str, Any], where: str) -> Space:
