@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from sim.program import MEMORY_KINDS
 from sim.timeline import Timeline, label
 
+UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -21,11 +23,19 @@ class Ledger:
     times: NDArray[np.float64]
     held: NDArray[np.float64]
     during: list[str]  # the op that caused each change
+    updating: NDArray[np.float64]  # (t,) bytes of them that an update has taken for itself
 
     @property
     def peak(self) -> float:
         """Most bytes held at one time."""
         return float(self.held.sum(axis=1).max())
+
+    @property
+    def reserved(self) -> float:
+        """What PyTorch's caching allocator keeps for them: it gives nothing back, and a tensor lies in one block. What passes
+        gave back is in blocks of single activations, which serve none of an update's tensors, of all parameters or the largest.
+        """
+        return float((self.held.sum(axis=1) - self.updating).max() + self.updating.max())
 
     @property
     def at_peak(self) -> dict[str, float]:
@@ -57,4 +67,5 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     change = np.zeros((len(entries) + 1, len(MEMORY_KINDS)))
     change[np.arange(1, len(entries) + 1), [entry[2] for entry in entries]] = [entry[3] for entry in entries]
     times = np.array([first, *(entry[0] for entry in entries)])
-    return Ledger(times, change.cumsum(axis=0), ["resident", *(entry[4] for entry in entries)])
+    updating = np.array([0.0, *(entry[3] * (entry[4] == UPDATE) for entry in entries)])
+    return Ledger(times, change.cumsum(axis=0), ["resident", *(entry[4] for entry in entries)], updating.cumsum())

@@ -171,11 +171,10 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
-    groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
     every = {
         "context": overhead.context,
-        "communicators": groups * overhead.communicator,
-        "reserve": overhead.reserve * book.peak,
+        "communicators": timeline.program.grid.communicators * overhead.communicator,
+        "reserve": book.reserved - book.peak + overhead.reserve * book.peak,
     }
     extra = sum(every.values())
     time, op = book.when

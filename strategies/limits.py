@@ -27,6 +27,8 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
+    if plan.loss == "fused" and plan.tp > 1:
+        raise UserError(f"{where}: loss=fused with tp={plan.tp} is not simulated: its kernels take whole rows of logits")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:

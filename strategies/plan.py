@@ -13,7 +13,7 @@ from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.elementwise import Kernels
+from strategies.elementwise import Kernels, Loss
 from strategies.model import Model
 from strategies.options import DeepSpeed, Fp8, Offload, PowerSGD
 from strategies.schedules import schedules
@@ -125,6 +125,12 @@ class Plan(Config):
         "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
         "more, and gathers nothing twice under sequence parallelism)",
     )
+    loss: Loss | None = Field(
+        None,
+        description="cross-entropy: Megatron-LM's, over the tp ranks' parts of the vocabulary (megatron); PyTorch's operators on "
+        "logits cast to fp32 (torch); one kernel each way on logits as they are, of flash-attn, Apex or Liger (fused); by "
+        "default torch with kernels=torch, and otherwise megatron",
+    )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
     )
@@ -230,6 +236,13 @@ class Plan(Config):
         return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
 
     @property
+    def masters_only(self) -> bool:
+        """Whether what is sharded is the fp32 master, cast when it is gathered, and reduced gradients become fp32 (torch 2.13,
+        FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
+        """
+        return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element
@@ -248,6 +261,11 @@ class Plan(Config):
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+
+    @property
+    def cross_entropy(self) -> Loss:
+        """Which one it is."""
+        return self.loss or ("torch" if self.kernels == "torch" else "megatron")
 
     @property
     def stops_early(self) -> bool:
@@ -276,6 +294,8 @@ class Plan(Config):
     @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
+        if self.masters_only:
+            return {"parameter": 4, "gradient": 4, "optimizer": self.bytes_per_optimizer_state - 4}
         return {
             "parameter": self.bytes_per_element,
             "gradient": self.bytes_per_gradient,

@@ -12,7 +12,8 @@ from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.resolved import Resolved
-from strategies.updates import ZEROING, on_the_cpus, passes_of
+from strategies.tensors import tensors
+from strategies.updates import ZEROING, on_the_cpus, passes_of, taken_by
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
@@ -269,7 +270,9 @@ class Stage:
             for label, moved in passes_of(plan)
         ]
         block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
-        ref = self.add(Op(COMPUTE, block, after))
+        largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
+        taken: Memory = (("gradient", taken_by(plan, count, gradients, largest)),)
+        ref = self.add(Op(COMPUTE, block, after, taken, taken))
         return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:

@@ -81,7 +81,7 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        loss = eager.loss(share) if share.eager else _loss(share)
+        loss = {"torch": eager.loss, "megatron": _loss, "fused": _fused_loss}[share.resolved.plan.cross_entropy](share)
         before, after = targets(share), mean(share)
         forward = before.forward + loss.forward + after.forward
         backward = after.input_gradient + loss.input_gradient + before.input_gradient
@@ -99,7 +99,7 @@ def _loss(share: Share) -> Piece:
     small = {
         name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
     }
-    ways = passes.loss(share.resolved.plan.kernels, share.element)
+    ways = passes.loss("megatron", share.resolved.plan.kernels, share.element)
     kernels = share.run("loss", "forward", logits, ways.forward)
     cut = 1 + next(place for place, way in enumerate(ways.forward) if way.kind == "reduction")  # the maximum
     return Piece(
@@ -107,4 +107,17 @@ def _loss(share: Share) -> Piece:
         input_gradient=share.run("loss", "backward", logits, ways.backward),
         saved={"loss probabilities": FLOAT * logits},
         temporary=share.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place
+    )
+
+
+def _fused_loss(share: Share) -> Piece:
+    """Cross-entropy of logits as they are, which stay for backward; their gradient is another tensor (flash-attn's default)."""
+    logits = share.tokens * share.rows
+    ways = passes.loss("fused", share.resolved.plan.kernels, share.element)
+    return Piece(
+        forward=share.run("loss", "forward", logits, ways.forward),
+        input_gradient=share.run("loss", "backward", logits, ways.backward),
+        saved={"logits": share.element * logits},
+        temporary=share.element * logits,
+        before=0.0,
     )

@@ -111,7 +111,7 @@ class _Bounding:
             values = {state: NOTHING if state in elsewhere else shards for state, shards in own.items()}
             whole = "parameter" in hook.shards and one.copies > 1
             values |= {
-                "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
+                "ep": one.plan.ep, "communicators": one.grid.communicators, "outer": hook.outer,
                 "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
                 "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
                 "gathered": one.plan.least_gathered, "passing": float("gradient" in hook.shards and one.copies > 1),
@@ -193,7 +193,7 @@ class _Bounding:
         ):  # fmt: skip
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
-        total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
+        total += overhead.context + rule["communicators"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
@@ -243,4 +243,5 @@ def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: 
     return np.maximum(anywhere, first), first
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer", "kernels",
+                                        "data_parallel", "deepspeed", "offload")}  # fmt: skip
