@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.host import Host
 from strategies.layers import Items, Part
 from strategies.layers.narrow import NARROW
@@ -143,11 +143,20 @@ class Stage:
             saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
             width = self.plan.plan.bytes_per_gradient if passing else 0
-            work: Memory = (("temporary", _workspace(parts, direction, width, absent)),)
+            most = _workspace(parts, direction, width, absent)
+            kept_back = _workspace(parts, direction, width, absent, self._stranded) - most
+            work: Memory = (("temporary", most), (CACHED, kept_back))
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
         return self._blocks[key]
+
+    @property
+    def _stranded(self) -> float:
+        """Bytes that the caching allocator holds when the loss runs, in blocks that are smaller than its tensors: the workspace
+        that layers had forward, and the loss's own.
+        """
+        return max((0.0, *(part.temporary for part in self.parts[:-1]))) + self.parts[-1].stranded
 
     def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
         """Gradients in the order in which the backward pass makes them: (first part, last part + 1, bytes of a bucket, buckets).
@@ -271,7 +280,7 @@ class Stage:
         ]
         block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
         largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
-        taken: Memory = (("gradient", taken_by(plan, count, gradients, largest)),)
+        taken: Memory = (("gradient", taken_by(plan, count, largest)),)
         ref = self.add(Op(COMPUTE, block, after, taken, taken))
         return self.host.store(count, ref) if self.host.has_parameters else ref
 
@@ -306,19 +315,21 @@ def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
     return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
 
 
-def _workspace(parts: Sequence[Part], direction: str, width: int, absent: float) -> float:
+def _workspace(parts: Sequence[Part], direction: str, width: int, absent: float, stranded: float = 0.0) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
     (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
-    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`.
+    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`. stranded: bytes that are counted
+    where the loss runs.
     """
     most, later = 0.0, 0.0
     unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
     earlier = sum(unmade)
     for part in reversed(parts):
         earlier -= unmade.pop()
-        work = part.temporary if direction == FORWARD else part.undo(width, absent) + part.restored
+        lost = stranded if part.loss > 0 else 0.0
+        work = part.temporary + lost if direction == FORWARD else part.undo(width, absent - lost) + part.restored
         most = max(most, work - later - earlier)
         later += part.saved
     return most

@@ -47,21 +47,20 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
     return [(label, moved) for label, moved in steps if moved]
 
 
-def taken_by(plan: Plan, count: float, gradients: float, largest: float) -> float:
-    """Bytes that an update of `count` parameters takes for itself, besides the `gradients` elements that the rank has.
+def taken_by(plan: Plan, count: float, largest: float) -> float:
+    """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements.
 
-    16-bit gradients are copied to fp32, which go when the step is over (megatron/optimizer/optimizer.py). DeepSpeed's ZeRO first
-    takes the norm of each gradient as fp64 (the `largest` counts), then drops gradients of others' parameters, joins its own in
-    16 bits and turns them to fp32 (deepspeed/runtime/zero/stage_1_and_2.py, step, get_grad_norm_direct), in ZeRO-3 a part of at
-    most SUB_GROUP parameters at a time (stage3.py).
+    16-bit gradients are copied to fp32 (megatron/optimizer/optimizer.py). DeepSpeed's ZeRO takes the norm of each gradient as
+    fp64, then joins those of its own parameters in 16 bits and turns them to fp32 (deepspeed/runtime/zero/stage_1_and_2.py, step,
+    get_grad_norm_direct), in ZeRO-3 of at most SUB_GROUP parameters at a time (stage3.py). That the gradients of others'
+    parameters are dropped in between is left out: their blocks are no place for joined ones.
     """
     if plan.bytes_per_gradient != 2 or plan.masters_only:
         return 0.0
     if plan.deepspeed is None:
         return 4.0 * count
     norm = 8.0 * min(largest, count) if plan.clip_gradients else 0.0
-    joined = min(count, SUB_GROUP) if plan.data_parallel == "zero3" else count
-    return max(norm, (2.0 + 4.0) * joined - 2.0 * (gradients - count))
+    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.data_parallel == "zero3" else count))
 
 
 def on_the_cpus(plan: Plan) -> int:

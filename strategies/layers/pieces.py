@@ -56,6 +56,7 @@ class Piece:
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     before: float | None = None  # the same while its forward runs, where that is less
+    stranded: float = 0.0  # bytes in blocks of its forward pass that nothing reuses where its backward needs most
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
