@@ -81,13 +81,22 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        loss = eager.loss(share) if share.eager else _loss(share)
+        made_by = share.resolved.plan.loss or share.resolved.plan.kernels
+        loss = {"fused": _fused_loss, "torch": eager.loss}.get(made_by, _loss)(share)
         before, after = targets(share), mean(share)
         forward = before.forward + loss.forward + after.forward
         backward = after.input_gradient + loss.input_gradient + before.input_gradient
         whole = replace(loss, forward=forward, input_gradient=backward)
         pieces += [replace(matrix, parameters=matrix.parameters - tied), whole]
     return pieces
+
+
+def _fused_loss(share: Share) -> Piece:
+    """Logits are kept as they are, and their gradient is as large; what is summed in fp32 is a number per token."""
+    logits, ways = share.tokens * share.rows, passes.fused_loss(share.element)
+    forward, backward = share.run("loss", "forward", logits, ways.forward), share.run("loss", "backward", logits, ways.backward)
+    size = float(share.element * logits)
+    return Piece(forward, backward, saved={"logits": size}, temporary=size, before=0.0)
 
 
 def _loss(share: Share) -> Piece:
