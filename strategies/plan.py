@@ -133,6 +133,11 @@ class Plan(Config):
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
         "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
     )
+    loss_metrics: NonNegativeInt = Field(
+        0,
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and without "
+        "gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
+    )
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "

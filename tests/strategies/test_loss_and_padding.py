@@ -43,7 +43,14 @@ def test_unpadding_copies_queries_keys_values_and_the_result(toy_job) -> None:
     assert copied.saved == plain.saved
 
 
+def test_each_metric_casts_logits_and_takes_their_log_softmax_once_more(toy_job) -> None:
+    head, logits = part(toy_job, "head", loss="fused", loss_metrics=2), TOKENS * VOCABULARY
+    assert moved(head.forward, "loss metrics") == [(2 + 4) * logits, (4 + 4) * logits] * 2
+    assert head.backward == part(toy_job, "head", loss="fused").backward
+
+
 @pytest.mark.parametrize(("plan", "why"), [
+    (dict(loss_metrics=1, tp=2), "loss_metrics=1 with tp=2 is not simulated"),
     (dict(unpad=True, attention="materialised"), "unpad=true is for fused attention"),
     (dict(loss="fused", tp=2), "loss=fused with tp=2 is not simulated"),
 ])  # fmt: skip
