@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Kernels = Literal["megatron", "apex", "compiled", "torch"]
-Loss = Literal["megatron", "torch", "fused"]
 FLOAT = 4  # bytes of fp32
 
 
@@ -110,17 +109,19 @@ def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
     return Ways(_reduce((read + 1) * width + mask), _reduce((2 * read + 1) * width))
 
 
-def loss(kind: Loss, kernels: Kernels, width: float) -> Ways:
+def fused_loss(width: float) -> Ways:
+    """Cross-entropy in one kernel each way, per logit: read; read and its gradient written (flash-attn's and Apex's xentropy)."""
+    return Ways(_reduce(width), _reduce(2 * width))
+
+
+def loss(kernels: Kernels, width: float) -> Ways:
     """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
     exponentials and their sum, one that divides; the gradient is made from the probabilities. Before Transformer Engine each
     is an operator: cast, maximum, difference, exponential, sum, quotient; backward a product and a cast. Eager PyTorch: cast,
-    log-softmax, gather; backward zeros, the gradient of log-softmax, cast. Fused: a row is read, and stays in the caches until
-    it is summed; backward logits are read and their gradient is written (github.com/Dao-AILab/flash-attention csrc/xentropy).
+    log-softmax, gather; backward zeros, the gradient of log-softmax, cast.
     """
     cast = width != FLOAT
-    if kind == "fused":
-        return Ways(_reduce(width), _stream(2 * width))
-    if kind == "torch":
+    if kernels == "torch":
         turned = width + FLOAT if cast else 0.0
         back = _reduce(3 * FLOAT, operator="log-softmax backward")
         forward = (*_stream(turned), *_reduce(2 * FLOAT, operator="log-softmax"))

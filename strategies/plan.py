@@ -13,7 +13,7 @@ from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.protocols import split
 from strategies.data_parallel import hooks
-from strategies.elementwise import Kernels, Loss
+from strategies.elementwise import Kernels
 from strategies.model import Model
 from strategies.options import DeepSpeed, Fp8, Offload, PowerSGD
 from strategies.schedules import schedules
@@ -96,7 +96,11 @@ class Plan(Config):
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
     sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
-    recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
+    recompute: Literal["none", "selective", "operators", "full"] = Field(
+        "none",
+        description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
+        "operators but attention and every second product (operators, as torchtitan's selective_ac_option = 'op'), or all",
+    )
     recompute_method: Literal["block", "uniform", "every"] | None = Field(
         None,
         description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
@@ -106,7 +110,7 @@ class Plan(Config):
     early_stop: bool | None = Field(
         None,
         description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
-        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch or compiled, and otherwise not",
     )
     sync_norm: bool = Field(
         False,
@@ -119,17 +123,26 @@ class Plan(Config):
         "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
         "scores written to memory (materialised)",
     )
+    unpad: bool = Field(
+        False,
+        description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
+        "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
+    )
+    loss: Literal["fused", "torch"] | None = Field(
+        None,
+        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
+        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+    )
+    loss_metrics: NonNegativeInt = Field(
+        0,
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's operators and without "
+        "gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
+    )
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
         "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more, and gathers nothing twice under sequence parallelism)",
-    )
-    loss: Loss | None = Field(
-        None,
-        description="cross-entropy: Megatron-LM's, over the tp ranks' parts of the vocabulary (megatron); PyTorch's operators on "
-        "logits cast to fp32 (torch); one kernel each way on logits as they are, of flash-attn, Apex or Liger (fused); by "
-        "default torch with kernels=torch, and otherwise megatron",
+        "more); the last two gather nothing twice under sequence parallelism",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -263,14 +276,9 @@ class Plan(Config):
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
-    def cross_entropy(self) -> Loss:
-        """Which one it is."""
-        return self.loss or ("torch" if self.kernels == "torch" else "megatron")
-
-    @property
     def stops_early(self) -> bool:
         """Whether recomputation leaves out what backward does not need."""
-        return self.kernels == "torch" if self.early_stop is None else self.early_stop
+        return self.kernels in ("torch", "compiled") if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:

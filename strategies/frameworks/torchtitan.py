@@ -58,7 +58,7 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
     mode = checkpoint.choice("mode", {"none": "none", "full": "full", "selective": "selective"}, "selective")
     option = str(checkpoint.value("selective_ac_option", "2"))
     if mode != "selective" or option == "op":
-        return {"recompute": mode}
+        return {"recompute": "operators" if mode == "selective" else mode}
     if not option.isdecimal() or option == "0":
         raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
     return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
@@ -142,8 +142,8 @@ def _recompute(told: Told) -> dict[str, str]:
     if told("recompute_method", only=(None, "every")) == "every":
         told("recompute")
         return {"mode": "selective", "selective_ac_option": str(told("recompute_layers"))}
-    mode = told("recompute")
-    return {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {})
+    mode = told("recompute", only=("none", "operators", "full"))
+    return {"mode": "selective", "selective_ac_option": "op"} if mode == "operators" else {"mode": mode}
 
 
 def _untold(name: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import chain
 
 from sim.program import Collective, Item, Kernel
+from strategies.layers import operators
 from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
@@ -107,9 +108,7 @@ def parts(model: Model, plan: Resolved) -> Parts:
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
-    layers, kept = (
-        tuple(_part("layer", transformer_layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none")
-    )
+    layers, kept = (tuple(_part("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
     return Parts(
         plan=plan.plan,
         embedding=_part("embedding", embedding(share), share, "none"),
@@ -120,6 +119,11 @@ def parts(model: Model, plan: Resolved) -> Parts:
         batch=batch(share),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
+
+
+def _layer(share: Share, moe: Experts | None) -> list[Piece]:
+    pieces = transformer_layer(share, moe)
+    return operators.chosen(share, pieces) if share.resolved.plan.recompute == "operators" else pieces
 
 
 def _experts(model: Model, layer: int) -> Experts | None:
@@ -134,13 +138,13 @@ def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
+    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
 
 
 def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
+    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:
@@ -152,6 +156,8 @@ def _check(model: Model, plan: Resolved) -> None:
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
     if plan.plan.kernels == "torch":
         _check_eager(model, plan)
+    if plan.plan.recompute == "operators":
+        operators.check(Share(model, plan))
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
     if model.window is not None and model.window < plan.sequence and plan.plan.fused_attention:
@@ -173,7 +179,9 @@ def _check_eager(model: Model, plan: Resolved) -> None:
 
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
-    """Tensors (kept, restored) under a recomputation setting; full recomputation keeps what the first piece gets."""
+    """Tensors (kept, restored) under a recomputation setting; full recomputation and that of operators keep what the first
+    piece gets, the latter also what operators make that are not repeated.
+    """
     outer: Tensors = {}
     for piece in pieces:  # of readers of one tensor that keep it in different types, the widest is counted
         outer |= {name: max(float(size), outer.get(name, 0.0)) for name, size in piece.saved.items()}
@@ -183,7 +191,11 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
     if recompute == "selective":
         return outer, inner
     first = next(iter(outer))
-    return {first: outer[first]}, {name: size for name, size in (outer | inner).items() if name != first}
+    kept = {first: outer[first]}
+    if recompute == "operators":
+        kept |= {name: float(size) for piece in pieces for name, size in piece.made.items()}
+    left = {name: size - kept.get(name, 0.0) for name, size in (outer | inner).items()}
+    return kept, {name: size for name, size in left.items() if size > 0}
 
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
@@ -191,7 +203,8 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
     plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
-    every, trunk = kept | restored, pieces[:-1] if name == "head" and share.model.head else pieces
+    every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
+    trunk = pieces[:-1] if name == "head" and share.model.head else pieces
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
@@ -226,10 +239,13 @@ def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piec
     """The pieces whose forward work is done again.
 
     torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
-    the input of the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
+    the input of the last matrix, whose own product and all that follows it are left out; torch.compile drops what nothing needs.
+    Megatron-LM's runs to the end.
     """
-    if recompute != "full":
+    if recompute in ("none", "selective"):
         return [piece for piece in pieces if recompute == "selective" and piece.core]
+    if recompute == "operators":
+        pieces, stops = operators.repeated(pieces), True
     return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)
 
 
@@ -271,7 +287,7 @@ def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0) -> flo
     left, gone, unmade = dict(tensors), sum(tensors.values()), 0.0
     most = -gone - width * sum(piece.parameters - piece.experts for piece in pieces)
     for piece in pieces:
-        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner})
+        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner, **piece.made})
         most = max(most, piece.temporary - gone - unmade)
         unmade += width * (piece.parameters - piece.experts)
     return most

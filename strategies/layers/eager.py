@@ -51,7 +51,7 @@ def loss(share: Share) -> Piece:
     def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
         return share.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * one) for one in moved))
 
-    ways = passes.loss("torch", "torch", share.element)
+    ways = passes.loss("torch", share.element)
     parallel = share.tp > 1
     forward: Items = share.run("loss", "forward", logits, ways.forward)
     backward: Items = share.run("loss", "backward", logits, ways.backward)

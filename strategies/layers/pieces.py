@@ -61,6 +61,8 @@ class Piece:
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
+    made: Mapping[str, float] = field(default_factory=dict)  # recompute=operators: what it makes and keeps besides `saved`
+    again: Items | None = None  # recompute=operators: what of `forward` is repeated, where that is not all
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
 
     @property
@@ -95,6 +97,11 @@ class Share:
     def eager(self) -> bool:
         """PyTorch's own operators in place of fused kernels."""
         return self.resolved.plan.kernels == "torch"
+
+    @property
+    def gathers_once(self) -> bool:
+        """A matrix keeps all of the input that sequence parallelism gathered for it: PyTorch's own and compiled operators."""
+        return self.resolved.plan.kernels in ("torch", "compiled")
 
     @property
     def batch(self) -> int:
@@ -283,7 +290,7 @@ def column_linear(
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
     gather = share.gather(f"{label} input", hidden, narrow.moved)
-    again = () if share.eager else gather
+    again = () if share.gathers_once else gather
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * tokens * local),
         *share.vectors(f"{label} bias", local),
@@ -301,7 +308,7 @@ def column_linear(
         input_gradient=(*cast, inputs_product, *reduce),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
+        saved={source or f"{label} input": narrow.kept * (tokens if share.gathers_once else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
