@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from calibration.search import Search
 from shardyard import read_job
 from strategies.search.candidates import candidates
 from strategies.search.objective import Limits, objective
-from strategies.search.space import default_space, load_space, parse_axis, read_space, told, with_offload
+from strategies.search.space import default_space, load_space, parse_axis, read_space
 from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -250,12 +249,6 @@ def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     file.write_text(json.dumps({axis.name: list(axis.choices) for axis in space.axes}))
     assert load_space(str(file)) == space
-
-
-def test_an_axis_is_told_as_it_is_read() -> None:
-    more = with_offload(default_space(read({})), read({}))
-    assert more is not None
-    assert parse_axis(*shlex.split(told(more.axes[-1]))) == more.axes[-1]
 
 
 def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
