@@ -10,6 +10,7 @@ the engine or on how many workers it has.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import time
 from collections import Counter, deque
@@ -22,7 +23,7 @@ import numpy as np
 from calibration.answer import Answer, Progress
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
-from calibration.predict import prices_of
+from calibration.predict import prices_of, uncollected
 from calibration.results import Results, Row
 from calibration.site import RuledOut, Site, scale_of, started
 from strategies.job import Job
@@ -64,10 +65,14 @@ class Search:
         self.out = RuledOut()
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
+        self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
+        self.behind: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}  # what waits for one of them
         self.seen: set[str] = set()
         self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
-        for changes in self.space.sites():
-            self._site(changes)
+        with uncollected():
+            for changes in self.space.sites():
+                self._site(changes)
+        gc.freeze()  # plans and bounds stay to the end
         bounded = time.perf_counter() - self.began
         if not self.counts["allowed"]:
             raise UserError(self._empty())
@@ -134,12 +139,14 @@ class Search:
                 row = task.result() if isinstance(task, Task) else task
                 pending.popleft()
                 self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
+                self._release(number, plan)
         except KeyboardInterrupt:
             stopped = "interrupted"
             for number, plan, _ in pending:
                 site = self.sites[number]
                 bound = site.value(plan, site.limits.step[plan], self.objective)
                 heapq.heappush(self.heap, (bound, number, plan, TIGHT))
+                self._release(number, plan)
             return stopped
         finally:
             self.results.close()
@@ -161,16 +168,38 @@ class Search:
             site = self.sites[number]
             if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
                 continue
+            if self._follows(bound, number, plan, level):
+                continue
             if level == TIGHT:
                 job = site.plans.job_of(plan)
                 if job.hash not in self.seen:
                     self.seen.add(job.hash)
+                    self.started.add((number, plan))
                     return number, plan, job
                 continue
             self.counts["tightened"] += level == 0
             finer = self._tighter(site, plan, level)
+            site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
             heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
+
+    def _follows(self, bound: float, number: int, plan: int, level: int) -> bool:
+        """Whether the same plan without offload puts this one further back, or is being simulated."""
+        site = self.sites[number]
+        base = number, int(site.base[plan])
+        if base in self.started:
+            self.behind.setdefault(base, []).append((bound, number, plan, level))
+            return True
+        floor = site.value(plan, site.floor(plan), self.objective)
+        if floor > bound:
+            heapq.heappush(self.heap, (floor, number, plan, level))
+        return floor > bound
+
+    def _release(self, number: int, plan: int) -> None:
+        """A simulation is over, or given up: what waited for it is open again."""
+        self.started.discard((number, plan))
+        for entry in self.behind.pop((number, plan), ()):
+            heapq.heappush(self.heap, entry)
 
     def _tighter(self, site: Site, plan: int, level: int) -> float:
         if level < TIGHT - 1:
@@ -201,6 +230,7 @@ class Search:
             row = row | {"changes": {name: plain(value) for name, value in changes.items()}}
             self.results.add(row)
         self.counts["simulated" if fresh else "known"] += 1
+        site.steps[plan] = row["step"] or 0.0
         if row["error"]:
             self.refused[row["error"]] += 1
         elif not row["fits"] or row["memory"] > site.capacity(self.limits):

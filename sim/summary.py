@@ -27,10 +27,11 @@ class StageMemory:
     rank: int
     kinds: dict[str, float]
     overhead: float  # context, communicators and the allocator's reserve
-    peak: float  # everything, as the device shows it
+    peak: float  # everything that must fit
     time: float  # when, seconds into the step
     op: str  # during which op
     overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
+    cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
 
     @property
     def allocated(self) -> float:
@@ -40,7 +41,7 @@ class StageMemory:
     @property
     def reserved(self) -> float:
         """What the allocator holds for them: torch.cuda.max_memory_reserved."""
-        return self.allocated + self.overheads.get("reserve", 0.0)
+        return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,15 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     every = {
         "context": overhead.context,
         "communicators": timeline.program.grid.communicators * overhead.communicator,
-        "reserve": book.reserved - book.peak + overhead.reserve * book.peak,
+        "reserve": overhead.reserve * book.peak,
     }
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op, every)
+    peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
+    cached = min(book.reserved - book.peak, max(0.0, capacity - peak))
+    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:

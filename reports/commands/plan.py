@@ -52,7 +52,7 @@ def command(
     from calibration.search import WINDOW, Search
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
-    from strategies.search.space import default_space, load_space, parse_axis, told, with_offload
+    from strategies.search.space import default_space, load_space, parse_axis
     from topologies.reading import UserError
     from topologies.units import size, watts
 
@@ -80,9 +80,6 @@ def command(
         from reports.search import overview
 
         show(overview(found, read({}), tokens, top))
-        more = with_offload(axes, read({}))
-        if found.best is None and found.pruned["memory"] and more is not None:
-            click.echo(f"what the CPUs could hold was not tried: --vary {told(more.axes[-1])}")
     if found.best is None:
         sys.exit(2)
 

@@ -22,7 +22,8 @@ from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
 from strategies.plan import Plan

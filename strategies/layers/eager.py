@@ -16,7 +16,8 @@ from __future__ import annotations
 from sim.program import Kernel
 from strategies import elementwise as passes
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import FLOAT, Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import FLOAT, Share
 
 
 def gated(share: Share, columns: int) -> Piece:

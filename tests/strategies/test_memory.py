@@ -75,6 +75,7 @@ def test_the_allocator_keeps_what_passes_gave_back(played) -> None:
     memory = summarise(timeline).memory[0]
     assert memory.allocated == book.peak
     assert memory.reserved == pytest.approx(book.reserved)
+    assert memory.peak == pytest.approx(book.peak)  # what is only kept is given back before memory runs out
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------------
