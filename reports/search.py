@@ -39,10 +39,11 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
 def verdict(found: Answer, job: Job) -> str:
     """The answer in a sentence, and how sure it is."""
     model, best = job.model.name, found.best
+    if best is None and found.interrupted:
+        left, every = found.counts["open"], found.counts["allowed"]
+        return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
-        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything" + (
-            f" so far ({found.interrupted})" if found.interrupted else ""
-        )
+        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
     value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
     if found.proven:
