@@ -72,7 +72,6 @@ class Search:
         with uncollected():
             for changes in self.space.sites():
                 self._site(changes)
-        gc.freeze()  # plans and bounds stay to the end
         bounded = time.perf_counter() - self.began
         if not self.counts["allowed"]:
             raise UserError(self._empty())
@@ -126,6 +125,7 @@ class Search:
         """Simulate until the best are proven; why it stopped before, or nothing."""
         pending: deque[tuple[int, int, Task | Row]] = deque()
         stopped = ""
+        gc.freeze()  # plans and bounds stay to the end
         try:
             while True:
                 while len(pending) < self.window and not (stopped := self._late()):
@@ -149,6 +149,7 @@ class Search:
                 self._release(number, plan)
             return stopped
         finally:
+            gc.unfreeze()
             self.results.close()
 
     def _late(self) -> str:
