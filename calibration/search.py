@@ -181,6 +181,9 @@ class Search:
             self.counts["tightened"] += level == 0
             finer = self._tighter(site, plan, level)
             site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
+            if site.limits.memory[plan] > site.capacity(self.limits):
+                site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
+                continue
             heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
 
@@ -206,9 +209,11 @@ class Search:
         if level < TIGHT - 1:
             return (site.refiner.passes, site.refiner.exchange)[level](plan)
         try:
-            return longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
+            longest, held = longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason
             return 0.0
+        site.limits.memory[plan] = max(held, site.limits.memory[plan])
+        return longest
 
     def _dominated(self, site: Site, plan: int, bound: float) -> bool:
         """Whether a simulated plan is at least as good in time, cost and memory as this one can be."""
