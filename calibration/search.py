@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.answer import Answer, Progress
+from calibration.answer import Answer, Progress, order
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
 from calibration.predict import prices_of, uncollected
@@ -68,7 +68,7 @@ class Search:
         self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
         self.behind: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}  # what waits for one of them
         self.seen: set[str] = set()
-        self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
+        self.counts = dict.fromkeys(("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
         with uncollected():
             for changes in self.space.sites():
                 self._site(changes)
@@ -77,7 +77,7 @@ class Search:
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
-        self.rows.sort(key=lambda row: (row["value"], row["memory"], row["hash"]))
+        self.rows.sort(key=order)
         left = min(self.heap)[0] if self.heap else float("inf")
         done = sum(row["value"] <= left for row in self.rows)
         return Answer(
@@ -95,6 +95,7 @@ class Search:
         self.refused += found.refused
         self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
+        self.counts["same"] += found.same
         if not len(found):
             return
         price = rates(job.cluster.node.gpu, self.price)
@@ -245,9 +246,9 @@ class Search:
         else:
             self._take(site, plan, row)
         best = min((one["value"] for one in self.rows), default=None)
-        self.tell(
-            Progress("simulating", self.counts["simulated"], self._open(), best, self.objective.unit, self.out.plans.total())
-        )
+        gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
+        counts, out = self.counts, self.out.plans.total()
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.unit, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)
