@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.answer import Answer, Progress
+from calibration.answer import Answer, Progress, order
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
 from calibration.predict import prices_of, uncollected
@@ -74,7 +74,7 @@ class Search:
         self.asked: set[tuple[int, int]] = set()  # for the simulation of which site and plan
         self.behind: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}  # what waits for one of them
         self.seen: set[str] = set()
-        self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
+        self.counts = dict.fromkeys(("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
         unseen = 0
         with uncollected():
             for changes in self.space.sites():
@@ -82,13 +82,12 @@ class Search:
                     unseen += 1
                 else:
                     self._site(changes)
-        gc.freeze()  # plans and bounds stay to the end
         bounded = time.perf_counter() - self.began
         if not self.counts["allowed"]:
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
-        self.rows.sort(key=lambda row: (row["value"], row["memory"], row["hash"]))
+        self.rows.sort(key=order)
         open_ = [bound for bound, *place, _ in self.heap if tuple(place) not in self.asked]
         left = min(open_, default=float("inf"))
         self.counts["open"] = sum(bound < self._worst() for bound in open_)
@@ -112,6 +111,7 @@ class Search:
         self.refused += found.refused
         self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
+        self.counts["same"] += found.same
         if not len(found):
             return
         price = rates(job.cluster.node.gpu, self.price)
@@ -143,6 +143,7 @@ class Search:
         """Simulate until the best are proven; why it stopped before, or nothing."""
         pending: deque[tuple[int, int, Task | Row]] = deque()
         stopped = ""
+        gc.freeze()  # plans and bounds stay to the end
         try:
             while True:
                 while len(pending) < self.window and not (stopped := self._late()):
@@ -168,6 +169,7 @@ class Search:
                 self._release(number, plan)
             return stopped
         finally:
+            gc.unfreeze()
             self.results.close()
 
     def _late(self) -> str:
@@ -218,6 +220,9 @@ class Search:
             self.counts["tightened"] += level == 0
             finer = self._tighter(site, plan, level)
             site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
+            if site.limits.memory[plan] > site.capacity(self.limits):
+                site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
+                continue
             heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
 
@@ -243,9 +248,11 @@ class Search:
         if level < TIGHT - 1:
             return (site.refiner.passes, site.refiner.exchange)[level](plan)
         try:
-            return longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
+            longest, held = longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason
             return 0.0
+        site.limits.memory[plan] = max(held, site.limits.memory[plan])
+        return longest
 
     def _dominated(self, site: Site, plan: int, bound: float) -> bool:
         """Whether a simulated plan is at least as good in time, cost and memory as this one can be."""
@@ -277,9 +284,9 @@ class Search:
         else:
             self._take(site, plan, row)
         best = min((one["value"] for one in self.rows), default=None)
-        self.tell(
-            Progress("simulating", self.counts["simulated"], self._open(), best, self.objective.unit, self.out.plans.total())
-        )
+        gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
+        counts, out = self.counts, self.out.plans.total()
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.unit, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)

@@ -127,8 +127,13 @@ def _shown(value: Any) -> str:
 
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
-    refused = found.combinations - found.counts["allowed"]
+    same = found.counts["same"]
+    refused = found.combinations - found.counts["allowed"] - same
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
+    if same:
+        lines.append(
+            f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
+        )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""

@@ -29,7 +29,15 @@ from reports.commands._common import AS_JSON, changing, engine_options, job_opti
 @click.option("--max-power", metavar="POWER", help="Draw no more, '2 MW'.")
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="Prove so many of the best.")
 @click.option("--front", is_flag=True, help="Prove the Pareto front of time, cost and memory, too.")
-@click.option("--limit", type=float, default=float("inf"), metavar="SECONDS", help="Stop after so long, and say how far it got.")
+@click.option(
+    "--limit",
+    "--seconds",
+    "limit",
+    type=click.FloatRange(0),
+    default=float("inf"),
+    metavar="SECONDS",
+    help="Stop after so long, and say how far it got.",
+)
 @click.option(
     "--within",
     type=click.FloatRange(0, 1),
@@ -107,7 +115,8 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         task = bar.add_task("reading", total=None)
 
         def tell(state: Any) -> None:
-            best = f", best {state.best:.4g} {state.unit}" if state.best is not None else ""
+            sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
+            best = f", best {state.best:.4g} {state.unit}{sure}" if state.best is not None else ""
             out = f", {state.pruned:,} ruled out" if state.pruned else ""
             total = state.simulated + state.open if state.simulated else None
             bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)
