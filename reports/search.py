@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, seconds, size, tokens_text
+from reports.words import TOKENS, digits, dollars, percent, plural, seconds, size, step_of, tokens_text
 from topologies.costs import cost
 from topologies.reading import as_argument
 
@@ -52,7 +52,9 @@ def verdict(found: Answer, job: Job) -> str:
         sure = (
             f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
         )
-    return f"{model} on {best['gpus']:,} GPUs: {value} ({goal.meaning}), {sure}"
+    sequence = best["changes"].get("plan.sequence") or job.plan.sequence_of(job.model)
+    batch = step_of(round(best["scale"].tokens_per_step / sequence), sequence)
+    return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
 def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
