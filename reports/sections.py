@@ -146,15 +146,15 @@ def collectives(timeline: Timeline) -> Section | None:
 
 def launches(job: Job) -> tuple[Launch, ...]:
     """How each framework that can express the plan runs it."""
+    from strategies.export import export
     from strategies.frameworks import frameworks
 
     made = []
     for name in sorted(frameworks):
         try:
-            written = frameworks[name].write(job)
+            one = export(name, job)
         except UserError as error:
-            made.append(Launch(name, "", "", f"cannot: {error}"))
+            made.append(Launch(name, "", "", str(error)))
             continue
-        file = frameworks[name].file
-        made.append(Launch(name, file, written.text, written.launch.replace("FILE", file), written.unexpressed))
+        made.append(Launch(name, one.file, one.text, one.launch.replace("FILE", one.file), one.unexpressed))
     return tuple(made)

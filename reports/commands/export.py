@@ -17,16 +17,15 @@ from reports.commands._common import framework_names, job_options
 @job_options
 def command(job: str | None, target: str, output: str | None, **given: Any) -> None:
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
-    from strategies.frameworks import frameworks
+    from strategies.export import export
     from strategies.job import read_job
 
-    framework = frameworks[target]
-    written = framework.write(read_job(job, **given))
+    written = export(target, read_job(job, **given))
     if output:
         Path(output).write_text(written.text, encoding="utf-8")
         click.echo(f"wrote {output}")
     else:
         click.echo(written.text, nl=False)
-    click.echo(f"# start with: {written.launch.replace('FILE', output or framework.file)}", err=not output)
+    click.echo(f"# start with: {written.launch.replace('FILE', output or written.file)}", err=not output)
     for one in written.unexpressed:
         click.echo(f"# not expressed: {one}", err=not output)
