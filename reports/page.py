@@ -24,7 +24,21 @@ from reports.figures.traffic import MOST, traffic
 from reports.metrics import metric
 from reports.tables import flatten, headline, verdict
 from reports.trace import write_trace
-from reports.words import KINDS, Job, components, count, digits, gigabytes, held, percent, provenance, seconds, size, stages
+from reports.words import (
+    KINDS,
+    Job,
+    components,
+    count,
+    digits,
+    gigabytes,
+    held,
+    percent,
+    provenance,
+    rates_told,
+    seconds,
+    size,
+    stages,
+)
 from sim.summary import Summary
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
@@ -190,7 +204,7 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
         links=[(x.name, x.count, f"{x.capacity / 1e9:,.4g} GB/s", size(x.bytes), percent(x.utilisation)) for x in summary.links],
-        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(job).items()],
+        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(_inputs(job)).items()],
         provenance=provenance(summary, job),
         files=beside,
     )
@@ -221,6 +235,11 @@ def beside_others(runs: Mapping[str, Summary]) -> str:
     if gain <= 0.0005:
         return f"None is faster than {own}."
     return f"The fastest that fits: {what}, {percent(gain)} more than {own}."
+
+
+def _inputs(job: Job) -> Job:
+    """What determined the answer, in words where it is not plain data."""
+    return {**job, "rates": rates_told(job["rates"])} if job.get("rates") else job
 
 
 def _embedded(path: Path) -> str:
