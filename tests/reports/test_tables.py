@@ -124,7 +124,7 @@ def test_comparison_shows_only_inputs_that_differ_and_changes(summary: Summary, 
     assert not re.search(r"^\s*(tp|hash|model) (?!exposed)", text, re.MULTILINE)
     assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50.0", "ms)", "100", "ms", "(+0", "s)"]
     assert row(text, "backward").split()[:7] == ["backward", "100", "ms", "50.0", "ms", "(−50.0", "ms)"]
-    assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.2", "GB"]
+    assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.20", "GB"]
     assert "★ base" in text  # the fastest that fits
     assert text.index("base") < text.index("small") < text.index("big")
 
