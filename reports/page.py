@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,14 +142,19 @@ class Report:
 def write_report(folder: Path, report: Report, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Write report.html, the figures and DATA into `folder`, which is made if need be. The same inputs give the same bytes.
 
-    formats: of the figures beside the page: png, svg. Everything is made in a folder beside and moved when it is complete, so a
-    failure leaves nothing half-written. Returns the paths. Raises UserError when the folder cannot be written.
+    formats: of the figures beside the page: png, svg. Returns the paths. Raises UserError when the folder cannot be written.
     """
-    folder = Path(folder)
+    return write_folder(Path(folder), lambda made: _write(made, report, formats))
+
+
+def write_folder(folder: Path, write: Callable[[Path], Sequence[str]]) -> list[Path]:
+    """What `write` makes in an empty folder and names is made beside and moved when it is complete, so a failure leaves nothing
+    half-written. Returns the paths. Raises UserError when the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as name:
-            files = _write(Path(name), report, formats)
+            files = write(Path(name))
             for file in files:
                 os.replace(Path(name) / file, folder / file)
     except OSError as error:
@@ -177,19 +182,16 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
 
 def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     """The HTML page, with the figures of `folder` inside it. Everything from the user is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["shown"] = _cell
     summary, job = report.summary, report.job
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
+        report.pictures,
+        folder,
         verdict=verdict(summary, job),
         summary=summary,
         model=job.get("model", "model"),
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
         step=report.step,
-        pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
-        full={picture.name for picture in report.pictures if _width(folder / f"{picture.name}.png") > FULL},
         sections=report.sections,
         network=report.network,
         beside=beside_others(report.runs),
@@ -208,6 +210,18 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         provenance=provenance(summary, job),
         files=beside,
     )
+
+
+def render(template: str, pictures: Iterable[Picture], folder: Path, **values: Any) -> str:
+    """A page by a template, with the pictures that lie in `folder` inside it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = _cell
+    files = {picture.name: folder / f"{picture.name}.png" for picture in pictures}
+    embedded = {name: _embedded(file) for name, file in files.items()}
+    full = {name for name, file in files.items() if _width(file) > FULL}
+    return environment.get_template(template).render(pictures=embedded, full=full, **values)
 
 
 def _cell(value: object) -> str:

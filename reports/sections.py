@@ -155,7 +155,7 @@ def launches(job: Job) -> tuple[Launch, ...]:
         try:
             one = export(name, job)
         except UserError as error:
-            made.append(Launch(name, "", "", str(error)))
+            made.append(Launch(name, "", "", str(error).removeprefix(f"{name} ")))
             continue
         made.append(Launch(name, one.file, one.text, one.launch.replace("FILE", one.file), one.unexpressed))
     return tuple(made)
