@@ -11,6 +11,7 @@ from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
 from sim.program import Block, Cohort, Collective, Op, Program, Send
+from sim.run import many
 from strategies.job import Job
 from strategies.lower import lower
 from strategies.resolved import Resolved
@@ -41,7 +42,7 @@ def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> di
         cohort = program.cohorts[number]
         own = {id(op.work): op for op in cohort.ops if _own(op.work) and (not number or isinstance(op.work, Collective))}
         talk = Pricing(_program(plan, plan.grid, cohort.at, list(own.values())), topology, prices)
-        if talk.alike or not number:
+        if talk.alike or many(program) or not number:
             result |= {
                 key: talk.collective(op.work, 0).alone for key, op in own.items() if isinstance(op.work, Collective | Send)
             }
