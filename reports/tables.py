@@ -39,7 +39,7 @@ def verdict(summary: Summary, job: Job) -> str:
     """The answer in one line: how long, how fast, how well, whether it fits; if not, where, by how much, why, what to try."""
     worst, capacity = summary.worst, summary.memory_capacity
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({summary.gpus} GPU{'s' * (summary.gpus != 1)})"
-    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
+    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {mfu(summary)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
@@ -54,6 +54,11 @@ def verdict(summary: Summary, job: Job) -> str:
         why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
         reasons.insert(0, f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}")
     return f"{what}: {'; '.join(reasons)}{hint}; {speed} if it fitted"
+
+
+def mfu(summary: Summary) -> str:
+    """The model FLOPs utilisation, and of which peak."""
+    return f"{percent(summary.mfu)} of the {summary.peak_dtype} peak"
 
 
 def _lacking(summary: Summary) -> list[str]:

@@ -39,7 +39,8 @@ def test_long_lists_are_told_in_runs() -> None:
 
 def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
     assert verdict(summary, job) == (
-        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 %, fits: 61.2 of 85.5 GB on stage 0"
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak, "
+        "fits: 61.2 of 85.5 GB on stage 0"
     )
 
 
@@ -47,7 +48,7 @@ def test_verdict_when_it_does_not_fit_says_where_how_much_and_why(too_big: Summa
     assert verdict(too_big, job) == (
         "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.2 GB: 91.7 of 85.5 GB, "
         "mostly activation 71.5 GB, optimizer 12.0 GB; "
-        "1.23 s per step, 213 k tokens/s, MFU 41.2 % if it fitted"
+        "1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak if it fitted"
     )
 
 
@@ -68,7 +69,7 @@ def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: di
     busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=volume, memory=memory)
     text = shown(one_screen(busy, job | {"tokens": 15e12, "rates": Rates(2.0, "", 1000.0, "")}))
     lines = text.splitlines()
-    assert len(lines) <= 37
+    assert len(lines) <= 38
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 3")
     assert "… and 5 more notes" in text
