@@ -2,10 +2,11 @@
 
 `python -m calibration.attention_fit TABLES` reads `kernels/attention_other.csv` of that folder and rewrites that part of the
 profiles of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository (github.com/Dao-AILab/flash-attention),
-which compare it with FlashAttention-1 and with that repository's Triton kernel: causal, 16,384 tokens in each batch, head
-dimensions 64 and 128. On H100 the Triton kernel was not published: it is taken as FlashAttention-1, of which it is within 16 %
-on A100, whose own fused kernel is FlashAttention-2: there `Profile.attention` is its price, which forward passes by themselves
-were fitted to.
+which compare it with FlashAttention-1: causal, 16,384 tokens in each batch, head dimensions 64 and 128. The Triton kernel that
+FlashAttention-1 came with (flash_attn/flash_attn_triton.py, llm-foundry's attn_impl: triton) is not in them: what they call
+Triton is another, of the Triton project (benchmarks/benchmark_flash_attention.py). It is taken as FlashAttention-1, of which its
+authors say that it is slightly slower, forward and backward together. On A100 the GPU's own fused kernel is FlashAttention-2:
+there `Profile.attention` is its price, which forward passes by themselves were fitted to.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURED = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM", "h200": "H100-SXM"}  # profile -> gpu of the table
-IMPLEMENTATIONS = {
-    "flash2": ("FA2",),
-    "flash1": ("FA1",),
-    "triton": ("FA Triton", "FA1"),
-}  # plan.attention -> names in the table, the first it has
+IMPLEMENTATIONS = {"flash2": "FA2", "flash1": "FA1", "triton": "FA1"}  # plan.attention -> name in the table
 OWN = {"a100": "flash2"}  # profile -> the older kernel that is its GPU's own
 BACKWARD = 0.8  # rate of the backward pass over that of the forward pass: assumed, only both together were published
 BOUNDS = {"efficiency": (0.05, 1.0), "head_half": (0.0, 100.0), "keys_half": (0.0, 2000.0)}
@@ -67,8 +64,7 @@ def refit(tables: Path, name: str) -> None:
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     told: dict[str, Any] = {}
     data["older"] = {}
-    for attention, names in IMPLEMENTATIONS.items():
-        impl = next(one for one in names if (rows.impl == one).any())
+    for attention, impl in IMPLEMENTATIONS.items():
         gpu, table = load_gpu(profile.gpu), rows[rows.impl == impl]
         own = OWN.get(name) == attention
         curve, errors = (profile.attention, off(profile.attention, table, gpu)) if own else fit_older(table, gpu)
@@ -80,7 +76,7 @@ def refit(tables: Path, name: str) -> None:
         "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
         "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
         "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
-        "pass's rate. The Triton kernel on H100 is taken as FlashAttention-1."
+        "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel."
         + {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}.get(name, ""),
         "errors": told,
     }  # fmt: skip

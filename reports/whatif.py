@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import bar, count, digits, dollars, percent, seconds, signed, size, tokens_text
+from reports.words import bar, count, digits, dollars, percent, plural, seconds, signed, size, step_of, tokens_text
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ def overview(
     """What moves, on one screen."""
     from calibration.whatif import crossovers
 
-    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs)"
+    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({plural(job.cluster.gpus, 'GPU')})"
     first = base[0]
-    said = first.refused if first.summary is None else f"{seconds(first.summary.step_seconds)} per step, " + _fit(first)
+    said = first.refused
+    if first.summary is not None:
+        plan = job.resolve()
+        where += f", {step_of(plan.global_batch, plan.sequence)}"
+        said = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
     lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
     lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
     if len(base) > 1:

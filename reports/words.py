@@ -71,6 +71,11 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def step_of(sequences: int, tokens: int) -> str:
+    """What a step trains on: `64 sequences of 8,192 tokens`."""
+    return f"{plural(sequences, 'sequence')} of {tokens:,} tokens"
+
+
 def dollars(value: float) -> str:
     """`$1.06 M`."""
     return f"${count(value)}"

@@ -35,7 +35,7 @@ class Resolved(Config):
     def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
         """See `Plan.resolve`."""
         dp = _data_parallel(plan, gpus, where)
-        sequence = plan.sequence or model.context
+        sequence = plan.sequence_of(model)
         microbatches = _microbatches(plan, dp, where)
         divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)

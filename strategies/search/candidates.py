@@ -63,6 +63,14 @@ class Candidates:
         """A field of each plan as a number (see `column`)."""
         return column(field, self.job.plan, self.axes, self.choices, len(self))
 
+    def kinds(self, fields: frozenset[str]) -> Ids:
+        """A number of each plan; plans that are alike in these fields have the same."""
+        kinds = np.zeros(len(self), dtype=np.int64)
+        for axis, chosen in zip(self.axes, self.choices, strict=True):
+            if axis.fields & fields:
+                kinds = kinds * len(axis.choices) + chosen
+        return kinds
+
     def at_choice(self, field: str, value: Any) -> Ids:
         """Of each plan, the plan that has this value of a field and else the same choices; −1: none, or itself."""
         found = np.full(len(self), -1, dtype=np.int64)
