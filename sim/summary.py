@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.links import LinkLoad, hottest
 from sim.memory import ledger
-from sim.program import Program
+from sim.program import Block, Kernel, Program
 from sim.timeline import AXES, CPU, Timeline
 from topologies.topology import Hosted
 
@@ -98,6 +98,7 @@ class Summary:
     mfu: float
     hfu: float
     flops_rule: str
+    peak_dtype: str  # whose specified peak MFU and HFU are relative to
     gpu_hours_per_step: float
     breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
     bubble: float  # fraction of the step
@@ -140,7 +141,7 @@ def summarise(timeline: Timeline) -> Summary:
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
-        notes.append("HFU above 100 %: the counting rule takes causal attention in full, of which kernels execute about half")
+        notes.append(f"HFU above 100 %: {_above(timeline)}")
     return Summary(
         gpus=world,
         step_seconds=step,
@@ -150,6 +151,7 @@ def summarise(timeline: Timeline) -> Summary:
         mfu=program.model_flops / peak,
         hfu=program.hardware_flops / peak,
         flops_rule=FLOPS_RULE,
+        peak_dtype=program.dtype,
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
@@ -164,6 +166,18 @@ def summarise(timeline: Timeline) -> Summary:
         notes=tuple(notes),
         offloaded=host,
     )
+
+
+def _above(timeline: Timeline) -> str:
+    """Why a step counts more FLOPs than the peak allows."""
+    dtype, peak = timeline.program.dtype, timeline.pricing.prices.gpu.peak
+    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
+    items = {id(run.items): run.items for block in blocks for run in block.runs}
+    others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
+    faster = sorted(other for other in others if peak[other] > peak[dtype])
+    if faster:
+        return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
+    return "the counting rule takes causal attention in full, of which kernels execute about half"
 
 
 def _masked(program: Program, peak: float) -> Iterator[str]:
