@@ -23,10 +23,11 @@ PER_GPU = 4  # sequences of the global batch per GPU, unless the job says otherw
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train: its name, what it changes of the plan, and the answer."""
+    """A way to train: its name, what it changes of the plan, the job with it, and the answer."""
 
     name: str
     changes: Changes
+    job: Job
     summary: Summary
 
 
@@ -69,12 +70,13 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
     (name, changes), last = way, None
     for recompute in ("none", "full"):
         plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "recompute": recompute} | changes)
+        asked = replace(job, plan=plan)
         try:
-            summary = answer(replace(job, plan=plan))
+            summary = answer(asked)
         except UserError:
             return last
         again = {} if recompute == "none" else {"recompute": recompute}
-        last = Candidate(name + (" + recompute" if again else ""), changes | again, summary)
+        last = Candidate(name + (" + recompute" if again else ""), changes | again, asked, summary)
         if summary.fits:
             break
     return last
