@@ -13,6 +13,7 @@ from strategies.job import Job
 from topologies.reading import as_argument
 
 SHOWN = 12
+TOLD = 3  # ties that are named
 
 
 def advice(found: Advice, job: Job) -> RenderableType:
@@ -54,7 +55,8 @@ def verdict(found: Advice, job: Job) -> str:
     settings = " ".join("--set " + as_argument(f"plan.{name}", value) for name, value in best.changes.items())
     ties = _ties(found)
     others = [one for one in found.candidates[1:] if one.summary.fits and one not in ties]
-    why = f"; a tie with {', '.join(one.name for one in ties)}" if ties else ""
+    named = ", ".join(one.name for one in ties[:TOLD]) + (f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else "")
+    why = f"; a tie with {named}" if ties else ""
     why += f"; {_why(best, others[0])}" if others else ""
     return f"{what}: {best.name}, {step} per step{why} ({settings})"
 
