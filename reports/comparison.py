@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.tables import LEAST, flatten, lacking
+from reports.tables import LEAST, UNEVEN, flatten, lacking
 from reports.words import (
     Job,
     components,
@@ -59,6 +59,8 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
     table.add_section()
     for label, show in _METRICS:
         table.add_row(label, *(show(summary) for _, summary, _ in runs))
+        if label == "bubble" and any(summary.uneven > UNEVEN for _, summary, _ in runs):
+            table.add_row("  by uneven stages", *(percent(summary.uneven) for _, summary, _ in runs))
     for label, values in _costs(runs):
         table.add_row(label, *values)
     table.add_section()

@@ -32,6 +32,7 @@ from reports.words import (
 from sim.summary import StageMemory, Summary
 
 LEAST = 0.0005  # of the step: less would show as 0.0 %
+UNEVEN = 0.05  # of the step: from here on it is told what uneven stages cost
 NOTES = 4  # notes on one screen; the page shows all
 
 
