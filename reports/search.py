@@ -10,7 +10,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, plural, seconds, size, spread, step_of, tie_rule, tokens_text
+from reports.words import (
+    TOKENS,
+    digits,
+    dollars,
+    percent,
+    plural,
+    price_of,
+    seconds,
+    size,
+    spread,
+    step_of,
+    tie_rule,
+    tokens_text,
+)
 from topologies.costs import cost
 from topologies.reading import as_argument
 
@@ -153,8 +166,7 @@ def _where_they_went(found: Answer) -> list[str]:
     )
     if found.best is not None:
         rates = found.best["scale"].rates
-        price = "no price" if rates.usd is None else f"${rates.usd:g} per GPU-hour ({rates.usd_source})"
-        lines.append(f"{price}; {rates.watts:g} W per GPU ({rates.watts_source})")
+        lines.append(f"{price_of(rates)}; {rates.watts:g} W per GPU ({rates.watts_source})")
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.summary import Interval, StageMemory, Summary
 from sim.timeline import COMPONENTS
-from topologies.costs import Cost, cost
+from topologies.costs import Cost, Rates, cost
 from topologies.units import show
 
 Job = Mapping[str, Any]
@@ -94,6 +94,11 @@ def step_of(sequences: int, tokens: int) -> str:
 def dollars(value: float) -> str:
     """`$1.06 M`."""
     return f"${count(value)}"
+
+
+def price_of(rates: Rates) -> str:
+    """`$3.9 per GPU-hour (Crusoe on-demand, 2026-08-19: …)`."""
+    return rates.usd_source if rates.usd is None else f"${rates.usd:g} per GPU-hour ({rates.usd_source})"
 
 
 def tokens_text(value: float) -> str:

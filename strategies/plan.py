@@ -64,7 +64,7 @@ class Plan(Config):
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
     chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
-    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
+    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
     shard: PositiveInt | None = Field(
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
@@ -204,6 +204,9 @@ class Plan(Config):
     @field_validator("data_parallel")
     @classmethod
     def _hook(cls, name: str) -> str:
+        if name == "hsdp":
+            raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
+        name = "zero3" if name == "fsdp" else name
         hooks[name]
         return name
 

@@ -109,6 +109,12 @@ def test_colours_only_where_they_belong(too_big: Summary, job: dict[str, Any], m
     assert not colour.search(shown(one_screen(too_big, job), force_terminal=True, color_system="standard"))
 
 
+def test_a_price_is_told_with_its_source(summary: Summary, job: dict[str, Any]) -> None:
+    text = shown(one_screen(summary, job | {"rates": Rates(3.9, "Crusoe on-demand, 2026-08-19: gpuhunt", 1.0, "")}))
+    assert "price: $3.9 per GPU-hour (Crusoe on-demand, 2026-08-19: gpuhunt)" in text
+    assert "no price of x is listed" in shown(one_screen(summary, job | {"rates": Rates(None, "no price of x is listed", 1, "")}))
+
+
 def test_a_name_is_not_markup(too_big: Summary, job: dict[str, Any]) -> None:
     odd = job | {"model": "[red]x[/]"}
     assert "[red]x[/]" in shown(one_screen(too_big, odd))
