@@ -89,7 +89,7 @@ def _costs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     if len({job["rates"].usd for _, _, job in runs if "rates" in job}) < 2:
         return []
     whole = [training_cost(summary, job) for _, summary, job in runs]
-    prices = ["no price" if one.rates.usd is None else f"${one.rates.usd:g}" for one in whole]
+    prices = ["no price" if one.rates.usd is None else f"${one.rates.usd:.2f}" for one in whole]
     money = ["–" if one.usd is None else dollars(one.usd) for one in whole]
     return [("price of a GPU-hour", prices), (f"cost of {tokens_text(whole[0].tokens)}", money)]
 

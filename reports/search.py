@@ -16,7 +16,7 @@ from reports.words import (
     dollars,
     percent,
     plural,
-    price_of,
+    rates_told,
     seconds,
     size,
     spread,
@@ -58,10 +58,11 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Inter
 def verdict(found: Answer, job: Job) -> str:
     """The answer in a sentence, and how sure it is."""
     model, best = job.model.name, found.best
+    if best is None and found.interrupted:
+        left, every = found.counts["open"], found.counts["allowed"]
+        return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
-        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything" + (
-            f" so far ({found.interrupted})" if found.interrupted else ""
-        )
+        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
     value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
     if found.proven:
@@ -153,8 +154,13 @@ def _shown(value: Any) -> str:
 
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
-    refused = found.combinations - found.counts["allowed"]
+    same = found.counts["same"]
+    refused = found.combinations - found.counts["allowed"] - same
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
+    if same:
+        lines.append(
+            f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
+        )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
@@ -165,8 +171,7 @@ def _where_they_went(found: Answer) -> list[str]:
         f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"
     )
     if found.best is not None:
-        rates = found.best["scale"].rates
-        lines.append(f"{price_of(rates)}; {rates.watts:g} W per GPU ({rates.watts_source})")
+        lines.append(rates_told(found.best["scale"].rates))
     return lines
 
 

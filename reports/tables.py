@@ -20,7 +20,6 @@ from reports.words import (
     held,
     percent,
     plural,
-    price_of,
     provenance,
     seconds,
     size,
@@ -81,15 +80,8 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
         _headline(summary, job), "", middle, "", _memory(summary), "",
         *_offloaded(summary), *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
-        *_price(job),
         Text(provenance(summary, job), "dim"),
     )  # fmt: skip
-
-
-def _price(job: Job) -> list[Text]:
-    """The price of a GPU-hour with where it comes from, one line."""
-    rates = job.get("rates")
-    return [] if rates is None else [Text(f"price: {price_of(rates)}", "dim")]
 
 
 def _offloaded(summary: Summary) -> list[Text]:

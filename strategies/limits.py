@@ -27,6 +27,11 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
+    if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
+        raise UserError(f"{where}: unpad=true is for fused attention without cp and without latent attention")
+    for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={plan.loss_metrics}", plan.loss_metrics)):
+        if there and plan.tp > 1:
+            raise UserError(f"{where}: {said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:

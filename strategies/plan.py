@@ -128,6 +128,21 @@ class Plan(Config):
         "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
         "scores written to memory (materialised)",
     )
+    unpad: bool = Field(
+        False,
+        description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
+        "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
+    )
+    loss: Literal["fused", "torch"] | None = Field(
+        None,
+        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
+        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+    )
+    loss_metrics: NonNegativeInt = Field(
+        0,
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
+        "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
+    )
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -22,10 +21,11 @@ from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
 from calibration.search import Search
 from calibration.site import told_memory
+from reports.search import verdict
 from shardyard import read_job
 from strategies.search.candidates import candidates
 from strategies.search.objective import Limits, objective
-from strategies.search.space import default_space, load_space, parse_axis, read_space, told, with_offload
+from strategies.search.space import default_space, load_space, parse_axis, read_space
 from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -253,12 +253,6 @@ def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
     assert load_space(str(file)) == space
 
 
-def test_an_axis_is_told_as_it_is_read() -> None:
-    more = with_offload(default_space(read({})), read({}))
-    assert more is not None
-    assert parse_axis(*shlex.split(told(more.axes[-1]))) == more.axes[-1]
-
-
 def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
     """A combination is dropped exactly when its job does not resolve, or when its schedule has nothing to do at pp=1."""
     space = read_space(SPACE | {"plan.tp": [1, 3, 32], "plan.microbatch": [1, 3], "plan.recompute": ["full"]}, "space")
@@ -282,3 +276,42 @@ def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
 def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -> None:
     assert told_memory(91.7e9, 85.5e9) == "91.7 GB of 85.5 GB"
     assert told_memory(85.5003e9, 85.5e9) == "85.5003 GB of 85.5000 GB"
+
+
+def test_time_that_is_up_while_bounds_are_tightened_is_not_told_as_nothing_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock runs out inside the choice of the next plan, after the limit was looked at."""
+    answers = iter(["", "the time limit of 1 s", "the time limit of 1 s"])
+    monkeypatch.setattr(Search, "_late", lambda self: next(answers))
+    found = find(seconds=1.0)
+    assert (found.best, found.interrupted) == (None, "the time limit of 1 s")
+    assert "none found yet" in verdict(found, read({}))
+    assert found.counts["open"] == found.counts["allowed"] - found.pruned["memory"] > 0
+
+
+def test_time_that_is_up_before_all_clusters_were_looked_at_proves_nothing() -> None:
+    found = find(space={"nodes": [1, 2, 4], "plan.tp": [1, 2]}, seconds=0.0)
+    assert "2 of 3 clusters not looked at" in found.interrupted
+    assert found.bound == 0.0
+
+
+def test_a_gap_that_is_accepted_ends_the_search_before_the_best_is_proven() -> None:
+    best, near = find(top=6), find(top=6, within=0.2)
+    assert best.best is not None
+    assert near.best is not None
+    assert near.counts["simulated"] < best.counts["simulated"]
+    assert near.gap <= 0.2
+    assert near.best["step"] * (1 - 0.2) <= best.best["step"]
+
+
+def test_every_other_simulation_is_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing was found, the second, fourth … plans are the first of their degrees and data parallelism."""
+    asked: list[tuple[Any, ...]] = []
+
+    def none_fits(job: Any) -> dict[str, Any]:
+        asked.append((job.plan.tp, job.plan.pp, job.plan.data_parallel))
+        return evaluate(job) | {"fits": False}
+
+    monkeypatch.setattr(module, "evaluate", none_fits)
+    find(space=SPACE | {"plan.recompute": ["none"], "plan.tp": [1, 2]})
+    every_other = asked[1 : 2 * 10 : 2]
+    assert all(kind not in asked[: 2 * i + 1] for i, kind in enumerate(every_other))
