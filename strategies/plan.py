@@ -5,6 +5,7 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
@@ -209,6 +210,14 @@ class Plan(Config):
         "ring/ll128, all_reduce/tree/simple, auto/ll",
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
+
+    @field_validator("sequence", "global_batch", mode="before")
+    @classmethod
+    def _no_prefix(cls, value: object) -> object:
+        """8k tokens are 8,000 to some and 8,192 to others."""
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[kKMG]i?", value.strip()):
+            raise ValueError("may be powers of 1000 or of 1024: write the whole number, such as 8192")
+        return value
 
     @field_validator("schedule")
     @classmethod

@@ -96,6 +96,8 @@ MISTAKES = [
     (("simulate", JOB, "--nodes", "99999999"), "more than 1,048,576 GPUs"),
     (("simulate", JOB, "--set", "plan.global_batch=1000000000000"), "too many to play"),
     (("simulate", JOB, "--set", "name=[1]"), "name=[1]: must be a text"),
+    (("simulate", JOB, "--tokens", "15X"), "--tokens 15X: is no number such as 15e12, 15T or 300B"),
+    (("simulate", JOB, "--set", "plan.sequence=8k"), "sequence='8k': may be powers of 1000 or of 1024: write the whole number"),
     (("simulate", JOB, "--report", "README.md"), "must name a folder"),
     (("simulate", JOB, "--cluster", "dgx-1v"), "precision='bf16' is not possible: v100-sxm2-32gb computes in"),
     (("list", "modles"), "did you mean 'models'?"),
@@ -113,6 +115,12 @@ def test_mistakes_are_one_line_on_stderr_and_exit_code_2(arguments: tuple[str, .
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
+
+
+def test_tokens_may_have_a_prefix() -> None:
+    long, short = (call("simulate", JOB, "--tokens", tokens).output.splitlines()[:7] for tokens in ("15e12", "15T"))
+    assert long == short
+    assert "GPU-hours for 15 T tokens" in "\n".join(short)
 
 
 def test_set_reaches_every_part_of_the_job() -> None:
