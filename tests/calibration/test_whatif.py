@@ -117,11 +117,11 @@ def test_a_value_that_is_refused_everywhere_is_told_with_the_reason() -> None:
     wrong = call("whatif", *JOB, "--vary", "plan.microbatch=1,3")
     assert wrong.exit_code == 2
     assert "refused, microbatch=3: plan: global_batch=64 is not a multiple of dp·microbatch = 8·3" in wrong.output
-    axes = ("--vary", "plan.tp=1,5", "--vary", "plan.microbatch=1,2")
-    tp = call("whatif", *JOB, *axes)
-    assert tp.exit_code == 2
-    assert "refused, tp=5, microbatch=1; tp=5, microbatch=2: " in tp.output
-    some = call("whatif", *JOB, "--vary", "plan.pp=1,8", "--vary", "plan.schedule=1f1b,pipedream")  # which needs pp > 1 or so
+    axes = ("--vary", "plan.pp=1,5", "--vary", "plan.microbatch=1,2")
+    stages = call("whatif", *JOB, *axes)
+    assert stages.exit_code == 2
+    assert "refused, pp=5, microbatch=1; pp=5, microbatch=2: " in stages.output
+    some = call("whatif", *JOB, "--vary", "plan.pp=1,8", "--vary", "plan.schedule=1f1b,pipedream")
     assert some.exit_code == 0
 
 
