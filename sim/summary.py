@@ -102,6 +102,7 @@ class Summary:
     gpu_hours_per_step: float
     breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
     bubble: float  # fraction of the step
+    uneven: float  # the part of it that is there because stages have unequal work: they wait for the busiest
     exposed: float  # fraction of the step
     volume: dict[str, Volume]  # by axis, of the rank that sends most
     links: tuple[LinkLoad, ...]  # the hottest of each kind
@@ -155,6 +156,7 @@ def summarise(timeline: Timeline) -> Summary:
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
+        uneven=_uneven(timeline.busy(), timeline.step, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=hottest(timeline),
@@ -186,6 +188,11 @@ def _masked(program: Program, peak: float) -> Iterator[str]:
     if left is not None and left < program.model_flops * (1 - ATTENTION / 2):
         mfu = f"{100 * left / peak:.1f} %"
         yield f"attention is counted in full: MFU is about {mfu} when only what the causal mask leaves is counted"
+
+
+def _uneven(busy: list[float], step: float, bubble: float) -> float:
+    """A stage that is busy for b of the step waits for step − b = (step − most) + (most − b): the mean of the second part."""
+    return min(bubble, (max(busy) - sum(busy) / len(busy)) / step)
 
 
 def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:

@@ -20,6 +20,7 @@ from calibration.engines import Engine, engine
 from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
 from calibration.search import Search
+from calibration.site import told_memory
 from reports.search import verdict
 from shardyard import read_job
 from strategies.search.candidates import candidates
@@ -280,6 +281,11 @@ def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
         except UserError:
             assert number not in kept
     assert found.same == dropped > 0
+
+
+def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -> None:
+    assert told_memory(91.7e9, 85.5e9) == "91.7 GB of 85.5 GB"
+    assert told_memory(85.5003e9, 85.5e9) == "85.5003 GB of 85.5000 GB"
 
 
 def test_time_that_is_up_while_bounds_are_tightened_is_not_told_as_nothing_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
