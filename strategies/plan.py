@@ -135,7 +135,7 @@ class Plan(Config):
     )
     loss_metrics: NonNegativeInt = Field(
         0,
-        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and without "
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators, without "
         "gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
     )
     kernels: Kernels = Field(
