@@ -50,6 +50,21 @@ class Site:
     refiner: Refiner
     tokens: float
     rates: Rates
+    # of each plan with states outside of the GPUs, the same plan without; −1 for others
+    base: NDArray[np.int64] = field(init=False)
+    steps: dict[int, float] = field(default_factory=dict)  # of plans: the tightest bound so far, or the step
+
+    def __post_init__(self) -> None:
+        self.base = np.where(self.limits.slower, self.plans.at_choice("plan.offload", None), -1)
+
+    def floor(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, by what is known of the same plan without offload.
+
+        What is offloaded is moved, and updated by slower CPUs, besides all that is done without. (A copy on a link could in
+        principle delay one flow to the good of another; tests look for it and find none.)
+        """
+        base = int(self.base[plan])
+        return max(self.steps.get(base, 0.0), float(self.limits.step[base])) if base >= 0 else 0.0
 
     @classmethod
     def of(cls, job: Job, changes: dict[str, Any], plans: Candidates, tokens: float, rates: Rates) -> Site:

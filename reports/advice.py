@@ -6,15 +6,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import count, gigabytes, percent, seconds
+from reports.words import count, gigabytes, percent, plural, seconds, step_of
 from sim.timeline import AXES
 from strategies.advise import Advice, Candidate
+from strategies.job import Job
 from topologies.reading import as_argument
 
 SHOWN = 12
 
 
-def advice(found: Advice, model: str, cluster: str) -> RenderableType:
+def advice(found: Advice, job: Job) -> RenderableType:
     """Questions, candidates and why the first one wins."""
     table = Table(box=None, pad_edge=False)
     for name in ("way to train", "step", "tokens/s/GPU", "MFU", "peak memory", "exposed", "bubble", "recompute"):
@@ -28,17 +29,19 @@ def advice(found: Advice, model: str, cluster: str) -> RenderableType:
     more = len(found.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     lines = [Text(f"{question}? {answer}") for question, answer in found.questions]
-    return Group(Text(verdict(found, model, cluster), "bold"), "", *lines, "", table, *rest)
+    return Group(Text(verdict(found, job), "bold"), "", *lines, "", table, *rest)
 
 
-def verdict(found: Advice, model: str, cluster: str) -> str:
+def verdict(found: Advice, job: Job) -> str:
     """The winner, how to ask for it, and what it saves against the next one."""
-    best = found.best
+    best, cluster = found.best, job.cluster
+    batch = step_of(found.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
+    what = f"{job.model.name} on {cluster.nodes} × {cluster.name} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
-        return f"{model} on {cluster}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
+        return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
     settings = " ".join("--set " + as_argument(f"plan.{name}", value) for name, value in best.changes.items())
     why = f"; {_why(best, found.candidates[1])}" if len(found.candidates) > 1 and found.candidates[1].summary.fits else ""
-    return f"{model} on {cluster}: {best.name}{why} ({settings})"
+    return f"{what}: {best.name}{why} ({settings})"
 
 
 def _why(best: Candidate, other: Candidate) -> str:

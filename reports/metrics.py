@@ -50,7 +50,9 @@ METRICS = (
            "tokens/s / GPUs", "tokens/s", MEGATRON),
     Metric("model FLOP/s", "model_flops_per_gpu", "Model FLOPs that one GPU achieves per second, recomputation not counted.",
            "model FLOPs of the step / (GPUs · step time)", "FLOP/s", f"{MEGATRON}, section 5.1", ("TFLOP/s", "achieved FLOP/s")),
-    Metric("MFU", "mfu", "Model FLOPs utilisation: the share of the GPUs' specified peak that the model's own FLOPs take.",
+    Metric("MFU", "mfu",
+           "Model FLOPs utilisation: the share of the GPUs' specified peak that the model's own FLOPs take. Attention counts in "
+           "full, not halved by its causal mask; above 20 % of the FLOPs, a note tells MFU without what is masked.",
            "model FLOPs of the step / (GPUs · peak of the dtype · step time)", "fraction", PALM, ("model FLOPs utilization",)),
     Metric("HFU", "hfu",
            "Hardware FLOPs utilisation: as MFU, with what is recomputed counted too; equal to MFU without recomputation.",

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, seconds, size, tokens_text
+from reports.words import TOKENS, digits, dollars, percent, plural, rates_told, seconds, size, step_of, tokens_text
 from topologies.costs import cost
 from topologies.reading import as_argument
 
@@ -39,10 +39,11 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
 def verdict(found: Answer, job: Job) -> str:
     """The answer in a sentence, and how sure it is."""
     model, best = job.model.name, found.best
+    if best is None and found.interrupted:
+        left, every = found.counts["open"], found.counts["allowed"]
+        return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
-        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything" + (
-            f" so far ({found.interrupted})" if found.interrupted else ""
-        )
+        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
     value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
     if found.proven:
@@ -51,7 +52,9 @@ def verdict(found: Answer, job: Job) -> str:
         sure = (
             f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
         )
-    return f"{model} on {best['gpus']:,} GPUs: {value} ({goal.meaning}), {sure}"
+    sequence = best["changes"].get("plan.sequence") or job.plan.sequence_of(job.model)
+    batch = step_of(round(best["scale"].tokens_per_step / sequence), sequence)
+    return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
 def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
@@ -126,8 +129,13 @@ def _shown(value: Any) -> str:
 
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
-    refused = found.combinations - found.counts["allowed"]
+    same = found.counts["same"]
+    refused = found.combinations - found.counts["allowed"] - same
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
+    if same:
+        lines.append(
+            f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
+        )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
@@ -138,9 +146,7 @@ def _where_they_went(found: Answer) -> list[str]:
         f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"
     )
     if found.best is not None:
-        rates = found.best["scale"].rates
-        price = "no price" if rates.usd is None else f"${rates.usd:g} per GPU-hour ({rates.usd_source})"
-        lines.append(f"{price}; {rates.watts:g} W per GPU ({rates.watts_source})")
+        lines.append(rates_told(found.best["scale"].rates))
     return lines
 
 

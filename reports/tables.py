@@ -22,23 +22,28 @@ from reports.words import (
     gpu_hours,
     held,
     percent,
+    plural,
     provenance,
     seconds,
     size,
     stages,
+    step_of,
     tokens_per_step,
     training,
 )
 from sim.summary import StageMemory, Summary
 
 LEAST = 0.0005  # of the step: less would show as 0.0 %
+ALWAYS = ("sequence", "global_batch")  # inputs that are shown beside every run
 NOTES = 4  # notes on one screen; the page shows all
 
 
 def verdict(summary: Summary, job: Job) -> str:
     """The answer in one line: how long, how fast, how well, whether it fits; if not, where, by how much, why, what to try."""
     worst, capacity = summary.worst, summary.memory_capacity
-    what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({summary.gpus} GPU{'s' * (summary.gpus != 1)})"
+    plan = job.get("plan", {})
+    batch = f", {step_of(plan['global_batch'], plan['sequence'])}" if plan.get("sequence") and plan.get("global_batch") else ""
+    what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({plural(summary.gpus, 'GPU')}){batch}"
     speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     if summary.fits:
@@ -241,13 +246,13 @@ def _changes(values: Sequence[float]) -> list[str]:
 
 
 def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
-    """Inputs that are not the same in all jobs, by name: nested fields with dots, without what only identifies a run."""
+    """ALWAYS, and inputs that are not the same in all jobs, by name: nested with dots, without what identifies a run."""
     flat = [flatten({key: value for key, value in job.items() if key not in ("command", "hash", "name")}) for job in jobs]
     for fields in flat:
         fields["profile"] = str(fields.get("profile", "–")).split(" (")[0]  # its name, without what it was measured on
     names = dict.fromkeys(name for fields in flat for name in fields)
     rows = [(name.removeprefix("plan."), [brief(fields.get(name, "–")) for fields in flat]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 or name in ALWAYS]
 
 
 def brief(value: object) -> str:

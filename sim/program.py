@@ -205,3 +205,4 @@ class Program:
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     description: str = ""
+    masked_flops: float | None = None  # of the model's, those that a causal mask leaves; None where nothing is masked

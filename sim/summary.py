@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.links import LinkLoad, hottest
 from sim.memory import ledger
+from sim.program import Program
 from sim.timeline import AXES, CPU, Timeline
 from topologies.topology import Hosted
 
@@ -17,6 +19,8 @@ FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
     "causality); HFU adds what is recomputed"
 )
+
+ATTENTION = 0.2  # share of the FLOPs from which on a note tells MFU without what a causal mask hides, half of it
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ def summarise(timeline: Timeline) -> Summary:
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     capacity, host = prices.gpu.memory, _host(timeline)
     peak = world * prices.gpu.peak[program.dtype] * step
-    notes = list(timeline.pricing.notes)
+    notes = [*_masked(program, peak), *timeline.pricing.notes]
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
@@ -159,6 +163,14 @@ def summarise(timeline: Timeline) -> Summary:
         notes=tuple(notes),
         offloaded=host,
     )
+
+
+def _masked(program: Program, peak: float) -> Iterator[str]:
+    """What MFU is by the other rule in use, where the two differ much. peak: FLOPs that the GPUs could do in the step."""
+    left = program.masked_flops
+    if left is not None and left < program.model_flops * (1 - ATTENTION / 2):
+        mfu = f"{100 * left / peak:.1f} %"
+        yield f"attention is counted in full: MFU is about {mfu} when only what the causal mask leaves is counted"
 
 
 def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:

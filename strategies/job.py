@@ -61,8 +61,11 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was ignored or assumed in descriptions of the cluster, the schedule and a framework's settings."""
-        return (*self.cluster.notes, *schedules[self.plan.schedule].notes, *self.remarks)
+        """What was ignored or assumed in the plan and in descriptions of the cluster, the schedule and a framework's settings."""
+        sequence = self.plan.sequence_of(self.model)
+        short = f"sequence: {sequence:,} tokens by default, of the model's {self.model.context:,}; plan.sequence says otherwise"
+        mine = [short] if self.plan.sequence is None and sequence < self.model.context else []
+        return (*mine, *self.cluster.notes, *schedules[self.plan.schedule].notes, *self.remarks)
 
     @property
     def hash(self) -> str:

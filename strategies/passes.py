@@ -49,6 +49,8 @@ class Passes:
         self.left = dict.fromkeys(range(flow.plan.chunks), 0)  # backward passes still to come
         for action in self.order:
             self.left[action.chunk] += action.kind in "BW"
+        self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
+        self.near = {(one.number, step): flow.neighbour(one, step) for one in self.mine for step in (-1, 1)}
         self.sends = self._sends(size)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
@@ -76,7 +78,7 @@ class Passes:
             self.cohort.steady = self.ends[STEPS - 3], self.ends[STEPS - 2]
 
     def _stage(self, action: Action) -> Stage:
-        return self.flow.stages[self.flow.schedule.stage(self.rank, self.plan.plan.pp, action.chunk)]
+        return self.mine[action.chunk]
 
     def _pass(self, action: Action) -> tuple[Stage, Ref, bool]:
         """Add a pass; (its stage, the op that ends it, whether it is the last one back before an update)."""
@@ -93,7 +95,7 @@ class Passes:
             # without overlap the next pass waits for the gradients that this one reduces
             self.held_up = () if self.plan.plan.overlap else tuple(stage.reduced[-1:])
         way, step = ("F", -1) if action.kind == "F" else ("B", 1)
-        source = flow.neighbour(stage, step)
+        source = self.near[stage.number, step]
         if action.kind != "W" and source is not None:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from strategies.resolved import Resolved
 
 MIB = 2.0**20
+SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
@@ -95,7 +96,11 @@ class Plan(Config):
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
-    sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
+    sequence: PositiveInt | None = Field(
+        None,
+        description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
+        "contexts see in most of their pretraining)",
+    )
     recompute: Literal["none", "selective", "operators", "full"] = Field(
         "none",
         description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
@@ -135,8 +140,8 @@ class Plan(Config):
     )
     loss_metrics: NonNegativeInt = Field(
         0,
-        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators, without "
-        "gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
+        "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
     )
     kernels: Kernels = Field(
         "megatron",
@@ -232,6 +237,10 @@ class Plan(Config):
         if sorted(text.split("-")) != sorted(ORDER):
             raise ValueError(f"must name each of {', '.join(ORDER)} once, joined by '-'")
         return text
+
+    def sequence_of(self, model: Model) -> int:
+        """Tokens of a sequence of `model`."""
+        return self.sequence or min(model.context, SEQUENCE)
 
     @property
     def bytes_per_element(self) -> int:

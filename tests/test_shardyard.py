@@ -45,7 +45,7 @@ def test_simulate_prints_the_answer_first() -> None:
     result = call("simulate", JOB)
     assert result.exit_code == 0
     first = result.output.splitlines()[0]
-    assert first.startswith("llama-3.1-70b on 8 × dgx-h100 (64 GPUs):")
+    assert first.startswith("llama-3.1-70b on 8 × dgx-h100 (64 GPUs), 128 sequences of 8,192 tokens:")
     assert "s per step" in first
     assert "fits" in first
     assert len(result.output.splitlines()) <= 40

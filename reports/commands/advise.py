@@ -35,6 +35,6 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     else:
         from reports.advice import advice
 
-        show(advice(found, asked.model.name, f"{asked.cluster.nodes} × {asked.cluster.name}"))
+        show(advice(found, asked))
     if found.best is None:
         sys.exit(2)

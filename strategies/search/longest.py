@@ -1,4 +1,4 @@
-"""The tightest bound on one plan: the longest path through its program.
+"""The tightest bounds on one plan: the longest path through its program, and what the program holds (`held`).
 
 Every op takes at least as long as with nothing in its way, and starts when its stream and all that it waits for are done. Blocks
 cost what `strategies.search.work` says; collectives among dp ranks their price on the first pipeline rank, and nothing on others;
@@ -15,17 +15,19 @@ from strategies.job import Job
 from strategies.lower import lower
 from strategies.resolved import Resolved
 from strategies.search.bounds import SLACK, bounded
+from strategies.search.held import least_memory
 from strategies.search.work import inside
 
 
-def longest_path(job: Job, plan: Resolved, prices: Prices) -> float:
-    """Seconds of a step of `plan`, at least."""
+def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float]:
+    """Seconds of a step of `plan` and bytes of its fullest rank, at least."""
     if not bounded(plan):
-        return 0.0
+        return 0.0, 0.0
     program = lower(job.model, plan)
     if program.cohorts[0].steady or len(program.cohorts) != plan.plan.pp:
-        return 0.0
-    return _longest(program, _durations(job, plan, program, prices)) / program.steps * (1 - SLACK)
+        return 0.0, 0.0
+    seconds = _longest(program, _durations(job, plan, program, prices)) / program.steps * (1 - SLACK)
+    return seconds, least_memory(program, prices)
 
 
 def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> dict[int, float]:
