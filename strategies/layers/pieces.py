@@ -229,12 +229,21 @@ class Share:
         algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, features: int = 0, width: int = 0) -> Items:
+    def gather(self, label: str, phase: str, features: int = 0, width: int = 0) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
         without sequence parallelism.
         """
+        if not self.resolved.plan.sequence_parallel:
+            return ()
         size = (width or self.element) * self.tokens * (features or self.model.hidden)
-        return self.collective("all_gather", label, size, width) if self.resolved.plan.sequence_parallel else ()
+        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size))
+
+    def _turned(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+        """PyTorch gathers and scatters tensors along their first dimension: with several sequences, tokens are the second, and all
+        of it is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
+        """
+        asked = self.gathers_once and self.batch > 1 and not self.overlap("pieces")
+        return (self.memory(f"{label} turned", phase, 2 * size),) if asked else ()
 
     def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
         """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
@@ -274,10 +283,12 @@ class Share:
         assert isinstance(whole[0], Collective)
         return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
 
-    def reduce(self, label: str, features: int = 0) -> Items:
+    def reduce(self, label: str, phase: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
-        operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
-        return self.collective(operation, label, self.element * self.tokens * (features or self.model.hidden))
+        size = self.element * self.tokens * (features or self.model.hidden)
+        if not self.resolved.plan.sequence_parallel:
+            return self.collective("all_reduce", label, size)
+        return (*self._turned(label, phase, size), *self.collective("reduce_scatter", label, size))
 
 
 def column_linear(
@@ -288,7 +299,7 @@ def column_linear(
     local = local or outputs // share.tp
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input", hidden, narrow.moved)
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved)
     again = () if share.gathers_once else gather
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * tokens * local),
@@ -296,12 +307,13 @@ def column_linear(
     )
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
-    reduce = share.reduce(f"{label} input gradient", hidden)
+    reduce = share.reduce(f"{label} input gradient", "backward", hidden)
     cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
     inputs_product = share.gemm(label, "backward", tokens, hidden, local, dtype=narrow.dtype)
     weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens, dtype=narrow.dtype), *(bias_gradient if bias else ()))
     product = share.gemm(label, "forward", tokens, local, hidden, dtype=narrow.dtype)
-    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *beside(weights, reduce))
+    turned = tuple(item for item in reduce if isinstance(item, Kernel))
+    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *turned, *beside(weights, reduce))
     return Piece(
         forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, product), *added),
         input_gradient=(*cast, inputs_product, *reduce),
@@ -320,12 +332,13 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     narrow = Narrow(share, label, hidden, local)
-    gather = share.gather(f"{label} gradient", width=narrow.moved)
+    gather = share.gather(f"{label} gradient", "backward", width=narrow.moved)
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * share.stream),
         *share.vectors(f"{label} bias", hidden),
     )
-    forward = share.before_reduce(share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype), share.reduce(label))
+    product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
+    forward = share.before_reduce(product, share.reduce(label, "forward"))
     backward = share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
     return Piece(
