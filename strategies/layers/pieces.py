@@ -239,8 +239,8 @@ class Share:
         return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size))
 
     def _turned(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
-        """PyTorch gathers and scatters tensors along their first dimension: with several sequences, tokens are the second, and all
-        of it is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
+        """PyTorch gathers and scatters tensors along their first dimension: with several sequences tokens are the second, and all
+        is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
         """
         asked = self.gathers_once and self.batch > 1 and not self.overlap("pieces")
         return (self.memory(f"{label} turned", phase, 2 * size),) if asked else ()
@@ -268,10 +268,14 @@ class Share:
         return gathered(self._cut(kernel), self._round(gather))
 
     def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
-        """A product of tokens (its m) whose sums are reduced."""
+        """A product of tokens (its m) whose sums are reduced. PyTorch's asynchronous tensor parallelism brings the parts of all
+        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+        """
         if not (reduce and self.overlap("pieces")):
             return (kernel, *reduce)
-        return scattered(self._cut(kernel), self._round(reduce))
+        ring = self._round(reduce)
+        sums = (self.memory(f"{kernel.label} sums", kernel.phase, ring.bytes * (1 + 1 / self.tp)),) * self.gathers_once
+        return (*scattered(self._cut(kernel), ring), *sums)
 
     def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The product in one kernel for the tokens of each tp rank."""
