@@ -24,7 +24,7 @@ from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
 from calibration.predict import prices_of
 from calibration.results import Results, Row
-from calibration.site import RuledOut, Site, scale_of, started
+from calibration.site import RuledOut, Site, budget, scale_of, started
 from strategies.job import Job
 from strategies.search.candidates import candidates
 from strategies.search.longest import longest_path
@@ -161,6 +161,8 @@ class Search:
             site = self.sites[number]
             if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
                 continue
+            if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
+                continue
             if level == TIGHT:
                 job = site.plans.job_of(plan)
                 if job.hash not in self.seen:
@@ -217,8 +219,8 @@ class Search:
         scale = site.scale(plan)
         late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
         for name, most in late.items():
-            text = f"the fastest that was simulated needs a step of {row['step']:.4g} s, of {most:.4g} s"
-            self.out.add(name, 1, row["step"] / most, text)
+            needed = budget(name, getattr(self.limits, name))(row["step"] / most)
+            self.out.add(name, 1, row["step"] / most, f"the best that was simulated needs {needed}")
         if late:
             return
         value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step
