@@ -90,7 +90,7 @@ class AttentionCurve(Config):
     wave: Share = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
     keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
-    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over the rate of the forward pass
+    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
 
 
 class MemoryCurve(Config):
@@ -190,3 +190,10 @@ def attention_seconds(
     least_waves = (blocks + sms + abs(blocks - sms)) / (2 * sms)
     waves = curve.wave * -(-blocks // sms) + (1 - curve.wave) * least_waves
     return curve.fixed + waves * 4 * curve.block * dim * (per_query + curve.keys_half) / rate
+
+
+def attention_backward_seconds(curve: AttentionCurve, forward: Any) -> Any:
+    """Seconds of arithmetic of the backward pass of a forward pass that takes `forward`: 2.5 times the FLOPs (Dao 2023,
+    arXiv:2307.08691, counts 5 products for 2), and the start and end of one kernel, too.
+    """
+    return curve.fixed + (forward - curve.fixed) * 2.5 / curve.backward

@@ -22,6 +22,7 @@ from sim.curves import (
     MemoryCurve,
     NotNegative,
     Positive,
+    attention_backward_seconds,
     attention_seconds,
     gemm_clocks,
 )  # fmt: skip
@@ -201,7 +202,7 @@ class Prices:
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
         forward: float = attention_seconds(curve, self._peak(kernel.dtype), self._sms, kernel.shape)
-        arithmetic = forward * 2.5 / curve.backward if kernel.kind == "attention_backward" else forward
+        arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
         return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
 
     def extrapolation(self, kernel: Kernel) -> str | None:

@@ -61,15 +61,31 @@ def flops(text: object) -> float:
     return _parse(text, _FLOPS, "312 TFLOP/s")
 
 
+_COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def count(text: str) -> float:
+    """A number of things as people write it: `15e12`, `15T`, `300B`. Raises ValueError."""
+    digits = text.strip().rstrip("".join(_COUNTS))
+    scale = text.strip()[len(digits) :].strip()
+    try:
+        return float(digits) * _COUNTS[scale]
+    except (ValueError, KeyError):
+        raise ValueError("is no number such as 15e12, 15T or 300B") from None
+
+
 Bytes = Annotated[float, BeforeValidator(size)]
 BytesPerSecond = Annotated[float, BeforeValidator(rate)]
 Seconds = Annotated[float, BeforeValidator(seconds)]
 FlopsPerSecond = Annotated[float, BeforeValidator(flops)]
 
 
-def show(value: float, unit: str, digits: int = 4) -> str:
-    """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere."""
-    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=True))
+def show(value: float, unit: str, digits: int = 4, zeros: bool = False) -> str:
+    """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere.
+
+    zeros: as many digits also where the last are zeros, as in a column of measured numbers.
+    """
+    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=not (zeros and value)))
     return text.replace("us", "µs") if unit == "s" else text
 
 

@@ -39,6 +39,7 @@ from strategies.search.layout import Layout, Moments, layout_of, moments, splits
 from strategies.search.work import Floats, Kinds
 from strategies.updates import ZEROING, passes_of
 
+TWICE = 2
 SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
 Ids = NDArray[np.int64]
 
@@ -46,7 +47,7 @@ Ids = NDArray[np.int64]
 @dataclass
 class Bounds:
     """Of each plan, at least: seconds of a step, seconds until the first rank's last pass ends and of its update, bytes of the
-    fullest rank. `possible`: its schedule can be made.
+    fullest rank. `possible`: its schedule can be made; `slower`: what it offloads is updated there in at least TWICE the time.
     """
 
     step: Floats
@@ -54,6 +55,7 @@ class Bounds:
     update: Floats
     memory: Floats
     possible: NDArray[np.bool_]
+    slower: NDArray[np.bool_]
     reasons: dict[str, int]  # of plans that are not possible
 
 
@@ -80,7 +82,9 @@ class _Bounding:
     def __init__(self, plans: Candidates, kinds: Kinds, prices: Prices) -> None:
         self.plans, self.kinds, self.prices = plans, kinds, prices
         count = len(plans)
-        self.result = Bounds(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), {})
+        step, first, update, memory = np.zeros((4, count))
+        possible, slower = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+        self.result = Bounds(step, first, update, memory, possible, slower, {})
         shapes: dict[tuple[object, ...], int] = {}
         self.shapes: list[Resolved] = []
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
@@ -143,7 +147,9 @@ class _Bounding:
                 dense.sum(axis=1) / shards + spread.sum(axis=1) / np.maximum(1, shards // rule["ep"])
                 for shards in (rule["updated"], rule["zeroed"])
             )
-            update = np.where(rule["host"] > 0, rule["host"] * updated, self._updates(members, updated, zeroed))
+            update, hosted = self._updates(members, updated, zeroed), rule["host"] * updated
+            self.result.slower[members] = (hosted == 0) | (hosted >= TWICE * update)
+            update = np.where(hosted > 0, hosted, update)
             self.result.first[members], self.result.update[members] = first[of], update
             late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
             end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
@@ -173,7 +179,7 @@ class _Bounding:
         ):  # fmt: skip
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
-        total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
+        total += overhead.context + rule["communicators"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
@@ -227,4 +233,5 @@ def _compute(
     return np.maximum(anywhere, first), first, own
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer", "kernels",
+                                        "data_parallel", "deepspeed", "offload")}  # fmt: skip

@@ -5,6 +5,7 @@ A rule is what `Job.resolve` checks. It is asked once for every combination of t
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -61,6 +62,25 @@ class Candidates:
     def column(self, field: str) -> Ids:
         """A field of each plan as a number (see `column`)."""
         return column(field, self.job.plan, self.axes, self.choices, len(self))
+
+    def kinds(self, fields: frozenset[str]) -> Ids:
+        """A number of each plan; plans that are alike in these fields have the same."""
+        kinds = np.zeros(len(self), dtype=np.int64)
+        for axis, chosen in zip(self.axes, self.choices, strict=True):
+            if axis.fields & fields:
+                kinds = kinds * len(axis.choices) + chosen
+        return kinds
+
+    def at_choice(self, field: str, value: Any) -> Ids:
+        """Of each plan, the plan that has this value of a field and else the same choices; −1: none, or itself."""
+        found = np.full(len(self), -1, dtype=np.int64)
+        for i, axis in enumerate(self.axes):
+            if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
+                stride = math.prod(len(other.choices) for other in self.axes[i + 1 :])
+                wanted = self.number + (axis.choices.index({field: value}) - self.choices[i]) * stride
+                place = np.minimum(np.searchsorted(self.number, wanted), len(self) - 1)
+                found = np.where((self.number[place] == wanted) & (wanted != self.number), place, -1)
+        return found
 
     @cached_property
     def microbatches(self) -> Ids:

@@ -20,8 +20,7 @@ from strategies.search.layout import gatherings, layout_of, splits, through
 from strategies.stage import Stage
 
 Seconds = dict[str, float]  # by stream
-BETWEEN = ("dp", "replica")  # streams between ranks
-BESIDE = ("to host", "from host", "nvme read", "nvme write")
+BESIDE = ("to host", "from host", "nvme read", "nvme write")  # streams to and from the host; all others are between ranks
 
 
 class Exchange(NamedTuple):

@@ -13,7 +13,7 @@ from strategies.schedules import schedules
 from strategies.search.bounds import SLACK, Bounds, bounded
 from strategies.search.candidates import Candidates
 from strategies.search.critical import Critical, critical
-from strategies.search.exchange import BETWEEN, Exchange, Exchanges
+from strategies.search.exchange import BESIDE, Exchange, Exchanges
 from strategies.search.layout import layout_of, splits, through
 from strategies.search.work import Kinds
 
@@ -58,8 +58,8 @@ class Refiner:
             passes = max(passes, reduced)
         end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
         streams = talk.busy(one)
-        hosted = max((time for name, time in streams.items() if name not in BETWEEN), default=0.0)
-        busy = max((time for name, time in streams.items() if name in BETWEEN), default=0.0)
+        hosted = max((time for name, time in streams.items() if name in BESIDE), default=0.0)
+        busy = max((time for name, time in streams.items() if name not in BESIDE), default=0.0)
         if not one.plan.overlap and hooks[one.plan.data_parallel].in_turn(one.plan):
             busy += own + (update if one.chunks == 1 else 0.0)
         return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)

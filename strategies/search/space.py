@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
-from topologies.reading import UserError, as_argument, load_yaml, nearest
+from topologies.reading import UserError, load_yaml, nearest
 
 Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
@@ -122,9 +122,15 @@ def parse_axis(text: str) -> Axis:
         raise UserError(f"--vary {text}: the values are not valid YAML") from None
 
 
-def told(axis: Axis) -> str:
-    """An axis of one field as `parse_axis` reads it."""
-    return as_argument(axis.name, [choice[axis.name] for choice in axis.choices])
+def known_field(field: str, where: str) -> None:
+    """Raises UserError, with the nearest name, for what is no field of a job or of its plan, nor the price."""
+    root, _, rest = field.partition(".")
+    if field == "price":
+        return
+    if root not in FIELDS or root == "name":
+        raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
+    if root == "plan" and rest.partition(".")[0] not in Plan.model_fields:
+        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
 
 
 def _axis(name: str, values: Any, where: str) -> Axis:
@@ -134,7 +140,7 @@ def _axis(name: str, values: Any, where: str) -> Axis:
     for value in values:
         choice = {str(k): v for k, v in value.items()} if _several(value) else {name: value}
         for field in choice:
-            _known(field, where)
+            known_field(field, where)
         if name == "plan.tp" and "plan.sequence_parallel" not in choice and isinstance(value, int):
             choice["plan.sequence_parallel"] = value > 1  # it goes with tensor parallelism unless an axis says otherwise
         if choice in choices:
@@ -147,19 +153,10 @@ def _several(value: Any) -> bool:
     return isinstance(value, Mapping) and all(str(field).split(".")[0] in FIELDS for field in value)
 
 
-def _known(field: str, where: str) -> None:
-    root, _, rest = field.partition(".")
-    if field == "price":
-        return
-    if root not in FIELDS or root == "name":
-        raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
-    if root == "plan" and rest not in Plan.model_fields:
-        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
-
-
 def default_space(job: Job) -> Space:
     """What people vary: degrees up to a node's GPUs (tp), the layers (pp), the experts (ep); schedules, microbatches,
-    recomputation, what dp ranks shard, and whether pipeline neighbours are placed nearer than dp neighbours.
+    recomputation, what dp ranks shard, whether pipeline neighbours are placed nearer than dp neighbours, whether gradients and
+    parameters travel beside compute, and what lies on the CPUs.
     """
     model, cluster = job.model, job.cluster
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
@@ -179,17 +176,19 @@ def default_space(job: Job) -> Space:
         "plan.recompute": _each("plan.recompute", ["none", "selective", "full"]),
         "plan.data_parallel": sharding,
         "plan.order": _each("plan.order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+        "plan.overlap": _each("plan.overlap", [True, False]),
+        "plan.offload": _places(job),
     }
     return Space(tuple(Axis(name, tuple(choices)) for name, choices in axes.items()))
 
 
-def with_offload(space: Space, job: Job) -> Space | None:
-    """The same with states on the CPUs, too; None where the space has it already or the cluster describes no CPUs."""
-    fields = {field for axis in space.axes for choice in axis.choices for field in choice}
-    if "plan.offload" in fields or job.plan.offload is not None or job.cluster.topology().cpu is None:
-        return None
-    places = {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}
-    return Space((*space.axes, Axis("plan.offload", tuple(_each("plan.offload", (None, *places))))))
+def _places(job: Job) -> list[Changes]:
+    """What may be kept outside of the GPUs: nothing, states on the CPUs if there are any, and what the job says."""
+    places: list[Any] = [None]
+    if job.cluster.topology().cpu is not None:
+        places += [{"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}]
+    own = job.plan.offload.model_dump(exclude_unset=True) if job.plan.offload else None
+    return _each("plan.offload", places if own in places else [*places, own])
 
 
 def _each(field: str, values: Iterable[Any]) -> list[Changes]:
