@@ -1,7 +1,9 @@
 """Which price moves an answer: a job is played again with one price changed, everything else as it was.
 
 Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `bandwidth inside nodes` at 1.1 the
-transfers on every NVLink. Algorithms of collectives stay as they were chosen: a library does not know how wrong our prices are.
+transfers on every NVLink. One rule for algorithms and protocols of collectives: what asks how wrong a price may be (`effects`,
+intervals) keeps them as they were chosen, because a library does not know of our errors; what asks for other hardware (`faster`,
+as `calibration.whatif`) chooses them anew, because a library would.
 """
 
 from __future__ import annotations
@@ -99,12 +101,13 @@ PRICES = (
 
 
 class _Scaled(Prices):
-    """`base` with the seconds of some kernels, and some of the profile, multiplied."""
+    """`base` with the seconds of some kernels, and some of the profile, multiplied. anew: collectives are chosen by these."""
 
-    def __init__(self, base: Prices, price: Price, factor: float) -> None:
+    def __init__(self, base: Prices, price: Price, factor: float, anew: bool) -> None:
         super().__init__(price.profile(base.profile, factor) if price.profile else base.profile, base.gpu)
         self._base, self._price, self._factor = base, price, factor
-        self.choices = base.choices
+        if not anew:
+            self.choices = base.choices
 
     def _seconds(self, kernel: Kernel) -> float:
         return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
@@ -143,9 +146,9 @@ class Play:
         """Seconds of a step under the job's own prices."""
         return self._total(self._base)
 
-    def at(self, price: Price, factor: float) -> float:
-        """Seconds of a step with one price multiplied."""
-        scaled = _Scaled(self.prices, price, factor)
+    def at(self, price: Price, factor: float, anew: bool = False) -> float:
+        """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
+        scaled = _Scaled(self.prices, price, factor, anew)
         return self._total([run(program, self.topology, scaled).step for _, program in self.programs])
 
     def _total(self, steps: Sequence[float]) -> float:
@@ -162,13 +165,13 @@ class Play:
 
     def faster(self, by: float) -> list[tuple[str, float]]:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
-        inside nodes or between. What is the only kind of its group is told once.
+        inside nodes or between. What is the only kind of its group is told once. Collectives are chosen anew.
         """
         kinds = sorted({kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind})
         single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
         every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
-        grouped = {price.name: self.at(price, 1 / by) for price in every}
-        alone = {price.name: self.at(price, 1 / by) for price in single}
+        grouped = {price.name: self.at(price, 1 / by, anew=True) for price in every}
+        alone = {price.name: self.at(price, 1 / by, anew=True) for price in single}
         return [*grouped.items(), *((name, step) for name, step in alone.items() if step not in grouped.values())]
 
     def relevant(self) -> Iterable[Price]:

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,21 @@ from reports.figures.traffic import MOST, traffic
 from reports.metrics import metric
 from reports.tables import flatten, headline, verdict
 from reports.trace import write_trace
-from reports.words import KINDS, Job, components, count, digits, gigabytes, held, percent, provenance, seconds, size, stages
+from reports.words import (
+    KINDS,
+    Job,
+    components,
+    count,
+    digits,
+    gigabytes,
+    held,
+    percent,
+    provenance,
+    rates_told,
+    seconds,
+    size,
+    stages,
+)
 from sim.summary import Summary
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
@@ -128,14 +142,19 @@ class Report:
 def write_report(folder: Path, report: Report, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Write report.html, the figures and DATA into `folder`, which is made if need be. The same inputs give the same bytes.
 
-    formats: of the figures beside the page: png, svg. Everything is made in a folder beside and moved when it is complete, so a
-    failure leaves nothing half-written. Returns the paths. Raises UserError when the folder cannot be written.
+    formats: of the figures beside the page: png, svg. Returns the paths. Raises UserError when the folder cannot be written.
     """
-    folder = Path(folder)
+    return write_folder(Path(folder), lambda made: _write(made, report, formats))
+
+
+def write_folder(folder: Path, write: Callable[[Path], Sequence[str]]) -> list[Path]:
+    """What `write` makes in an empty folder and names is made beside and moved when it is complete, so a failure leaves nothing
+    half-written. Returns the paths. Raises UserError when the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as name:
-            files = _write(Path(name), report, formats)
+            files = write(Path(name))
             for file in files:
                 os.replace(Path(name) / file, folder / file)
     except OSError as error:
@@ -163,19 +182,16 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
 
 def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     """The HTML page, with the figures of `folder` inside it. Everything from the user is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["shown"] = _cell
     summary, job = report.summary, report.job
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
+        report.pictures,
+        folder,
         verdict=verdict(summary, job),
         summary=summary,
         model=job.get("model", "model"),
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
         step=report.step,
-        pictures={picture.name: _embedded(folder / f"{picture.name}.png") for picture in report.pictures},
-        full={picture.name for picture in report.pictures if _width(folder / f"{picture.name}.png") > FULL},
         sections=report.sections,
         network=report.network,
         beside=beside_others(report.runs),
@@ -190,10 +206,22 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         memory=_memory(summary),
         volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
         links=[(x.name, x.count, f"{x.capacity / 1e9:,.4g} GB/s", size(x.bytes), percent(x.utilisation)) for x in summary.links],
-        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(job).items()],
+        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(_inputs(job)).items()],
         provenance=provenance(summary, job),
         files=beside,
     )
+
+
+def render(template: str, pictures: Iterable[Picture], folder: Path, **values: Any) -> str:
+    """A page by a template, with the pictures that lie in `folder` inside it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = _cell
+    files = {picture.name: folder / f"{picture.name}.png" for picture in pictures}
+    embedded = {name: _embedded(file) for name, file in files.items()}
+    full = {name for name, file in files.items() if _width(file) > FULL}
+    return environment.get_template(template).render(pictures=embedded, full=full, **values)
 
 
 def _cell(value: object) -> str:
@@ -221,6 +249,11 @@ def beside_others(runs: Mapping[str, Summary]) -> str:
     if gain <= 0.0005:
         return f"None is faster than {own}."
     return f"The fastest that fits: {what}, {percent(gain)} more than {own}."
+
+
+def _inputs(job: Job) -> Job:
+    """What determined the answer, in words where it is not plain data."""
+    return {**job, "rates": rates_told(job["rates"])} if job.get("rates") else job
 
 
 def _embedded(path: Path) -> str:

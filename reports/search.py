@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, plural, seconds, size, step_of, tokens_text
+from reports.words import TOKENS, digits, dollars, percent, plural, rates_told, seconds, size, step_of, tokens_text
 from topologies.costs import cost
 from topologies.reading import as_argument
 
@@ -146,9 +146,7 @@ def _where_they_went(found: Answer) -> list[str]:
         f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"
     )
     if found.best is not None:
-        rates = found.best["scale"].rates
-        price = "no price" if rates.usd is None else f"${rates.usd:g} per GPU-hour ({rates.usd_source})"
-        lines.append(f"{price}; {rates.watts:g} W per GPU ({rates.watts_source})")
+        lines.append(rates_told(found.best["scale"].rates))
     return lines
 
 

@@ -128,7 +128,8 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
     faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
     rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
     told = (f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
-            "A faster link helps until the next one on the way limits.")  # fmt: skip
+            "A faster link helps until the next one on the way limits. For the figure, collectives stay as they are chosen now "
+            "(how wrong may a price be?), for the table they are chosen anew, as `shardyard whatif` does.")  # fmt: skip
     return Section("What limits the step", (picture,), told, table=Sheet(("twice as fast", "step", "change"), rows))
 
 
@@ -146,15 +147,15 @@ def collectives(timeline: Timeline) -> Section | None:
 
 def launches(job: Job) -> tuple[Launch, ...]:
     """How each framework that can express the plan runs it."""
+    from strategies.export import export
     from strategies.frameworks import frameworks
 
     made = []
     for name in sorted(frameworks):
         try:
-            written = frameworks[name].write(job)
+            one = export(name, job)
         except UserError as error:
-            made.append(Launch(name, "", "", f"cannot: {error}"))
+            made.append(Launch(name, "", "", str(error).removeprefix(f"{name} ")))
             continue
-        file = frameworks[name].file
-        made.append(Launch(name, file, written.text, written.launch.replace("FILE", file), written.unexpressed))
+        made.append(Launch(name, one.file, one.text, one.launch.replace("FILE", one.file), one.unexpressed))
     return tuple(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.words import bar, count, digits, percent, seconds
+from reports.words import bar, count, digits, percent, plural, seconds
 from strategies.servers import Answer
 
 if TYPE_CHECKING:
@@ -19,13 +19,29 @@ def overview(answer: Answer, name: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    setting, played, stale = answer.setting, answer.played, answer.played.staleness
-    how = {0: "synchronous", None: "asynchronous"}.get(answer.bound, f"at most {answer.bound} steps ahead")
-    servers = f"{answer.servers} server{'s' * (answer.servers > 1)}"
-    what = f"{name}: {setting.workers} workers, {servers}, {how}; {answer.steps} steps each"
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for label, value in labelled(answer):
+        table.add_row(label, value)
+    heads = Text(settings(answer, name), "bold"), Text("updates missed by a gradient", "bold")
+    return Group(heads[0], table, heads[1], _histogram(answer.played.staleness.histogram))
+
+
+def asynchrony(answer: Answer) -> str:
+    """Who waits for whom."""
+    return {0: "synchronous", None: "asynchronous"}.get(answer.bound, f"at most {answer.bound} steps ahead")
+
+
+def settings(answer: Answer, name: str) -> str:
+    """What was asked, in a line."""
+    servers = plural(answer.servers, "server")
+    return f"{name}: {answer.setting.workers} workers, {servers}, {asynchrony(answer)}; {answer.steps} steps each"
+
+
+def labelled(answer: Answer) -> list[tuple[str, str]]:
+    """(label, value) of what matters."""
+    played, stale = answer.played, answer.played.staleness
     per_second = f"{digits(played.gradients_per_second)} of at most {digits(answer.most)}"
-    for label, value in (
+    return [
         ("tokens/s", count(answer.tokens_per_second)),
         ("gradients/s, all workers", f"{per_second} that the servers let through"),
         ("a worker's step", f"{seconds(played.seconds / answer.steps)}, of which compute {percent(played.computing)}"),
@@ -34,9 +50,7 @@ def overview(answer: Answer, name: str) -> RenderableType:
         ("staleness of gradients", f"mean {digits(stale.mean)}, p50 {stale.p50:.0f}, p99 {stale.p99:.0f}, most {stale.largest}"),
         ("steps ahead of the slowest", f"at most {stale.ahead}"),
         ("memory of a worker / server", f"{_memory(answer)}"),
-    ):
-        table.add_row(label, value)
-    return Group(Text(what, "bold"), table, Text("updates missed by a gradient", "bold"), _histogram(stale.histogram))
+    ]
 
 
 def _memory(answer: Answer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -36,6 +37,19 @@ def overview(cluster: Cluster) -> RenderableType:
     if node.nics:
         lines.append(f"NICs of a node: {node.nics} × {digits(node.nic / 1e9)} GB/s; {affinity(cluster)}")
     return Group(title, table, *lines, *cluster.notes)
+
+
+def as_data(cluster: Cluster) -> dict[str, Any]:
+    """For machines, with stable keys; bytes per second of one direction, seconds."""
+    topology, node = cluster.topology(), cluster.node
+    board = node.board()
+    return {
+        "name": cluster.name, "nodes": cluster.nodes, "gpus": cluster.gpus, "gpus_per_node": node.gpus, "gpu": node.gpu.name,
+        "wiring": node.wiring, "fabric": cluster.fabric.kind, "nics_per_node": node.nics, "nic": node.nic,
+        "links": [sort._asdict() for sort in link_sorts(topology)], "across": across(topology), "multicast": topology.multicast,
+        "nics_of_gpu": [list(board.bundles[board.rail[gpu]]) if node.nics else [] for gpu in range(node.gpus)],
+        "notes": list(cluster.notes),
+    }  # fmt: skip
 
 
 def affinity(cluster: Cluster) -> str:

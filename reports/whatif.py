@@ -9,7 +9,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import bar, count, digits, dollars, percent, plural, seconds, signed, size, step_of, tokens_text
+from reports.words import (
+    bar,
+    count,
+    digits,
+    dollars,
+    percent,
+    plural,
+    rates_told,
+    seconds,
+    signed,
+    size,
+    step_of,
+    tokens_text,
+)
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -43,8 +56,9 @@ def overview(
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
+    prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
     refused = {case.refused for case in cases if case.refused}
-    return Group(*lines, *(Text(f"refused: {text}", "dim") for text in sorted(refused)))
+    return Group(*lines, *(Text(text, "dim") for text in (*prices, *(f"refused: {text}" for text in sorted(refused)))))
 
 
 def as_data(case: Case) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.summary import StageMemory, Summary
 from sim.timeline import COMPONENTS
-from topologies.costs import Cost, cost
+from topologies.costs import Cost, Rates, cost
 from topologies.units import show
 
 Job = Mapping[str, Any]
@@ -37,18 +37,21 @@ def digits(value: float, count: int = 3) -> str:
 
 def seconds(value: float) -> str:
     """`1.23 s`, `456 ms`, `7.8 µs`."""
-    return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3)
+    return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3, zeros=True)
 
 
 def count(value: float) -> str:
     """`213 k`, `1.5 M`."""
-    text = show(value, "", 3)
+    return _apart(show(value, "", 3, zeros=True))
+
+
+def _apart(text: str) -> str:
     return f"{text[:-1]} {text[-1]}" if text[-1].isalpha() else text
 
 
 def size(value: float) -> str:
     """`61.2 GB`, where GB = 1e9 bytes."""
-    return show(value, "B", 3)
+    return show(value, "B", 3, zeros=True)
 
 
 def gigabytes(value: float) -> str:
@@ -84,7 +87,8 @@ def dollars(value: float) -> str:
 def tokens_text(value: float) -> str:
     """`15 T tokens`; a round power of ten as `10¹² tokens`."""
     power = round(log10(value))
-    return f"10{str(power).translate(_RAISED)} tokens" if value == 10.0**power and power > 3 else f"{count(value)} tokens"
+    round_power = value == 10.0**power and power > 3
+    return f"10{str(power).translate(_RAISED)} tokens" if round_power else f"{_apart(show(value, '', 3))} tokens"
 
 
 def bar(fraction: float, width: int) -> str:
@@ -134,7 +138,7 @@ def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
     """
     asked, rates = job.get("tokens"), job.get("rates")
     whole = None if rates is None else training_cost(summary, job)
-    price = "no price is listed" if whole is None or whole.usd is None else f"{dollars(whole.usd)} at ${whole.rates.usd:g}/h"
+    price = "no price is listed" if whole is None or whole.usd is None else f"{dollars(whole.usd)} at ${whole.rates.usd:.2f}/h"
     if not asked:
         result = [("GPU-hours per 10⁹ tokens", digits(gpu_hours(summary, 1e9)))]
         return [*result, (f"cost of {tokens_text(TOKENS)}", price)] if whole is not None and whole.usd is not None else result
@@ -146,8 +150,17 @@ def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
     return [*result, ("days", digits(whole.seconds / 86400)), ("cost", price), ("energy", energy)]
 
 
+def rates_told(rates: Rates, power: bool = True) -> str:
+    """The price of a GPU-hour and the power of a GPU, with where they come from."""
+    price = "no price" if rates.usd is None else f"${rates.usd:.2f} per GPU-hour"
+    told = f"{price} ({rates.usd_source})"
+    return f"{told}; {rates.watts:,g} W per GPU ({rates.watts_source})" if power else told
+
+
 def provenance(summary: Summary, job: Job) -> str:
     """Where the numbers come from, on one line."""
     parts = [f"shardyard {job.get('version', '?')}", f"profile {job.get('profile') or summary.profile}"]
     parts += [f"{key} {job[key]}" for key in ("hash", "seed") if job.get(key) is not None]
+    if job.get("rates"):
+        parts.append(rates_told(job["rates"], power=bool(job.get("tokens"))))
     return " · ".join([*parts, f"{summary.events} events", *([f"`{job['command']}`"] if job.get("command") else [])])

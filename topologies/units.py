@@ -67,9 +67,12 @@ Seconds = Annotated[float, BeforeValidator(seconds)]
 FlopsPerSecond = Annotated[float, BeforeValidator(flops)]
 
 
-def show(value: float, unit: str, digits: int = 4) -> str:
-    """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere."""
-    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=True))
+def show(value: float, unit: str, digits: int = 4, zeros: bool = False) -> str:
+    """A quantity for people: `show(0.01234, "s") == "12.34 ms"`; bytes use SI prefixes, as GB = 1e9 bytes everywhere.
+
+    zeros: as many digits also where the last are zeros, as in a column of measured numbers.
+    """
+    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=not (zeros and value)))
     return text.replace("us", "µs") if unit == "s" else text
 
 

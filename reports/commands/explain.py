@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import click
+
+from reports.commands._common import AS_JSON
 
 
 @click.command("explain")
 @click.argument("name")
-def command(name: str) -> None:
+@AS_JSON
+def command(name: str, as_json: bool) -> None:
     """What a metric, a field of a plan, a schedule or a strategy means, with its source."""
     from reports.glossary import explain
 
-    click.echo(explain(name))
+    text = explain(name)
+    click.echo(json.dumps({"name": name, "text": text}, indent=2, ensure_ascii=False) if as_json else text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reports.commands._common import framework_names, job_options
+from reports.commands._common import AS_JSON, framework_names, job_options
 
 
 @click.command("export")
@@ -15,18 +16,22 @@ from reports.commands._common import framework_names, job_options
 @click.option("--to", "target", required=True, type=click.Choice(framework_names()), help="Whose settings.")
 @click.option("--output", metavar="FILE", help="Write them there instead of printing them.")
 @job_options
-def command(job: str | None, target: str, output: str | None, **given: Any) -> None:
+@AS_JSON
+def command(job: str | None, target: str, output: str | None, as_json: bool, **given: Any) -> None:
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
-    from strategies.frameworks import frameworks
+    from strategies.export import export
     from strategies.job import read_job
 
-    framework = frameworks[target]
-    written = framework.write(read_job(job, **given))
+    written = export(target, read_job(job, **given))
     if output:
         Path(output).write_text(written.text, encoding="utf-8")
-        click.echo(f"wrote {output}")
-    else:
+        click.echo(f"wrote {output}", err=as_json)
+    launch = written.launch.replace("FILE", output or written.file)
+    if as_json:
+        about = {"framework": target, "file": output or written.file, "text": written.text, "launch": launch}
+        click.echo(json.dumps(about | {"unexpressed": list(written.unexpressed)}, indent=2, ensure_ascii=False))
+        return
+    if not output:
         click.echo(written.text, nl=False)
-    click.echo(f"# start with: {written.launch.replace('FILE', output or framework.file)}", err=not output)
-    for one in written.unexpressed:
-        click.echo(f"# not expressed: {one}", err=not output)
+    for line in (f"start with: {launch}", *(f"not expressed: {one}" for one in written.unexpressed)):
+        click.echo(f"# {line}", err=not output)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
+from reports.commands._common import AS_JSON
+
 
 @click.command("list")
 @click.argument("sort", required=False)
-def command(sort: str | None) -> None:
+@AS_JSON
+def command(sort: str | None, as_json: bool) -> None:
     """Names that can be used: models, clusters, gpus, wirings, fabrics, readers, profiles, schedules, algorithms, …"""
     catalogues = _catalogues()
-    if sort is None:
-        for name, names in catalogues.items():
-            click.echo(f"{name}: {', '.join(names())}")
-        return
-    if sort not in catalogues:
+    if sort is not None and sort not in catalogues:
         from topologies.reading import UserError, nearest
 
         raise UserError(f"unknown list '{sort}'{nearest(sort, catalogues)}")
-    for name in catalogues[sort]():
-        click.echo(name)
+    found = {name: list(names()) for name, names in catalogues.items() if sort in (None, name)}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif sort is None:
+        click.echo("\n".join(f"{name}: {', '.join(names)}" for name, names in found.items()))
+    else:
+        click.echo("\n".join(found[sort]))
 
 
 def _catalogues() -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
+
+from reports.commands._common import AS_JSON
 
 
 @click.command("schedule")
@@ -13,14 +16,20 @@ import click
 @click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step.")
 @click.option("--chunks", type=click.IntRange(1), help="Virtual stages of each rank, for schedules that interleave.")
 @click.option("--csv", "file", metavar="FILE", help="Write it as PyTorch's CSV instead: torch.distributed.pipelining loads it.")
-def command(name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None) -> None:
+@AS_JSON
+def command(
+    name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None, as_json: bool
+) -> None:  # fmt: skip
     """The order in which each rank of a pipeline runs its passes: stage, F B I W, microbatch; one line per rank."""
     from strategies.schedule_file import cells, text_table, write_schedule
 
     rows, notes = cells(name, pp, microbatches, chunks)
     if file:
-        click.echo(f"wrote {write_schedule(rows, Path(file), name)}")
-    else:
+        click.echo(f"wrote {write_schedule(rows, Path(file), name)}", err=as_json)
+    if as_json:
+        click.echo(json.dumps({"schedule": name, "ranks": rows, "notes": list(notes)}, indent=2))
+        return
+    if not file:
         click.echo(text_table(rows))
     for note in notes:
         click.echo(note)

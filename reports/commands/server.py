@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show
+from reports.commands._common import AS_JSON, job_options, report_folder, show
+
+if TYPE_CHECKING:
+    from reports.server_page import ServerReport
+    from strategies.job import Job
+    from strategies.servers import Answer
 
 
 @click.command("server")
@@ -20,17 +26,18 @@ from reports.commands._common import AS_JSON, job_options, show
 @click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
 @click.option("--plot", metavar="FILE", help="Draw throughput and staleness, as PNG or SVG.")
+@click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON
 def command(
-    job: str | None, servers: int, staleness: str, steps: int, jitter: float, seed: int, plot: str | None, as_json: bool,
-    **given: Any,
+    job: str | None, servers: int, staleness: str, steps: int, jitter: float, seed: int, plot: str | None, report: str | None,
+    as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
     from calibration.predict import prices_of
     from strategies.job import read_job
     from strategies.servers import parameter_servers
 
-    asked = read_job(job, **given)
+    folder, asked = report_folder(report), read_job(job, **given)
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2))
@@ -44,5 +51,39 @@ def command(
         from reports.figures.staleness import staleness as draw
 
         click.echo(f"wrote {draw({staleness: answer}, Path(plot))}", err=as_json)
+    if folder:
+        from reports.server_page import write_server_report
+
+        paths = write_server_report(folder, _report(asked, answer, staleness, steps, jitter, seed))
+        click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not answer.fits:
         sys.exit(2)
+
+
+def _report(job: Job, answer: Answer, staleness: str, steps: int, jitter: float, seed: int) -> ServerReport:
+    """The answer beside other staleness, other numbers of servers on the same nodes, and all-reduce on the workers' GPUs."""
+    from dataclasses import replace
+
+    from calibration.predict import predict, prices_of
+    from reports.inputs import describe
+    from reports.server_page import ServerReport
+    from strategies.servers import parameter_servers
+    from topologies.reading import UserError
+
+    def ask(servers: int, how: str) -> Answer:
+        return answer if (servers, how) == (answer.servers, staleness) else parameter_servers(
+            job, prices, servers, how, steps, jitter, seed)  # fmt: skip
+
+    prices, each = prices_of(job), job.cluster.node.gpus
+    nodes = -(-answer.servers // each)  # of servers
+    by_staleness = {how: ask(answer.servers, how) for how in dict.fromkeys(("sync", "1", "4", "async", staleness))}
+    numbers = sorted({answer.servers, *(2**power for power in range(10) if -(-(2**power) // each) == nodes)})
+    try:
+        alone = job.cluster.model_copy(update={"nodes": job.cluster.nodes - nodes})
+        reduced = predict(replace(job, cluster=alone))
+    except UserError:  # such as a batch that the workers cannot share
+        reduced = None
+    inputs = describe(job, shlex.join(["shardyard", *sys.argv[1:]]))
+    inputs |= {"servers": answer.servers, "staleness": staleness, "steps": steps, "jitter": jitter, "seed": seed}
+    by_servers = {str(number): ask(number, staleness) for number in numbers}
+    return ServerReport(f"{job.model.name} on {inputs['cluster']}", inputs, answer, by_staleness, by_servers, reduced)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from reports.commands._common import show
+from reports.commands._common import AS_JSON, show
 
 
 @click.command("topology")
@@ -15,14 +16,17 @@ from reports.commands._common import show
 @click.option("--nodes", type=int, help="Number of nodes.")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. node.nic='400 Gb/s'.")
 @click.option("--draw", metavar="FILE", help="Also draw it, as PNG or SVG; at most 64 GPUs.")
-def command(cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[str, ...], draw: str | None) -> None:
+@AS_JSON
+def command(
+    cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[str, ...], draw: str | None, as_json: bool
+) -> None:  # fmt: skip
     """What a cluster consists of and how it is wired.
 
     NAME_OR_FILE is a name from the catalogue, YAML, or the output of `nvidia-smi topo -m`, NCCL's topology dump, Slurm's
     topology.conf; several are joined by "+", as in dgx-h100+topology.conf.
     """
     from reports.figures.topology import topology as drawing
-    from reports.topology import overview
+    from reports.topology import as_data, overview
     from strategies.job import parse_changes
     from topologies.cluster import load_cluster
     from topologies.reading import UserError
@@ -30,6 +34,9 @@ def command(cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[s
     if draw and not draw.endswith((".png", ".svg")):
         raise UserError(f"--draw {draw}: expected a name that ends in .png or .svg")
     described = load_cluster(cluster, nodes, parse_changes([*([f"node.gpu={gpu}"] if gpu else []), *overrides]))
-    show(overview(described))
+    if as_json:
+        click.echo(json.dumps(as_data(described), indent=2))
+    else:
+        show(overview(described))
     if draw:
-        click.echo(f"wrote {drawing(described, Path(draw))}")
+        click.echo(f"wrote {drawing(described, Path(draw))}", err=as_json)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option(
-    "--vary", multiple=True, metavar="FIELD=V,V,…", help="Inputs: nodes=8,16; cluster.node.nic=25 GB/s,50 GB/s; price=2,3."
+    "--vary",
+    multiple=True,
+    metavar="FIELD=V,V,…",
+    help="Inputs: nodes=8,16; cluster.node.nic=25 GB/s,x2; price=2,3. x2 is twice what the job has.",
 )
 @click.option(
     "--one-at-a-time", is_flag=True, help="Not all combinations, but a tornado: each value alone, the largest effect first."
@@ -45,13 +48,14 @@ def command(
     """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes."""
     from calibration import whatif
     from calibration.engines import engine
+    from calibration.relative import absolute
     from reports.words import TOKENS
     from topologies.reading import UserError
 
     if weak + strong + one_at_a_time > 1:
         raise UserError("--weak, --strong, --one-at-a-time: only one of them")
-    axes, named = _axes(vary, plot, weak or strong), _plans(plans)
-    read = changing(job, overrides, given)
+    read, named = changing(job, overrides, given), _plans(plans)
+    axes = [absolute(axis, read({}), price) for axis in _axes(vary, plot, weak or strong)]
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
     inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
     total = tokens_of(tokens) or TOKENS

@@ -1,7 +1,7 @@
 """Settings of training frameworks: one file each, which reads them as a job and writes a job as them.
 
-A reader returns fields of a job and says which keys it did not use; a writer says which fields of the plan the framework cannot
-express. Both are exact by construction: `Keys` remembers what was asked for, `Told` what was said.
+A reader returns fields of a job and says which keys it did not use: `Keys` remembers what was asked for. A writer says what it
+can; what it cannot is found by reading the settings again, and comparing (`strategies.export`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from topologies.registry import Registry
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.plan import Plan
 
 
 EVERYTHING = Offload.model_validate({"optimizer": "cpu", "parameters": "cpu"})  # FSDP's CPU offload
@@ -40,20 +39,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Written:
-    """Settings for one framework: the text of its file, the line that starts it, and what it cannot express."""
+    """Settings for one framework: the text of its file, the line that starts it, and what has to be added by hand."""
 
     text: str
     launch: str
-    unexpressed: tuple[str, ...]
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Framework:
-    """How one framework's settings are read and written. file: the usual name of its file."""
+    """How one framework's settings are read and written. file: the usual name of its file; script: fields of the plan that it
+    leaves to the training script.
+    """
 
     file: str
     read: Callable[[Path], Found]
     write: Callable[[Job], Written]
+    script: tuple[str, ...] = ()
 
 
 class Keys(Reader):
@@ -62,7 +64,7 @@ class Keys(Reader):
     def __init__(self, data: Mapping[str, Any], where: str, prefix: str = "") -> None:
         super().__init__(data, where)
         self._prefix = prefix
-        self._sections: list[Keys] = []
+        self._sections: dict[str, Keys] = {}
 
     def section(self, key: str) -> Keys:
         """The mapping under `key`; empty when it is not there."""
@@ -71,8 +73,7 @@ class Keys(Reader):
         value = self.value(key) or {}
         if not isinstance(value, Mapping):
             raise UserError(f"{self.where}: {self._prefix}{key}={value!r} must be a mapping")
-        self._sections.append(Keys(value, self.where, f"{self._prefix}{key}."))
-        return self._sections[-1]
+        return self._sections.setdefault(key, Keys(value, self.where, f"{self._prefix}{key}."))
 
     def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
         """What `known` makes of the value, or of `absent` when the key is not there. Raises UserError for another value."""
@@ -86,32 +87,9 @@ class Keys(Reader):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Dotted names of keys that nobody asked for, sorted."""
-        own = [self._prefix + key for key in self._data if key not in self.read]
-        return tuple(sorted([*own, *(key for section in self._sections for key in section.ignored)]))
-
-
-class Told:
-    """Fields of a job's plan, remembered when they were said; `rest` is what no setting expresses."""
-
-    def __init__(self, job: Job) -> None:
-        self._plan = job.plan
-        self._told = {"dp", "accumulation", "global_batch", "sequence", "microbatch"}  # each framework has a batch of some form
-
-    def __call__(self, name: str, *, only: tuple[Any, ...] | None = None) -> Any:
-        """The value of a field, which counts as said unless it is not one of `only`."""
-        value = getattr(self._plan, name)
-        if only is None or value in only:
-            self._told.add(name)
-        return value
-
-    @property
-    def rest(self) -> tuple[str, ...]:
-        """`field=value` of what differs from the default and was not said."""
-        plan: Plan = self._plan
-        fields = type(plan).model_fields
-        unsaid = [name for name in fields if name not in self._told and getattr(plan, name) != fields[name].get_default()]
-        return tuple(f"{name}={getattr(plan, name)}" for name in unsaid)
+        """Dotted names of keys that say something and that nobody asked for, sorted."""
+        own = [self._prefix + key for key, value in self._data.items() if key not in self.read and value not in (None, {}, [])]
+        return tuple(sorted([*own, *(key for section in self._sections.values() for key in section.ignored)]))
 
 
 def of_pytorch(plan: dict[str, Any], compiled: bool) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Told, Written, frameworks, of_pytorch
-from strategies.frameworks.deepspeed import STAGES
+from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
+from strategies.frameworks.deepspeed import PLACES, STAGES
 from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:
     from strategies.job import Job
+    from strategies.plan import Plan
 
 _FSDP: dict[Any, tuple[str, bool]] = {  # sharding strategies of FSDP 1; whether copies stay inside a node
     "FULL_SHARD": ("zero3", False), "SHARD_GRAD_OP": ("zero2", False), "NO_SHARD": ("ddp", False),
@@ -22,11 +24,15 @@ _FSDP |= dict(enumerate(list(_FSDP.values()), 1))  # the same by number
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", None: "fp32"}
 _MEGATRON = {"tp": "tp_degree", "pp": "pp_degree", "accumulation": "num_micro_batches", "ep": "expert_model_parallel_size",
              "cp": "context_parallel_size"}  # fmt: skip
+_FILE = "deepspeed_config_file"
+_OFFLOAD = {"optimizer": "offload_optimizer_device", "parameters": "offload_param_device"}
 _MESH = {"tp": "tp_size", "cp": "cp_size"}
 
 
 def _read(path: Path) -> Found:
     keys = Keys(load_yaml(path), str(path))
+    if keys.value("distributed_type") == "DEEPSPEED" and (file := keys.section("deepspeed_config").value(_FILE)):
+        return _of_deepspeed(path.parent / str(file), keys)
     for said in ("compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend"):
         keys.value(said)  # how it is started, not how it trains
     nodes, gpus = keys.optional("num_machines", 1) or 1, keys.optional("num_processes")
@@ -40,6 +46,12 @@ def _read(path: Path) -> Found:
     if keys.value("distributed_type") != "MEGATRON_LM":
         plan, remarks = of_pytorch(plan, compiled)
     return Found(str(path), plan, {}, nodes, gpus, keys.ignored, remarks)
+
+
+def _of_deepspeed(file: Path, keys: Keys) -> Found:
+    """Where DeepSpeed has a file of its own, which says everything but the number of GPUs."""
+    found = frameworks["deepspeed"].read(file)
+    return replace(found, nodes=keys.optional("num_machines"), gpus=keys.optional("num_processes"))
 
 
 def _alone(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
@@ -60,13 +72,14 @@ def _read_fsdp(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
 
 def _read_deepspeed(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     section = keys.section("deepspeed_config")
-    if file := section.value("deepspeed_config_file"):
-        path = Path(keys.where).parent / str(file)
-        return frameworks["deepspeed"].read(path).plan
-    plan: dict[str, Any] = {"data_parallel": section.choice("zero_stage", STAGES, 2)}
+    hook = section.choice("zero_stage", STAGES, 2)
+    plan: dict[str, Any] = {"data_parallel": hook}
     if steps := section.optional("gradient_accumulation_steps"):
         plan["accumulation"] = steps
-    return plan
+    places = {field: section.choice(name, PLACES) for field, name in _OFFLOAD.items()}
+    if hook != "zero3":
+        del places["parameters"]  # DeepSpeed, too, takes no notice of it
+    return plan | ({"offload": places} if any(places.values()) else {})
 
 
 def _read_megatron(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
@@ -98,52 +111,54 @@ def _read_mesh(mesh: Keys) -> dict[str, Any]:
 
 
 def _write(job: Job) -> Written:
-    told, plan = Told(job), job.resolve()
-    precision = told("precision", only=("bf16", "fp16", "fp32"))
+    plan, own = job.resolve(), job.plan
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_machines": job.cluster.nodes,
-        "num_processes": job.cluster.gpus, "mixed_precision": {"fp32": "no"}.get(precision, precision),
+        "num_processes": job.cluster.gpus, "mixed_precision": {"fp32": "no", "fp16": "fp16"}.get(own.precision, "bf16"),
     }  # fmt: skip
-    hook = told("data_parallel", only=tuple(STAGES.values()))
-    if job.plan.pp > 1:
-        config |= {"distributed_type": "MEGATRON_LM", "megatron_lm_config": _megatron(told, plan.microbatches)}
-    elif hook == "zero3":
-        fsdp = {"fsdp_version": 2, "fsdp_reshard_after_forward": told("reshard"),
-                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}  # fmt: skip
-        config |= {"distributed_type": "FSDP", "fsdp_config": fsdp
-                   | {"fsdp_activation_checkpointing": told("recompute", only=("none", "full")) == "full"}}  # fmt: skip
-        if told("offload", only=(None, EVERYTHING)) is not None:
-            config["fsdp_config"] |= {"fsdp_offload_params": True}
-        config["parallelism_config"] = _mesh(told, plan.dp)
-    elif hook in ("zero1", "zero2"):
-        stage = next(stage for stage, name in STAGES.items() if name == hook)
-        section = {"zero_stage": stage, "gradient_accumulation_steps": plan.microbatches}
-        config |= {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
-    if config["distributed_type"] != "MEGATRON_LM" and told("kernels", only=("compiled", "torch")) == "compiled":
+    if own.pp > 1:
+        config |= {"distributed_type": "MEGATRON_LM", "megatron_lm_config": _megatron(own, plan.microbatches)}
+    elif own.data_parallel == "zero3":
+        config |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(own), "parallelism_config": _mesh(own, plan.dp)}
+    elif own.data_parallel in ("zero1", "zero2"):
+        config |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(own, plan.microbatches)}
+    elif plan.dp == 1 and own.tp > 1:
+        config["parallelism_config"] = _mesh(own, plan.dp)
+    if config["distributed_type"] != "MEGATRON_LM" and own.kernels != "torch":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    batch = f"{job.plan.microbatch} per process, {plan.microbatches} accumulated, {plan.global_batch} in all"
-    script = f"batch: {batch}, sequences of {plan.sequence} tokens: set in the training script"
-    text = yaml.safe_dump(config, sort_keys=False)
-    return Written(text, "accelerate launch --config_file FILE train.py", (*told.rest, script))
+    return Written(yaml.safe_dump(config, sort_keys=False), "accelerate launch --config_file FILE train.py")
 
 
-def _megatron(told: Told, microbatches: int) -> dict[str, Any]:
-    section = {f"megatron_lm_{name}": told(field) for field, name in _MEGATRON.items() if field != "accumulation"}
+def _fsdp(plan: Plan) -> dict[str, Any]:
+    offload = {"fsdp_offload_params": True} if plan.offload == EVERYTHING else {}
+    return {"fsdp_version": 2, "fsdp_reshard_after_forward": plan.reshard, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": plan.recompute == "full", **offload}  # fmt: skip
+
+
+def _deepspeed(plan: Plan, microbatches: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"zero_stage": {name: stage for stage, name in STAGES.items()}[plan.data_parallel]}
+    for field, name in _OFFLOAD.items():
+        if plan.offload and getattr(plan.offload, field):
+            found[name] = getattr(plan.offload, field)
+    return found | {"gradient_accumulation_steps": microbatches}
+
+
+def _megatron(plan: Plan, microbatches: int) -> dict[str, Any]:
+    section = {f"megatron_lm_{name}": getattr(plan, field) for field, name in _MEGATRON.items() if field != "accumulation"}
     return section | {
         "megatron_lm_num_micro_batches": microbatches,
-        "megatron_lm_sequence_parallelism": told("sequence_parallel"),
-        "megatron_lm_use_distributed_optimizer": told("data_parallel", only=("ddp", "zero1")) == "zero1",
-        "megatron_lm_recompute_granularity": {"none": None}.get(told("recompute"), told("recompute")),
+        "megatron_lm_sequence_parallelism": plan.sequence_parallel,
+        "megatron_lm_use_distributed_optimizer": plan.data_parallel == "zero1",
+        "megatron_lm_recompute_granularity": {"none": None}.get(plan.recompute, plan.recompute),
     }
 
 
-def _mesh(told: Told, dp: int) -> dict[str, Any]:
-    shard = told("shard") or dp
-    told("overlap_tp", only=("none",))  # as PyTorch's is
+def _mesh(plan: Plan, dp: int) -> dict[str, Any]:
+    shard = plan.shard or dp
     mesh = {"parallelism_config_dp_replicate_size": dp // shard, "parallelism_config_dp_shard_size": shard,
-            "parallelism_config_tp_size": told("tp")}  # fmt: skip
-    ulysses = told("cp_method") == "ulysses"
-    return mesh | {f"parallelism_config_{'sp' if ulysses else 'cp'}_size": told("cp")}
+            "parallelism_config_tp_size": plan.tp}  # fmt: skip
+    return mesh | {f"parallelism_config_{'sp' if plan.cp_method == 'ulysses' else 'cp'}_size": plan.cp}
 
 
-frameworks("accelerate")(Framework("accelerate.yaml", _read, _write))
+_SCRIPT = ("microbatch", "accumulation", "sequence")
+frameworks("accelerate")(Framework("accelerate.yaml", _read, _write, _SCRIPT))

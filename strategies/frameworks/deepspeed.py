@@ -3,51 +3,80 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
+from strategies.frameworks import Found, Framework, Keys, Written, frameworks
 from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:
     from strategies.job import Job
+    from strategies.plan import Plan
 
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _BATCH = {
     "microbatch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps",
     "global_batch": "train_batch_size",
 }  # fmt: skip
+_SCRIPT = ("sequence", "pp", "schedule", "chunks", "layers_per_stage", "first_stage_layers", "last_stage_layers",
+           "embedding_as_layer", "loss_as_layer", "ep", "recompute", "recompute_method", "recompute_layers",
+           "sequence_parallel", "overlap_tp", "attention", "kernels", "expert_tp", "capacity_factor", "pad_to_capacity",
+           "sync_norm")  # fmt: skip  # the file has batch, ZeRO and types; what else there is, the model's code does
 _BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 _ZERO3 = (
     "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
     "stage3_max_reuse_distance", "zero_hpz_partition_size",
 )  # fmt: skip
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients")
-_PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
+PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
 _TYPES = {None: "same", "fp32": "fp32", "bf16": "same", "fp16": "same"}
 
 
 def _read(path: Path) -> Found:
-    keys = Keys(load_yaml(path), str(path))
-    plan = _read_batch(keys)
+    data, filled = without_auto(load_yaml(path))
+    keys = Keys(data, str(path))
+    plan = _read_batch(keys, _BATCH["microbatch"] in filled)
     bf16, fp16 = keys.section("bf16").flag("enabled", False), keys.section("fp16").flag("enabled", False)
-    plan["precision"] = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    if bf16 or fp16 or not {"bf16.enabled", "fp16.enabled"} & set(filled):
+        plan["precision"] = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     plan["gradients"] = keys.section("data_types").choice("grad_accum_dtype", _TYPES)
     plan |= read_zero(keys.section("zero_optimization"))
     if tp := keys.section("tensor_parallel").optional("autotp_size"):
         plan["tp"] = tp
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
         plan |= {"cp": cp, "cp_method": "ulysses"}
-    return Found(str(path), plan, ignored=keys.ignored)
+    if (norm := keys.value("gradient_clipping")) is not None:
+        plan["clip_gradients"] = norm != 0
+    return Found(str(path), plan, ignored=keys.ignored, remarks=told(filled))
 
 
-def _read_batch(keys: Keys) -> dict[str, Any]:
+def without_auto(data: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """The settings without those that a trainer fills in ("auto"), and the names of these."""
+    kept: dict[str, Any] = {}
+    filled: list[str] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            kept[key], inside = without_auto(value, f"{prefix}{key}.")
+            filled += inside
+        elif value == "auto":
+            filled.append(prefix + key)
+        else:
+            kept[key] = value
+    return kept, filled
+
+
+def told(filled: Sequence[str]) -> tuple[str, ...]:
+    """What a reader should know of settings that are "auto"."""
+    named = [f"plan.{field}=…" for field, name in _BATCH.items() if name in filled]
+    ask = f"; say --set {' --set '.join(named)} for others" if named else ""
+    return (f"auto, which a trainer fills in: {', '.join(filled)}: defaults instead{ask}",) if filled else ()
+
+
+def _read_batch(keys: Keys, filled: bool) -> dict[str, Any]:
     """Two of three numbers; the third follows from the number of GPUs."""
-    for name in _BATCH.values():
-        if keys.value(name) == "auto":
-            raise UserError(f"{keys.where}: {name}=auto is filled in by the trainer; give its value")
     batch = {field: value for field, name in _BATCH.items() if (value := keys.optional(name)) is not None}
-    if "microbatch" not in batch:
+    if "microbatch" not in batch and not filled:
         raise UserError(f"{keys.where}: field '{_BATCH['microbatch']}' is required: the number of GPUs is not in this file")
     return batch
 
@@ -64,9 +93,9 @@ def read_zero(zero: Keys) -> dict[str, Any]:
     if hook == "zero3":
         limits |= {name: True for name in _QUANTISED if zero.flag(name, False)}
     plan["deepspeed"] = limits
-    offload = {"optimizer": zero.section("offload_optimizer").choice("device", _PLACES)}
+    offload = {"optimizer": zero.section("offload_optimizer").choice("device", PLACES)}
     if hook == "zero3":
-        offload["parameters"] = zero.section("offload_param").choice("device", _PLACES)
+        offload["parameters"] = zero.section("offload_param").choice("device", PLACES)
     if any(offload.values()):
         plan["offload"] = offload
     return plan
@@ -85,37 +114,36 @@ def _elements(zero: Keys, key: str) -> int:
 
 
 def _write(job: Job) -> Written:
-    told, plan = Told(job), job.resolve()
-    hook = told("data_parallel", only=tuple(STAGES.values()))
-    precision = told("precision", only=("bf16", "fp16", "fp32"))
-    stage = next((stage for stage, name in STAGES.items() if name == hook), 0)
+    plan, own = job.resolve(), job.plan
+    stage = next((stage for stage, name in STAGES.items() if name == own.data_parallel), 0)
     config: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
-        "train_micro_batch_size_per_gpu": job.plan.microbatch,
+        "train_micro_batch_size_per_gpu": own.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
-        "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16"},
-        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": own.precision == "bf16"},
+        "fp16": {"enabled": own.precision == "fp16"},
+        "zero_optimization": {"stage": stage} | (_zero(own) if stage else {}),
     }
-    if told("gradients") == "fp32":
+    if own.gradients == "fp32":
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if stage:
-        limits, offload, bucket = told("deepspeed"), told("offload"), told("bucket")
-        sizes = (
-            limits.model_dump(exclude_unset=True)
-            if limits
-            else {"reduce_bucket_size": round(bucket / job.plan.bytes_per_gradient)}
-        )
-        config["zero_optimization"] |= {"overlap_comm": told("overlap")} | sizes
-        for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
-            if offload and getattr(offload, place):
-                config["zero_optimization"][name] = {"device": getattr(offload, place)}
-    if told("tp") > 1:
-        config["tensor_parallel"] = {"autotp_size": job.plan.tp}
-    if told("cp_method", only=("ulysses",)) == "ulysses" and told("cp") > 1:
-        config["sequence_parallel_size"] = job.plan.cp
+    if not own.clip_gradients:
+        config["gradient_clipping"] = 0
+    if own.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": own.tp}
+    if own.cp > 1 and own.cp_method == "ulysses":
+        config["sequence_parallel_size"] = own.cp
     launch = f"deepspeed --num_nodes {job.cluster.nodes} --num_gpus {job.cluster.node.gpus} train.py --deepspeed_config FILE"
-    return Written(json.dumps(config, indent=2) + "\n", launch, told.rest)
+    return Written(json.dumps(config, indent=2) + "\n", launch)
 
 
-frameworks("deepspeed")(Framework("ds_config.json", _read, _write))
+def _zero(plan: Plan) -> dict[str, Any]:
+    sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)}
+    found: dict[str, Any] = {"overlap_comm": plan.overlap}
+    found |= plan.deepspeed.model_dump(exclude_unset=True) if plan.deepspeed else sizes
+    for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        if plan.offload and getattr(plan.offload, place):
+            found[name] = {"device": getattr(plan.offload, place)}
+    return found
+
+
+frameworks("deepspeed")(Framework("ds_config.json", _read, _write, _SCRIPT))

@@ -7,19 +7,18 @@ padded to 128·tp unless told otherwise).
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from strategies.frameworks import Found, Framework, Keys, Told, Written, frameworks
-from topologies.reading import UserError, load_text
+from strategies.frameworks import Found, Framework, Keys, Written, frameworks
+from strategies.shell import arguments
+from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from strategies.job import Job
     from strategies.model import Model
+    from strategies.plan import Plan
 
 _SIZES = {
     "layers": "num-layers", "hidden": "hidden-size", "ffn": "ffn-hidden-size", "heads": "num-attention-heads",
@@ -30,64 +29,20 @@ _DEGREES = {
     "ep": "expert-model-parallel-size", "microbatch": "micro-batch-size", "global_batch": "global-batch-size",
     "sequence": "seq-length",
 }  # fmt: skip
+_LATENT = {
+    "q_rank": "q-lora-rank", "kv_rank": "kv-lora-rank", "nope_head_dim": "qk-head-dim", "rope_head_dim": "qk-pos-emb-head-dim",
+    "v_head_dim": "v-head-dim",
+}  # fmt: skip
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+_BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "materialised", "local": "materialised"}
 _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
 
 
-def _arguments(path: Path) -> dict[str, Any]:
-    """Flags of the text, without dashes in front and with "-" between words: their number, text, list, or true."""
-    text = load_text(path)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        words = yaml.safe_load(text)
-        if not isinstance(words, list):
-            raise UserError(f"{path}: expected a list of arguments, found {type(words).__name__}")
-        words = [str(word) for word in words]
-    else:
-        words = _words(text, path)
-    flags: dict[str, Any] = {}
-    name: str = ""
-    values: list[Any] = []
-    for word in [*words, "--"]:
-        if word.startswith("--"):
-            if name:
-                flags[name] = True if not values else values[0] if len(values) == 1 else values
-            name, _, value = word[2:].replace("_", "-").partition("=")
-            values = [_value(value)] if value else []
-        elif name:
-            values.append(_value(word))
-    return flags
-
-
-def _words(text: str, path: Path) -> list[str]:
-    """The words of a shell script, with its own variables in place of their names."""
-    text = re.sub(r"\\\r?\n", " ", text)
-    known = dict(re.findall(r"^\s*(?:export\s+)?(\w+)=([^\s(;]+)", text, re.MULTILINE))
-    for _ in range(8):  # variables of variables
-        text = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]).strip("\"'"), text)
-    text = re.sub(r"\$\(\(\s*(\d+)\s*([*/])\s*(\d+)\s*\)\)", lambda m: str(_product(int(m[1]), m[2], int(m[3]))), text)
-    try:
-        words = [word.strip("()") for word in shlex.split(text, comments=True)]
-    except ValueError as error:
-        raise UserError(f"{path}: not a shell line: {error}") from None
-    return ["--" if not word or word.endswith(("=", ".py")) else word for word in words]  # what ends a list of arguments
-
-
-def _product(left: int, sign: str, right: int) -> int:
-    return left * right if sign == "*" else left // max(1, right)
-
-
-def _value(text: str) -> Any:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
 def _read(path: Path) -> Found:
-    flags = Keys(_arguments(path), str(path), "--")
+    flags = Keys(arguments(path), str(path), "--")
     model = _read_model(flags)
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := flags.optional(name)) is not None}
     plan |= {
@@ -95,13 +50,21 @@ def _read(path: Path) -> Found:
         "data_parallel": flags.choice("data-parallel-sharding-strategy", _SHARDING, "no_shard"),
         "overlap": flags.flag("overlap-grad-reduce", False),
         "overlap_p2p": not flags.flag("no-overlap-p2p-communication", False),
-        "sequence_parallel": flags.flag("sequence-parallel", False),
+        "sequence_parallel": flags.flag("sequence-parallel", False) and plan.get("tp", 1) > 1,  # with tp=1 it turns that off
+        "attention": flags.choice("attention-backend", _BACKENDS, "auto"),
+        "clip_gradients": _number(flags, "clip-grad", flags.value("clip-grad", 1.0)) > 0,
+        "optimizer": flags.choice("optimizer", {"adam": "adam", "sgd": "momentum"}, "adam"),
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
-    flags.flag("overlap-param-gather", False)  # what the parameters are gathered beside is overlapped with the gradients
+    for said in ("overlap-param-gather", "use-megatron-fsdp", "use-flash-attn", "moe-token-dispatcher-type", "rdzv-backend",
+                 "rdzv-endpoint", "use-mcore-models", "train-iters"):  # fmt: skip
+        flags.value(said)  # how it is started, or what is done here anyway
     if plan["data_parallel"] == "ddp" and flags.flag("use-distributed-optimizer", False):
         plan["data_parallel"] = "zero1"
-    if plan["precision"] == "bf16" or flags.flag("accumulate-allreduce-grads-in-fp32", False):
+    if flags.flag("no-gradient-accumulation-fusion", False):
+        plan["accumulation_fusion"] = False
+    in_bf16 = flags.flag("grad-reduce-in-bf16", False)
+    if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (plan["precision"] == "bf16" and not in_bf16):
         plan["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
     if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
         scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
@@ -186,7 +149,23 @@ def _read_model(flags: Keys) -> dict[str, Any]:
         shared = flags.optional("moe-shared-expert-intermediate-size")
         model["experts"] = {"experts": experts, "chosen": flags.optional("moe-router-topk", 2), "ffn": ffn}
         model["experts"] |= {"shared": 1, "shared_ffn": shared} if shared else {}
+        model["experts"] |= {
+            "first_dense": _first_dense(flags),
+            "router_bias": flags.flag("moe-router-enable-expert-bias", False),
+        }
+    if flags.flag("multi-latent-attention", False):
+        model["latent"] = {field: value for field, name in _LATENT.items() if (value := flags.optional(name)) is not None}
+        model.pop("head_dim", None)
     return model
+
+
+def _first_dense(flags: Keys) -> int:
+    """Dense layers before the first with experts, as "([0]*3+[1]*58)" has them. Raises UserError for any other order."""
+    text = str(flags.value("moe-layer-freq", 1)).replace(" ", "").strip("()")
+    found = re.fullmatch(r"\[0\]\*?(\d*)\+\[1\](\*\d+)?", text)
+    if not found and text not in ("1", "[1]"):
+        raise UserError(f"{flags.where}: --moe-layer-freq {text}: only dense layers before all with experts are simulated")
+    return int(found[1] or 1) if found else 0
 
 
 def _rate(flags: Keys, name: str) -> bool:
@@ -201,80 +180,79 @@ def _number(flags: Keys, name: str, value: Any) -> float:
 
 
 def _write(job: Job) -> Written:
-    told, plan = Told(job), job.resolve()
-    batch = {"microbatch": job.plan.microbatch, "global_batch": plan.global_batch, "sequence": plan.sequence}
-    flags = [*_model_flags(job.model), *(("--" + name, batch[field] if field in batch else told(field))
-             for field, name in _DEGREES.items())]  # fmt: skip
-    flags += [("--" + told("precision", only=("bf16", "fp16", "fp32")), None)] if job.plan.precision in ("bf16", "fp16") else []
-    told("precision", only=("fp32",))
-    told("kernels", only=("megatron",))
-    if (fp8 := told("fp8")) is not None:
-        flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", fp8.scaling)] + [("--fp8-param-gather", None)] * fp8.gather
-    flags += [("--sequence-parallel", None)] * told("sequence_parallel")
-    flags += [("--overlap-grad-reduce", None)] * told("overlap")
-    flags += [("--no-overlap-p2p-communication", None)] * (not told("overlap_p2p"))
-    flags += [("--use-tp-pp-dp-mapping", None)] * (told("order", only=tuple(_ORDERS.values())) == _ORDERS[True])
-    if job.plan.cp > 1:
-        flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[told("cp_method")]))
-    flags += (
-        _sharding_flags(told) + _expert_flags(told) + _recompute_flags(told) + _pipeline_flags(told, plan.chunks, plan.layers)
-    )
-    if told("gradients") == "fp32" and job.plan.precision != "bf16":
-        flags.append(("--accumulate-allreduce-grads-in-fp32", None))
-    if job.plan.data_parallel in ("ddp", "zero1", "zero2"):
-        flags.append(("--ddp-bucket-size", round(told("bucket") / job.plan.bytes_per_gradient)))
-    flags += [("--use-flash-attn", None)] * (told("attention") != "materialised")
-    wanted = job.model.dropout if told("dropout") is None else job.plan.dropout
-    flags += [("--hidden-dropout", 0.1 if wanted else 0), ("--attention-dropout", 0.1 if wanted else 0)]
+    plan, own = job.resolve(), job.plan
+    batch = {"microbatch": own.microbatch, "global_batch": plan.global_batch, "sequence": plan.sequence}
+    flags = _model_flags(job.model, own.tp)
+    flags += [("--" + name, batch.get(field) or getattr(own, field)) for field, name in _DEGREES.items()]
+    flags += [("--" + own.precision, None)] if own.precision in ("bf16", "fp16") else []
+    if own.fp8 is not None:
+        flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", own.fp8.scaling if own.fp8.scaling in _RECIPES else "delayed")]
+        flags += [("--fp8-param-gather", None)] * own.fp8.gather
+    if own.cp > 1:
+        flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[own.cp_method]))
+    said = {
+        "sequence-parallel": own.sequence_parallel, "overlap-grad-reduce": own.overlap,
+        "no-overlap-p2p-communication": not own.overlap_p2p, "use-tp-pp-dp-mapping": own.order == _ORDERS[True],
+        "grad-reduce-in-bf16": own.precision == "bf16" and own.gradients == "same",
+        "accumulate-allreduce-grads-in-fp32": own.precision != "bf16" and own.gradients == "fp32",
+    }  # fmt: skip
+    flags += [("--" + name, None) for name, wanted in said.items() if wanted]
+    flags += _sharding_flags(own) + _expert_flags(own) + _recompute_flags(own) + _pipeline_flags(own, plan.chunks, plan.layers)
+    if own.data_parallel in ("ddp", "zero1", "zero2"):
+        flags.append(("--ddp-bucket-size", round(own.bucket / own.bytes_per_gradient)))
+    flags.append(("--attention-backend", "flash" if own.fused_attention else "unfused"))
+    for kind, wanted in (("hidden", job.model.dropout), ("attention", job.model.attention_dropout)):
+        flags.append((f"--{kind}-dropout", 0.1 if (wanted if own.dropout is None else own.dropout) else 0))
+    flags += [("--optimizer", "sgd")] * (own.optimizer == "momentum") + [("--clip-grad", 0)] * (not own.clip_gradients)
+    flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
     start = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
              '--rdzv-endpoint "$HEAD_NODE:29500" pretrain_gpt.py')  # fmt: skip
     lines = [start, *(f"{name} {value}" if value is not None else name for name, value in flags)]
-    parts = [f"model: {name}" for name in ("latent", "window") if getattr(job.model, name)]
-    unsaid = (*told.rest, *parts, "data, tokenizer, learning rate and checkpoints: add your own arguments")
-    return Written(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", unsaid)
+    data = "data, tokenizer, learning rate and checkpoints: add your own arguments"
+    return Written(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", (data,))
 
 
 _Flags = list[tuple[str, Any]]
 
 
-def _sharding_flags(told: Told) -> _Flags:
-    hook = told("data_parallel", only=("ddp", "zero1", "zero2", "zero3"))
-    if hook == "zero1":
-        return [("--use-distributed-optimizer", None), ("--overlap-param-gather", None)][: 1 + bool(told("overlap"))]
-    if hook in ("zero2", "zero3"):
-        strategy = next(theirs for theirs, ours in _SHARDING.items() if ours == hook)
+def _sharding_flags(plan: Plan) -> _Flags:
+    if plan.data_parallel == "zero1":
+        return [("--use-distributed-optimizer", None), ("--overlap-param-gather", None)][: 1 + plan.overlap]
+    if plan.data_parallel in ("zero2", "zero3"):
+        strategy = next(theirs for theirs, ours in _SHARDING.items() if ours == plan.data_parallel)
         return [("--use-megatron-fsdp", None), ("--data-parallel-sharding-strategy", strategy)]
     return []
 
 
-def _recompute_flags(told: Told) -> _Flags:
-    recompute = told("recompute")
-    flags: _Flags = [("--recompute-granularity", recompute)] if recompute != "none" else []
-    method, number = told("recompute_method", only=(None, "uniform", "block")), told("recompute_layers")
-    if recompute == "full" and method != "every":
-        flags += [("--recompute-method", method or "uniform"), ("--recompute-num-layers", number or 1)]
-    return flags + [("--tp-comm-overlap", None)] * (told("overlap_tp", only=(None, "weight_gradient", "pieces")) == "pieces")
+def _recompute_flags(plan: Plan) -> _Flags:
+    flags: _Flags = [("--recompute-granularity", plan.recompute)] if plan.recompute != "none" else []
+    if plan.recompute == "full" and plan.recompute_method != "every":
+        flags += [
+            ("--recompute-method", plan.recompute_method or "uniform"),
+            ("--recompute-num-layers", plan.recompute_layers or 1),
+        ]
+    return flags + [("--tp-comm-overlap", None)] * (plan.overlap_tp == "pieces")
 
 
-def _expert_flags(told: Told) -> _Flags:
-    degree, factor = told("expert_tp"), told("capacity_factor")
-    flags: _Flags = [("--expert-tensor-parallel-size", degree)] if degree is not None else []
-    flags += [("--moe-expert-capacity-factor", factor)] if factor is not None else []
-    return flags + [("--moe-pad-expert-input-to-capacity", None)] * told("pad_to_capacity")
+def _expert_flags(plan: Plan) -> _Flags:
+    flags: _Flags = [("--expert-tensor-parallel-size", plan.expert_tp)] if plan.expert_tp is not None else []
+    flags += [("--moe-expert-capacity-factor", plan.capacity_factor)] if plan.capacity_factor is not None else []
+    return flags + [("--moe-pad-expert-input-to-capacity", None)] * plan.pad_to_capacity
 
 
-def _pipeline_flags(told: Told, chunks: int, layers: tuple[int, ...]) -> _Flags:
-    schedule = told("schedule", only=("1f1b", "interleaved"))
-    told("chunks")
-    flags: _Flags = [("--num-virtual-stages-per-pipeline-rank", chunks)] if schedule == "interleaved" else []
+def _pipeline_flags(plan: Plan, chunks: int, layers: tuple[int, ...]) -> _Flags:
+    flags: _Flags = [("--num-virtual-stages-per-pipeline-rank", chunks)] if plan.schedule == "interleaved" else []
+    ends = {"embedding": plan.embedding_as_layer, "loss": plan.loss_as_layer}
+    if any(ends.values()):
+        return flags + [(f"--account-for-{end}-in-pipeline-split", None) for end, wanted in ends.items() if wanted]
     if chunks == 1 and len(layers) > 2 and len(set(layers)) > 1 and len(set(layers[1:-1])) == 1:
-        told("layers_per_stage")
         flags += [("--decoder-first-pipeline-num-layers", layers[0]), ("--decoder-last-pipeline-num-layers", layers[-1])]
     return flags
 
 
-def _model_flags(model: Model) -> _Flags:
+def _model_flags(model: Model, tp: int) -> _Flags:
     flags: _Flags = [("--" + name, getattr(model, field)) for field, name in _SIZES.items()]
+    flags.append(("--make-vocab-size-divisible-by", max(1, model.vocabulary_multiple // tp)))
     if model.kv_heads != model.heads:
         flags += [("--group-query-attention", None), ("--num-query-groups", model.kv_heads)]
     flags += [("--position-embedding-type", "rope" if model.positions == "rotary" else "learned_absolute")]
@@ -289,6 +267,13 @@ def _model_flags(model: Model) -> _Flags:
                   ("--moe-ffn-hidden-size", model.experts.ffn), ("--moe-token-dispatcher-type", "alltoall")]  # fmt: skip
         if model.experts.shared:
             flags.append(("--moe-shared-expert-intermediate-size", model.experts.shared * model.experts.shared_ffn))
+        flags += [("--moe-router-enable-expert-bias", None)] * model.experts.router_bias
+        if model.experts.first_dense:
+            dense = model.experts.first_dense
+            flags.append(("--moe-layer-freq", f'"([0]*{dense}+[1]*{model.layers - dense})"'))
+    if model.latent:
+        flags.append(("--multi-latent-attention", None))
+        flags += [("--" + name, value) for field, name in _LATENT.items() if (value := getattr(model.latent, field)) is not None]
     return flags
 
 

@@ -7,11 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Told, Written, frameworks, of_pytorch
+from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
 from topologies.reading import UserError, load_text
 
 if TYPE_CHECKING:
     from strategies.job import Job
+    from strategies.plan import Plan
 
 _DEGREES = {
     "tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
@@ -32,7 +33,7 @@ def _read(path: Path) -> Found:
     training, parallel = keys.section("training"), keys.section("parallelism")
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := parallel.optional(name)) is not None}
     plan |= {
-        "microbatch": training.integer("local_batch_size"),
+        "microbatch": training.integer("batch_size" if training.value("batch_size") else "local_batch_size"),  # its older name
         "sequence": training.integer("seq_len"),
         "precision": training.choice("mixed_precision_param", _TYPES, "bfloat16"),
         "gradients": {"fp32": "fp32"}.get(training.choice("mixed_precision_reduce", _TYPES, "float32"), "same"),
@@ -49,7 +50,8 @@ def _read(path: Path) -> Found:
     plan |= _read_recompute(keys.section("activation_checkpoint"))
     if training.flag("enable_cpu_offload", False):
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
-    plan, remarks = of_pytorch(plan, keys.section("compile").flag("enable", False) or asynchronous)
+    compiled = keys.section("compile").flag("enable", False) or training.flag("compile", False)
+    plan, remarks = of_pytorch(plan, compiled or asynchronous)
     return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
 
@@ -65,17 +67,20 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
 
 
 def _read_fp8(keys: Keys) -> dict[str, Any]:
-    """Linear layers in fp8: those of a model converter."""
+    """Linear layers in fp8: those of a model converter, which has a section of its own under `quantize.linear`, or had."""
     found: dict[str, Any] = {}
-    linear, model = keys.section("quantize").section("linear"), keys.section("model")
+    model, linear = keys.section("model"), keys.section("quantize").section("linear")
+    for said in ("name", "flavor"):
+        model.value(said)  # the model is named beside
     converters = model.value("converters") or []
+    asked = converters.split(",") if isinstance(converters, str) else list(converters)
     for name, recipes, default in (
         ("float8", ("tensorwise", "rowwise"), "tensorwise"),
         ("mx", ("mxfp8_cublas", "mxfp8"), "mxfp8_cublas"),
     ):
-        if f"quantize.linear.{name}" not in converters:
+        if name not in asked and f"quantize.linear.{name}" not in asked:
             continue
-        section = linear.section(name)
+        section = keys.section(name) if name in asked else linear.section(name)
         scaling = section.choice("recipe_name", {recipe: recipe.split("_")[0] for recipe in recipes}, default)
         found["fp8"] = {"scaling": scaling, "gather": section.flag("enable_fsdp_float8_all_gather", False)}
     return found
@@ -109,76 +114,64 @@ def _read_pipeline(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(job: Job) -> Written:
-    told, plan = Told(job), job.resolve()
+    plan, own = job.resolve(), job.plan
     sections: dict[str, dict[str, Any]] = {"training": {
-        "local_batch_size": job.plan.microbatch * (plan.microbatches if job.plan.pp > 1 else 1),
-        "global_batch_size": plan.global_batch, "seq_len": plan.sequence,
+        "local_batch_size": own.microbatch * (plan.microbatches if own.pp > 1 else 1),
+        "global_batch_size": plan.global_batch, "seq_len": plan.sequence, **_types(own),
     }}  # fmt: skip
-    sections["training"] |= _types(told)
-    sections["parallelism"] = {name: told(field) for field, name in _DEGREES.items()} | _sharding(told, plan.dp)
-    if job.plan.tp > 1:
-        told("sequence_parallel", only=(True,))
-        pieces = told("overlap_tp", only=("none", "pieces")) == "pieces"
-        sections["parallelism"] |= {"enable_async_tensor_parallel": True} if pieces else {}
-    if job.plan.pp > 1:
-        schedule = told("schedule", only=tuple(_SCHEDULES))
-        told("chunks"), told("gradient_sync")
-        sections["parallelism"] |= {"pipeline_parallel_microbatch_size": job.plan.microbatch}
-        if schedule in _SCHEDULES:
-            sections["parallelism"] |= {"pipeline_parallel_schedule": _SCHEDULES[schedule]}
-    sections["activation_checkpoint"] = _recompute(told)
-    if told("offload", only=(None, EVERYTHING)) is not None:
-        sections["training"] |= {"enable_cpu_offload": True}
-    sections |= _kernels(told)
+    sections["parallelism"] = {name: getattr(own, field) for field, name in _DEGREES.items()} | _sharding(own, plan.dp)
+    if own.tp > 1 and own.overlap_tp == "pieces":
+        sections["parallelism"]["enable_async_tensor_parallel"] = True
+    if own.pp > 1:
+        sections["parallelism"]["pipeline_parallel_microbatch_size"] = own.microbatch
+        if own.schedule in _SCHEDULES:
+            sections["parallelism"]["pipeline_parallel_schedule"] = _SCHEDULES[own.schedule]
+    sections["activation_checkpoint"] = _recompute(own)
+    if own.offload == EVERYTHING:
+        sections["training"]["enable_cpu_offload"] = True
+    if own.kernels != "torch":  # asynchronous tensor parallelism, too, needs it
+        sections["compile"] = {"enable": True}
+    sections |= _fp8(own)
     lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
              for name, section in sections.items()]  # fmt: skip
     launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
               '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
-    unsaid = (*told.rest, *_untold(job.plan.kernels), f"model: the flavor with {job.model.name}'s sizes")
-    return Written("\n".join(lines), launch, unsaid)
+    return Written("\n".join(lines), launch, (f"model: the flavor with {job.model.name}'s sizes",))
 
 
-def _recompute(told: Told) -> dict[str, str]:
-    if told("recompute_method", only=(None, "every")) == "every":
-        told("recompute")
-        return {"mode": "selective", "selective_ac_option": str(told("recompute_layers"))}
-    mode = told("recompute", only=("none", "operators", "full"))
-    return {"mode": "selective", "selective_ac_option": "op"} if mode == "operators" else {"mode": mode}
+def _recompute(plan: Plan) -> dict[str, str]:
+    if plan.recompute_method == "every":
+        return {"mode": "selective", "selective_ac_option": str(plan.recompute_layers)}
+    if plan.recompute == "operators":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": "full" if plan.recompute == "full" else "none"}  # Megatron-LM's selective recomputation is not to be had
 
 
-def _untold(name: str) -> tuple[str, ...]:
-    return () if name in ("compiled", "torch") else (f"kernels={name}",)
-
-
-def _types(told: Told) -> dict[str, str]:
+def _types(plan: Plan) -> dict[str, str]:
     names = {ours: theirs for theirs, ours in _TYPES.items()}
-    precision = told("precision", only=tuple(names))
-    reduce = "float32" if told("gradients") == "fp32" else names.get(precision, "float32")
-    return {"mixed_precision_param": names.get(precision, "float32"), "mixed_precision_reduce": reduce}
+    precision = names.get(plan.precision, "float32")
+    return {"mixed_precision_param": precision, "mixed_precision_reduce": "float32" if plan.gradients == "fp32" else precision}
 
 
-def _kernels(told: Told) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    if told("kernels", only=("compiled", "torch")) != "torch":  # asynchronous tensor parallelism, too, needs it
-        found["compile"] = {"enable": True}
-    fp8 = told("fp8")
-    if fp8 is not None and fp8.scaling == "mxfp8":
-        found |= {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
-    elif fp8 is not None:
-        more = {"enable_fsdp_float8_all_gather": True} if fp8.gather else {}
-        found["model"] = {"converters": ["quantize.linear.float8"]}
-        found["quantize.linear.float8"] = {"recipe_name": fp8.scaling, "filter_fqns": ["output"], **more}
-    return found
+def _fp8(plan: Plan) -> dict[str, dict[str, Any]]:
+    if plan.fp8 is None:
+        return {}
+    if plan.fp8.scaling == "mxfp8":
+        return {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
+    more = {"enable_fsdp_float8_all_gather": True} if plan.fp8.gather and plan.data_parallel == "zero3" else {}
+    recipe = plan.fp8.scaling if plan.fp8.scaling in ("tensorwise", "rowwise") else "tensorwise"
+    return {"model": {"converters": ["quantize.linear.float8"]},
+            "quantize.linear.float8": {"recipe_name": recipe, "filter_fqns": ["output"], **more}}  # fmt: skip
 
 
-def _sharding(told: Told, dp: int) -> dict[str, Any]:
-    if told("data_parallel", only=("ddp", "zero3")) != "zero3":
+def _sharding(plan: Plan, dp: int) -> dict[str, Any]:
+    if plan.data_parallel != "zero3":
         return {"data_parallel_replicate_degree": dp, "data_parallel_shard_degree": 1}
-    shard = told("shard") or dp
+    shard = plan.shard or dp
     return {
         "data_parallel_replicate_degree": dp // shard,
         "data_parallel_shard_degree": shard,
-        "fsdp_reshard_after_forward": "always" if told("reshard") else "never",
+        "fsdp_reshard_after_forward": "always" if plan.reshard else "never",
     }
 
 

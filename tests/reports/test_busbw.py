@@ -32,7 +32,7 @@ def test_table_names_choice_time_and_bandwidths() -> None:
     """1 GiB in 5 ms: algbw 215 GB/s, busbw 7/4 of it."""
     text = printed(table(DATA))
     row = next(line for line in text.splitlines() if "1 GiB" in line)
-    assert row.split() == ["1", "GiB", "ring/simple", "5", "ms", "215", "376", "30", "ms", "5", "ms"]
+    assert row.split() == ["1", "GiB", "ring/simple", "5.00", "ms", "215", "376", "30.0", "ms", "5.00", "ms"]
 
 
 def test_errors_are_summed_up() -> None:

@@ -52,7 +52,7 @@ def test_a_map_has_the_best_plan_of_each_cell_per_setting() -> None:
 def test_a_map_stars_the_best_that_fits_and_tells_why_others_are_not() -> None:
     axes = heatmap.draw(panels(plans(ROWS))).axes[0]
     texts = [text.get_text() for text in axes.texts]
-    assert [text for text in texts if "★" in text] == ["★ 1 k"]  # 1.2 k does not fit
+    assert [text for text in texts if "★" in text] == ["★ 1.00 k"]  # 1.2 k does not fit
     looks = {(patch.get_x() + 0.5, patch.get_y() + 0.5): patch for patch in axes.patches}
     assert looks[0, 3].get_hatch()
     assert to_hex(looks[0, 3].get_facecolor()).upper() == LIGHT

@@ -28,7 +28,7 @@ def row(text: str, start: str) -> str:
 
 def test_numbers_have_three_digits_and_no_exponent() -> None:
     assert [digits(x) for x in (41.23, 999.96, 1234.0, 0.0012345, 0.0)] == ["41.2", "1,000", "1,230", "0.00123", "0"]
-    assert (count(213e3), count(6.5), percent(0.4123)) == ("213 k", "6.5", "41.2 %")
+    assert (count(213e3), count(6.5), percent(0.4123)) == ("213 k", "6.50", "41.2 %")
     assert (bar(0.5, 4), bar(0.28125, 4), bar(2, 4), bar(0, 4)) == ("██", "█▏", "████", "")
 
 
@@ -46,7 +46,7 @@ def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
 
 def test_verdict_when_it_does_not_fit_says_where_how_much_and_why(too_big: Summary, job: dict[str, Any]) -> None:
     assert verdict(too_big, job) == (
-        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.2 GB: 91.7 of 85.5 GB, "
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.20 GB: 91.7 of 85.5 GB, "
         "mostly activation 71.5 GB, optimizer 12.0 GB; "
         "1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak if it fitted"
     )
@@ -69,7 +69,7 @@ def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: di
     busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=volume, memory=memory)
     text = shown(one_screen(busy, job | {"tokens": 15e12, "rates": Rates(2.0, "", 1000.0, "")}))
     lines = text.splitlines()
-    assert len(lines) <= 38
+    assert len(lines) <= 39
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 3")
     assert "… and 5 more notes" in text
@@ -88,14 +88,14 @@ def test_one_screen_shows_seconds_share_memory_and_volume(summary: Summary, job:
 def test_the_cost_of_a_training(summary: Summary, job: dict[str, Any]) -> None:
     text = shown(one_screen(summary, job | {"tokens": 15e12, "rates": Rates(2.5, "", 1000.0, "")}))
     assert "GPU-hours for 15 T tokens  626,000" in text  # 41.73 per 1e9
-    assert "cost  $1.56 M at $2.5/h" in text
+    assert "cost  $1.56 M at $2.50/h" in text
     assert "energy  ≤ 626 MWh" in text  # 1 kW for each GPU-hour
     assert "days  815" in text  # 15e12 / 213e3 s
 
 
 def test_a_price_is_told_for_a_trillion_tokens_when_no_training_is_named(summary: Summary, job: dict[str, Any]) -> None:
     text = shown(one_screen(summary, job | {"rates": Rates(2.5, "", 1000.0, "")}))
-    assert "cost of 10¹² tokens  $104 k at $2.5/h" in text  # 41.73 GPU-hours per 1e9
+    assert "cost of 10¹² tokens  $104 k at $2.50/h" in text  # 41.73 GPU-hours per 1e9
     assert "cost" not in shown(one_screen(summary, job | {"rates": Rates(None, "", 1000.0, "")}))
 
 
@@ -123,9 +123,9 @@ def test_comparison_shows_only_inputs_that_differ_and_changes(summary: Summary, 
     text = shown(comparison([("base", summary, job), ("small", slower, other), ("big", faster, job)]))
     assert row(text, "microbatch").split() == ["microbatch", "2", "1", "2"]
     assert not re.search(r"^\s*(tp|hash|model) (?!exposed)", text, re.MULTILINE)
-    assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50", "ms)", "100", "ms", "(+0", "s)"]
-    assert row(text, "backward").split()[:7] == ["backward", "100", "ms", "50", "ms", "(−50", "ms)"]
-    assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.2", "GB"]
+    assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50.0", "ms)", "100", "ms", "(+0", "s)"]
+    assert row(text, "backward").split()[:7] == ["backward", "100", "ms", "50.0", "ms", "(−50.0", "ms)"]
+    assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.20", "GB"]
     assert "★ base" in text  # the fastest that fits
     assert text.index("base") < text.index("small") < text.index("big")
 

@@ -9,11 +9,12 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import read_job
-from strategies.frameworks import frameworks
+from strategies.export import export
 from strategies.job import Job
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data/frameworks"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def read(name: str, file: str, **given: object) -> Job:
@@ -157,9 +158,9 @@ PLANS = [
 @pytest.mark.parametrize(("name", "plan"), PLANS)
 def test_what_was_written_reads_as_the_same_plan(name: str, plan: dict[str, object], tmp_path: Path) -> None:
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"sequence": 8192, **plan})
-    framework = frameworks[name]
-    file = tmp_path / framework.file
-    file.write_text(framework.write(job).text)
+    made = export(name, job)
+    file = tmp_path / made.file
+    file.write_text(made.text)
     outside = {"sequence": 8192, "accumulation": job.resolve().microbatches} if name in ("deepspeed", "accelerate") else {}
     again = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=outside, **{f"from_{name}": file})
     batch = {"accumulation", "global_batch", "dp", "shard", "bucket"} | ({"deepspeed"} if "deepspeed" not in plan else set())
@@ -173,17 +174,131 @@ def test_what_was_written_reads_as_the_same_plan(name: str, plan: dict[str, obje
     )
 
 
-def test_what_cannot_be_said_is_listed() -> None:
+def test_what_cannot_be_said_is_listed_with_what_is_done_instead() -> None:
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"pp": 2, "schedule": "zb-h1", "data_parallel": "zero1"})
-    unsaid = frameworks["megatron"].write(job).unexpressed
-    assert "schedule=zb-h1" in unsaid
-    assert {"pp=2", "schedule=zb-h1"} <= set(frameworks["deepspeed"].write(job).unexpressed)
+    assert "schedule=zb-h1: it has 1f1b" in export("megatron", job).unexpressed
+    assert "kernels=megatron: it has compiled" in export("torchtitan", job).unexpressed
+    (script,) = [line for line in export("deepspeed", job).unexpressed if "training script" in line]
+    assert "pp=2, schedule=zb-h1" in script
+
+
+@pytest.mark.parametrize("example", ["llama-3.1-70b", "mixtral-8x7b", "hybrids/gpt3-175b", "layers/fp8"])
+def test_megatron_says_all_of_a_plan_of_its_own(example: str) -> None:
+    job = read_job(EXAMPLES / f"{example}.yaml")
+    assert [line for line in export("megatron", job).unexpressed if "data, tokenizer" not in line] == []
+
+
+def test_megatron_says_latent_attention_and_dense_layers_before_experts() -> None:
+    """DeepSeek-V3's (arXiv:2412.19437): 61 layers, the first 3 dense, queries of rank 1536, keys and values of 512."""
+    made = export("megatron", read_job(EXAMPLES / "hybrids/deepseek-v3.yaml"))
+    lines = made.text.replace(" \\", "").splitlines()
+    for flag in ("--q-lora-rank 1536", "--kv-lora-rank 512", '--moe-layer-freq "([0]*3+[1]*58)"', "--multi-latent-attention"):
+        assert f"    {flag}" in lines
+    assert not any(line.startswith("model.") for line in made.unexpressed)
+
+
+def test_a_plan_that_a_framework_would_refuse_is_refused() -> None:
+    """Ring attention is in no ds_config.json: without it, 8 GPUs are 4 replicas, which one sequence does not feed."""
+    plan = {"tp": 2, "sequence_parallel": True, "cp": 4, "global_batch": 1, "sequence": 8192}
+    with pytest.raises(UserError, match="deepspeed cannot run this plan: .*global_batch=1 is not a multiple"):
+        export("deepspeed", read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan))
+
+
+SCRIPT = """
+export HIDDEN=${HIDDEN:-1024}
+NODES=${SLURM_NNODES:-"2"}
+DISTRIBUTED_ARGS=(--nnodes $NODES --nproc_per_node 8)
+MODEL_ARGS=(
+    --num-layers 8   # of them all
+    --hidden-size ${HIDDEN} --num-attention-heads ${HEADS:-16} --seq-length 2048
+    --attention-backend unfused
+)
+OTHER_ARGS="
+    --swiglu \\
+    --num-query-groups 4 --group-query-attention
+"
+if [[ "$TYPE" == "fp8" ]]; then
+    FP8_ARGS+=("--fp8-format hybrid" "--fp8-param-gather")
+fi
+TRAINING_ARGS=(
+    --bf16 --grad-reduce-in-bf16 --use-distributed-optimizer
+    # --use-tp-pp-dp-mapping
+    --micro-batch-size 2 --global-batch-size 64 --sequence-parallel --clip-grad 0.0
+)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${TRAINING_ARGS[@]}
+"""
+
+
+def test_a_script_with_defaults_branches_and_quoted_flags(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(SCRIPT)
+    job = read_job(cluster="dgx-h100", from_megatron=file)
+    assert (job.cluster.nodes, job.model.hidden, job.model.heads) == (2, 1024, 16)
+    assert (job.model.gated, job.model.kv_heads) == (True, 4)
+    assert (job.plan.microbatch, job.plan.global_batch, job.plan.sequence) == (2, 64, 2048)
+    assert (job.plan.gradients, job.plan.attention, job.plan.clip_gradients) == ("same", "materialised", False)
+    assert job.plan.fp8 is not None
+    assert job.plan.fp8.gather
+    assert not job.plan.sequence_parallel  # Megatron-LM turns it off where tp=1
+    assert job.plan.order == "tp-cp-ep-dp-pp"
+    assert job.remarks == ()
+
+
+def test_what_a_trainer_fills_in_has_defaults_and_is_told(tmp_path: Path) -> None:
+    """As Hugging Face's Trainer takes it: https://huggingface.co/docs/transformers/deepspeed."""
+    file = tmp_path / "ds.json"
+    file.write_text("""{"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "offload_param": {"device": "cpu"}}}""")
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_deepspeed=file)
+    assert (job.plan.data_parallel, job.plan.precision, job.plan.microbatch) == ("zero3", "bf16", 1)
+    (told,) = job.remarks
+    for said in ("bf16.enabled", "zero_optimization.reduce_bucket_size", "--set plan.microbatch=…"):
+        assert said in told
+
+
+def test_accelerate_offloads_with_deepspeed(tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    section = "{zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: cpu, gradient_accumulation_steps: 2}"
+    file.write_text(f"distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config: {section}\ntpu_env: []\n")
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_accelerate=file)
+    assert job.plan.offload is not None
+    assert (job.plan.offload.optimizer, job.plan.offload.parameters) == ("cpu", None)  # stage 2 keeps parameters
+    assert job.remarks == ()
+
+
+def test_accelerate_names_a_file_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "steps_per_print": 1}'
+    )
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(
+        "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 16\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_accelerate=file)
+    assert (job.plan.data_parallel, job.plan.microbatch, job.cluster.gpus) == ("zero1", 2, 16)
+    assert "steps_per_print" in job.remarks[0]
+
+
+def test_torchtitan_of_early_2025(tmp_path: Path) -> None:
+    """Its batch_size, training.compile and [float8] have other names since."""
+    file = tmp_path / "train.toml"
+    training = "[training]\nbatch_size = 2\nseq_len = 4096\ncompile = true\n"
+    file.write_text(f'[model]\nconverters = "float8"\n{training}[float8]\nenable_fsdp_float8_all_gather = true\n')
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_torchtitan=file)
+    assert (job.plan.microbatch, job.plan.kernels) == (2, "compiled")
+    assert job.plan.fp8 is not None
+    assert job.plan.fp8.gather
 
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("deepspeed", '{"train_batch_size": "auto"}', "train_batch_size=auto is filled in by the trainer"),
+        ("deepspeed", '{"train_batch_size": "auto"}', "'train_micro_batch_size_per_gpu' is required"),
+        (
+            "megatron",
+            "pretrain.py --moe-layer-freq ([0]+[1]*3+[0]) --num-layers 4 --hidden-size 8 --num-attention-heads 1 --num-experts 2",
+            "only dense layers before all with experts",
+        ),
         ("deepspeed", '{"train_batch_size": 8}', "'train_micro_batch_size_per_gpu' is required"),
         ("deepspeed", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 4}}', "stage=4 is not known"),
         ("torchtitan", "[training\n", "not valid TOML"),
@@ -204,7 +319,7 @@ def test_the_command_prints_settings_alone_on_standard_output(tmp_path: Path) ->
     asked = ["export", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.pp=2", "--to", "deepspeed"]
     result = CliRunner().invoke(shardyard.main, asked)
     assert result.stdout.startswith("{")
-    assert "# not expressed: pp=2" in result.stderr
+    assert "# not expressed: to be said in the training script: sequence=8192, pp=2" in result.stderr
     file = tmp_path / "ds.json"
     assert CliRunner().invoke(shardyard.main, [*asked, "--output", str(file)]).exit_code == 0
     assert file.read_text() == result.stdout

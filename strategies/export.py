@@ -1,0 +1,117 @@
+"""A job as the settings of a training framework. What those cannot express is found by reading them as a plan again."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from strategies.frameworks import Found, frameworks
+from strategies.model import Model
+from strategies.plan import Plan
+from topologies.reading import UserError, build
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+    from strategies.resolved import Resolved
+
+_RESOLVED = {"dp": "dp", "shard": "shards", "chunks": "chunks", "layers_per_stage": "layers", "sequence": "sequence",
+             "global_batch": "global_batch", "accumulation": "microbatches"}  # fmt: skip
+_ANOTHER_WAY = {"first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer"}  # to say layers_per_stage
+_ASSUMED = {"imbalance"}  # of what the data will be: nobody sets it
+_UNTOLD = {"name", "source", "context", "vocabulary", "vocabulary_multiple"}  # of a model: what changes no layer's work
+
+
+@dataclass(frozen=True)
+class Export:
+    """Settings of a framework: the usual name of their file, its text, and the line that starts it; unexpressed: what runs
+    otherwise than the plan says, or has to be said elsewhere.
+    """
+
+    file: str
+    text: str
+    launch: str
+    unexpressed: tuple[str, ...]
+
+
+def export(name: str, job: Job) -> Export:
+    """The settings of framework `name` for a job. Raises UserError where those make no plan that could run."""
+    framework = frameworks[name]
+    written = framework.write(job)
+    filled = {"sequence": job.resolve().sequence, "accumulation": job.resolve().microbatches}
+    script = {field: filled.get(field, getattr(job.plan, field)) for field in framework.script}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / framework.file
+            file.write_text(written.text, encoding="utf-8")
+            found = framework.read(file)
+        again = build(Plan, {**found.plan, **_plain(script)}, name)
+        theirs = again.resolve(job.model, job.cluster.gpus, name, job.cluster.node.gpus)
+    except UserError as error:
+        raise UserError(f"{name} cannot run this plan: {error}") from None
+    unexpressed = (*_differences(job.resolve(), theirs), *_of_model(job.model, found), *_beside(script), *written.more)
+    return Export(framework.file, written.text, written.launch, unexpressed)
+
+
+def _differences(own: Resolved, theirs: Resolved) -> Iterator[str]:
+    """Fields of the plan that read otherwise."""
+    for field in Plan.model_fields:
+        if field not in _ANOTHER_WAY | _ASSUMED:
+            at = _RESOLVED.get(field)
+            one, other = (getattr(plan, at) if at else getattr(plan.plan, field) for plan in (own, theirs))
+            if not _same(one, other):
+                yield _told(field, one, other)
+
+
+def _of_model(model: Model, found: Found) -> Iterator[str]:
+    """Parts of the model that the settings, where they describe one, have otherwise."""
+    if found.model:
+        theirs = build(Model, found.model, found.where)
+        for field in (*Model.model_fields, "padded_vocabulary"):
+            one, other = getattr(model, field), getattr(theirs, field)
+            if field not in _UNTOLD and one != other:
+                yield _told(f"model.{field}", one, other)
+
+
+def _beside(script: Mapping[str, Any]) -> Iterator[str]:
+    """What has to be said in the training script."""
+    said = [f"{field}={_shown(value)}" for field, value in script.items() if value != Plan.model_fields[field].get_default()]
+    if said:
+        yield f"to be said in the training script: {', '.join(said)}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)  # a number of elements is whole, their bytes may not have been
+    return bool(one == other)
+
+
+def _told(name: str, one: Any, other: Any) -> str:
+    """Of groups of fields only those that differ."""
+    if isinstance(one, BaseModel) and isinstance(other, BaseModel):
+        pairs = [(field, getattr(one, field), getattr(other, field)) for field in type(one).model_fields]
+        return "; ".join(_told(f"{name}.{field}", a, b) for field, a, b in pairs if a != b)
+    return f"{name}={_shown(one)}: it has {_shown(other)}"
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: list(value) if isinstance(value, tuple) else value for field, value in values.items()}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "the default"
+    if isinstance(value, BaseModel):
+        return f"{{{', '.join(f'{name}: {part}' for name, part in value.model_dump(exclude_defaults=True).items())}}}"
+    if isinstance(value, tuple):  # [3, 14 × 4, 2]
+        runs = [(layers, len(list(group))) for layers, group in groupby(value)]
+        return f"[{', '.join(f'{times} × {layers}' if times > 1 else str(layers) for layers, times in runs)}]"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
