@@ -31,10 +31,11 @@ class StageMemory:
     rank: int
     kinds: dict[str, float]
     overhead: float  # context, communicators and the allocator's reserve
-    peak: float  # everything, as the device shows it
+    peak: float  # everything that must fit
     time: float  # when, seconds into the step
     op: str  # during which op
     overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
+    cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
 
     @property
     def allocated(self) -> float:
@@ -44,7 +45,7 @@ class StageMemory:
     @property
     def reserved(self) -> float:
         """What the allocator holds for them: torch.cuda.max_memory_reserved."""
-        return self.allocated + self.overheads.get("reserve", 0.0)
+        return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Summary:
     gpu_hours_per_step: float
     breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
     bubble: float  # fraction of the step
+    uneven: float  # the part of it that is there because stages have unequal work: they wait for the busiest
     exposed: float  # fraction of the step
     volume: dict[str, Volume]  # by axis, of the rank that sends most
     links: tuple[LinkLoad, ...]  # the hottest of each kind
@@ -154,6 +156,7 @@ def summarise(timeline: Timeline) -> Summary:
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
+        uneven=_uneven(timeline.busy(), timeline.step, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=hottest(timeline),
@@ -187,6 +190,11 @@ def _masked(program: Program, peak: float) -> Iterator[str]:
         yield f"attention is counted in full: MFU is about {mfu} when only what the causal mask leaves is counted"
 
 
+def _uneven(busy: list[float], step: float, bubble: float) -> float:
+    """A stage that is busy for b of the step waits for step − b = (step − most) + (most − b): the mean of the second part."""
+    return min(bubble, (max(busy) - sum(busy) / len(busy)) / step)
+
+
 def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:
     """Of one of `steps`; the largest component takes the rounding."""
     mean = {name: seconds / steps for name, seconds in breakdown.items()}
@@ -197,17 +205,18 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
-    groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
     every = {
         "context": overhead.context,
-        "communicators": groups * overhead.communicator,
+        "communicators": timeline.program.grid.communicators * overhead.communicator,
         "reserve": overhead.reserve * book.peak,
     }
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op, every)
+    peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
+    cached = min(book.reserved - book.peak, max(0.0, capacity - peak))
+    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:

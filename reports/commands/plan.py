@@ -65,6 +65,7 @@ def command(
     from calibration.engines import engine
     from calibration.results import Results
     from calibration.search import WINDOW, Search
+    from calibration.uncertainty import interval
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
     from strategies.search.space import default_space, load_space, parse_axis
@@ -87,14 +88,15 @@ def command(
         found = Search(
             read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell, window or WINDOW
         ).run()
+    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best else None
     if as_json:
         from reports.search import as_data
 
-        click.echo(json.dumps(as_data(found, tokens), indent=2))
+        click.echo(json.dumps(as_data(found, tokens, bar), indent=2))
     else:
         from reports.search import overview
 
-        show(overview(found, read({}), tokens, top))
+        show(overview(found, read({}), tokens, top, bar))
     if found.best is None:
         sys.exit(1 if found.interrupted else 2)
 

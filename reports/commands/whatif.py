@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,10 @@ def command(
     plans: tuple[str, ...], plot: str | None, tokens: float | None, price: float | None, workers: int | None, dask: str | None,
     ray: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes."""
+    """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes.
+
+    The exit code is 2 when a value is refused wherever it was tried.
+    """
     from calibration import whatif
     from calibration.engines import engine
     from calibration.relative import absolute
@@ -77,6 +81,8 @@ def command(
         from reports.whatif import curves
 
         click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
+    if whatif.impossible(rest):
+        sys.exit(2)
 
 
 def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:

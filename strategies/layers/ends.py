@@ -11,7 +11,8 @@ from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.bookkeeping import lookup, mean, targets
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
+from strategies.layers.pieces import Piece, column_linear, norm, pointwise, whole_linear
+from strategies.layers.share import FLOAT, Share
 
 
 def embedding(share: Share) -> list[Piece]:

@@ -29,7 +29,8 @@ from dataclasses import replace
 from sim.program import Collective, Kernel
 from strategies.layers.narrow import Narrow
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share, activation, column_linear, pointwise, row_linear, whole_linear
+from strategies.layers.pieces import Piece, activation, column_linear, pointwise, row_linear, whole_linear
+from strategies.layers.share import Share
 from strategies.model import Experts
 from strategies.resolved import NODES
 
