@@ -65,6 +65,18 @@ def every(space: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted((row for row in rows if not row["error"] and row["fits"]), key=lambda row: row["step"])
 
 
+def test_a_deadline_that_nothing_keeps_is_proven_without_simulating_everything() -> None:
+    """Bounds rule plans out as they are tightened: one second less than the best plan needs leaves few to simulate."""
+    best = find().rows[0]
+    days = 1e12 / best["tokens_per_second"] / 86400
+    late = find(tokens=1e12, limits=Limits(days=days * (1 - 1e-6)))
+    assert late.best is None
+    assert late.pruned["days"] == late.counts["bounded"] - late.pruned["memory"]
+    assert late.counts["simulated"] < late.counts["bounded"] / 4
+    assert f"{days:,.5g} days" in late.nearest["days"]
+    assert find(tokens=1e12, limits=Limits(days=days * (1 + 1e-6))).best is not None
+
+
 def test_brute_force_finds_the_same_winners() -> None:
     space = SPACE | {"plan.data_parallel": ["zero1", "zero3"], "plan.microbatch": [1], "plan.pp": [1, 4]}
     found, brute = find(space=space, top=3), every(space)
