@@ -28,7 +28,8 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
     if found.best is not None:
         lines += ["", _plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
         front = pareto(found.rows)
-        proven = "proven" if found.front else "of what was simulated; --front proves it"
+        unproven = f"not proven: {found.interrupted}" if found.interrupted else "--front proves it"
+        proven = "proven" if found.front else f"of what was simulated; {unproven}"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
         lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
@@ -44,7 +45,8 @@ def verdict(found: Answer, job: Job) -> str:
             f" so far ({found.interrupted})" if found.interrupted else ""
         )
     goal = found.objective
-    value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
+    number, unit = goal.told(best["value"])
+    value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
     if found.proven:
         sure = f"proven best of {found.combinations:,} combinations"
     else:
