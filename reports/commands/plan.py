@@ -129,7 +129,8 @@ def _progress() -> Iterator[Callable[[Any], None]]:
 
         def tell(state: Any) -> None:
             sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
-            best = f", best {state.best:.4g} {state.unit}{sure}" if state.best is not None else ""
+            number, unit = state.told(state.best) if state.best is not None else (0.0, "")
+            best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""
             out = f", {state.pruned:,} ruled out" if state.pruned else ""
             total = state.simulated + state.open if state.simulated else None
             bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)
