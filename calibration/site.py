@@ -91,12 +91,19 @@ class Site:
         scales = [self.scale(int(plan)) for plan in first]
         for name in asked.of_step(scales[0]):
             most = np.array([asked.of_step(one)[name] for one in scales])[of]
-            keep = _cut(keep, self.limits.step / most, name, _budget(name, getattr(asked, name)), out)
+            keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
         return keep, self.limits.step * np.array([objective.per_second(one) for one in scales])[of]
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""
         return min(self.job.cluster.node.gpu.memory, asked.memory or float("inf"))
+
+    def over_budget(self, plan: int, step: float, asked: Limits, out: RuledOut) -> bool:
+        """Rule out a plan that takes at least `step` seconds where that is more than it may."""
+        over = {name: step / most for name, most in asked.of_step(self.scale(plan)).items() if step > most}
+        for name, share in over.items():
+            out.add(name, 1, share, f"none of them needs less than {budget(name, getattr(asked, name))(share)}")
+        return bool(over)
 
     def too_big(self, row: dict[str, Any], asked: Limits, out: RuledOut) -> None:
         """Rule out a plan that was simulated."""
@@ -135,5 +142,6 @@ def told_memory(needed: float, capacity: float) -> str:
     return f"{one} GB of {other} GB"
 
 
-def _budget(name: str, asked: float) -> Callable[[float], str]:
-    return lambda share: f"{share * asked:,.4g} {_UNITS[name]}, of {asked:,.4g}"
+def budget(name: str, asked: float) -> Callable[[float], str]:
+    """How a share of what was asked is told."""
+    return lambda share: f"{share * asked:,.5g} {_UNITS[name]}, of {asked:,.4g}"

@@ -42,7 +42,7 @@ def verdict(summary: Summary, job: Job) -> str:
     plan = job.get("plan", {})
     batch = f", {step_of(plan['global_batch'], plan['sequence'])}" if plan.get("sequence") and plan.get("global_batch") else ""
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({plural(summary.gpus, 'GPU')}){batch}"
-    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
+    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {mfu(summary)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
@@ -57,6 +57,11 @@ def verdict(summary: Summary, job: Job) -> str:
         why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
         reasons.insert(0, f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}")
     return f"{what}: {'; '.join(reasons)}{hint}; {speed} if it fitted"
+
+
+def mfu(summary: Summary) -> str:
+    """The model FLOPs utilisation, and of which peak."""
+    return f"{percent(summary.mfu)} of the {summary.peak_dtype} peak"
 
 
 def lacking(summary: Summary) -> list[str]:

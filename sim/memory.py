@@ -9,8 +9,10 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import MEMORY_KINDS
+from sim.program import CACHED, MEMORY_KINDS
 from sim.timeline import Timeline, label
+
+UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Ledger:
     times: NDArray[np.float64]
     held: NDArray[np.float64]
     during: list[str]  # the op that caused each change
+    updating: NDArray[np.float64]  # (t,) bytes of them that an update has taken for itself
+    cached: NDArray[np.float64]  # (t,) bytes besides them in blocks that nothing uses
 
     @cached_property
     def _all(self) -> NDArray[np.float64]:
@@ -33,6 +37,13 @@ class Ledger:
     def peak(self) -> float:
         """Most bytes held at one time."""
         return float(self._all.max())
+
+    @property
+    def reserved(self) -> float:
+        """What PyTorch's caching allocator keeps for them: it gives nothing back, and a tensor lies in one block. What passes
+        gave back is in blocks of single activations, which serve none of an update's tensors, of all parameters or the largest.
+        """
+        return float((self._all + self.cached - self.updating).max() + self.updating.max())
 
     @property
     def at_peak(self) -> dict[str, float]:
@@ -58,9 +69,11 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
         entries += [(end, 1, _KINDS[kind], -size, name) for kind, size in op.free]
     entries.sort(key=itemgetter(0, 1))
     times, _, kinds, sizes, during = zip((first, 0, 0, 0.0, "resident"), *entries, strict=True)
-    change = np.zeros((len(times), len(MEMORY_KINDS)))
+    change = np.zeros((len(times), len(_KINDS)))
     change[np.arange(len(times)), kinds] = sizes
-    return Ledger(np.array(times), change.cumsum(axis=0), list(during))
+    held, updates = change.cumsum(axis=0), [name == UPDATE for name in during]
+    updating = (change.sum(axis=1) * updates).cumsum()
+    return Ledger(np.array(times), held[:, :-1], list(during), updating, held[:, -1])
 
 
-_KINDS = {kind: number for number, kind in enumerate(MEMORY_KINDS)}
+_KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}

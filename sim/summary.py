@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.links import LinkLoad, hottest
 from sim.memory import ledger
-from sim.program import Program
+from sim.program import Block, Kernel, Program
 from sim.timeline import AXES, CPU, Timeline
 from topologies.topology import Hosted
 
@@ -31,10 +31,11 @@ class StageMemory:
     rank: int
     kinds: dict[str, float]
     overhead: float  # context, communicators and the allocator's reserve
-    peak: float  # everything, as the device shows it
+    peak: float  # everything that must fit
     time: float  # when, seconds into the step
     op: str  # during which op
     overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
+    cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
 
     @property
     def allocated(self) -> float:
@@ -44,7 +45,7 @@ class StageMemory:
     @property
     def reserved(self) -> float:
         """What the allocator holds for them: torch.cuda.max_memory_reserved."""
-        return self.allocated + self.overheads.get("reserve", 0.0)
+        return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Summary:
     mfu: float
     hfu: float
     flops_rule: str
+    peak_dtype: str  # whose specified peak MFU and HFU are relative to
     gpu_hours_per_step: float
     breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
     bubble: float  # fraction of the step
@@ -140,7 +142,7 @@ def summarise(timeline: Timeline) -> Summary:
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
-        notes.append("HFU above 100 %: the counting rule takes causal attention in full, of which kernels execute about half")
+        notes.append(f"HFU above 100 %: {_above(timeline)}")
     return Summary(
         gpus=world,
         step_seconds=step,
@@ -150,6 +152,7 @@ def summarise(timeline: Timeline) -> Summary:
         mfu=program.model_flops / peak,
         hfu=program.hardware_flops / peak,
         flops_rule=FLOPS_RULE,
+        peak_dtype=program.dtype,
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
@@ -165,6 +168,18 @@ def summarise(timeline: Timeline) -> Summary:
         notes=tuple(notes),
         offloaded=host,
     )
+
+
+def _above(timeline: Timeline) -> str:
+    """Why a step counts more FLOPs than the peak allows."""
+    dtype, peak = timeline.program.dtype, timeline.pricing.prices.gpu.peak
+    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
+    items = {id(run.items): run.items for block in blocks for run in block.runs}
+    others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
+    faster = sorted(other for other in others if peak[other] > peak[dtype])
+    if faster:
+        return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
+    return "the counting rule takes causal attention in full, of which kernels execute about half"
 
 
 def _masked(program: Program, peak: float) -> Iterator[str]:
@@ -190,17 +205,18 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
     overhead = timeline.pricing.prices.profile.overhead
-    groups = sum(degree > 1 for _, degree in timeline.program.grid.sizes)
     every = {
         "context": overhead.context,
-        "communicators": groups * overhead.communicator,
+        "communicators": timeline.program.grid.communicators * overhead.communicator,
         "reserve": overhead.reserve * book.peak,
     }
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    return StageMemory(stage, actor.rank, book.at_peak, extra, book.peak + extra, time, op, every)
+    peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
+    cached = min(book.reserved - book.peak, max(0.0, capacity - peak))
+    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
+from strategies.blocks import taking_turns
 from strategies.data_parallel import Hook
 from strategies.resolved import Resolved
 from strategies.schedules import Action, Schedule, actions
-from strategies.stage import Stage, taking_turns
+from strategies.stage import Stage
 
 STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
@@ -127,7 +128,7 @@ class Passes:
         there, back = self._stage(forward), self._stage(backward)
         key = there.number, back.number, backward.kind
         if key not in self.flow.pairs:
-            self.flow.pairs[key] = taking_turns(there, back, whole=backward.kind == "B")
+            self.flow.pairs[key] = taking_turns(there.parts, back.parts, whole=backward.kind == "B")
         op.work, op.after = self.flow.pairs[key], op.after + other.after
         op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
         self.flow.waits[:] = [(op if one is other else one, key) for one, key in self.flow.waits]

@@ -270,6 +270,13 @@ class Plan(Config):
         return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
 
     @property
+    def masters_only(self) -> bool:
+        """Whether what is sharded is the fp32 master, cast when it is gathered, and reduced gradients become fp32 (torch 2.13,
+        FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
+        """
+        return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element
@@ -316,6 +323,8 @@ class Plan(Config):
     @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
+        if self.masters_only:
+            return {"parameter": 4, "gradient": 4, "optimizer": self.bytes_per_optimizer_state - 4}
         return {
             "parameter": self.bytes_per_element,
             "gradient": self.bytes_per_gradient,

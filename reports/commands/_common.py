@@ -14,6 +14,19 @@ TOLD = 10.0  # seconds between lines of progress where there is no terminal
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 
+def figure_option(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG."""
+
+    def check(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+        from topologies.reading import UserError
+
+        if path is not None and Path(path).suffix not in (".png", ".svg"):
+            raise UserError(f"{name} {path}: must end in .png or .svg")
+        return path
+
+    return click.option(name, metavar="FILE", help=about, callback=check)
+
+
 def framework_names() -> list[str]:
     """The frameworks whose settings are read and written, without importing them."""
     return sorted(path.stem for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("[!_]*.py"))
@@ -145,11 +158,17 @@ def money_options(command: Any) -> Any:
 
 def tokens_of(tokens: float | None) -> float | None:
     """Tokens of a training, checked."""
+    check_positive(tokens=tokens)
+    return tokens
+
+
+def check_positive(**values: float | None) -> None:
+    """Refuse, by the option's name, what is not greater than 0."""
     from topologies.reading import UserError
 
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise UserError(f"--tokens={tokens:g}: must be greater than 0")
-    return tokens
+    for option, value in values.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{option.replace('_', '-')}={value:g}: must be greater than 0")
 
 
 def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:

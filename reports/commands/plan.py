@@ -13,6 +13,7 @@ import click
 from reports.commands._common import (
     AS_JSON,
     changing,
+    check_positive,
     engine_options,
     job_options,
     money_options,
@@ -85,6 +86,7 @@ def command(
     from topologies.reading import UserError
     from topologies.units import size, watts
 
+    check_positive(max_gpus=max_gpus, max_days=max_days, max_cost=max_cost, limit=None if limit == float("inf") else limit)
     if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
         asked = "--max-days" if max_days is not None else "--max-cost" if max_cost is not None else f"--objective {goal}"
         raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, report_folder, show
+from reports.commands._common import AS_JSON, figure_option, job_options, report_folder, show
 
 if TYPE_CHECKING:
     from reports.server_page import ServerReport
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, default=100, show_default=True, help="Steps of every worker.")
 @click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
-@click.option("--plot", metavar="FILE", help="Draw throughput and staleness, as PNG or SVG.")
+@figure_option("--plot", "Draw throughput and staleness, as PNG or SVG.")
 @click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON
 def command(

@@ -22,7 +22,8 @@ from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
 from strategies.plan import Plan
@@ -49,6 +50,7 @@ class Part:
     undoing: float  # the same of its backward besides saved and restored, of which less and less is there; without the loss
     passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
     loss: float  # the same of the loss, with which the backward pass of the head begins; −∞ of other parts
+    stranded: float  # bytes that the caching allocator has from its forward pass, and that its loss cannot use
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
@@ -223,6 +225,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         undoing=gradient + _workspace(trunk, every),
         passing=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
         loss=-math.inf if trunk is pieces else pieces[-1].temporary,
+        stranded=sum(piece.stranded for piece in pieces),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),

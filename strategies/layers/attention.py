@@ -12,7 +12,8 @@ from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent import projections
-from strategies.layers.pieces import Piece, Share, column_linear, pointwise, rotary, row_linear
+from strategies.layers.pieces import Piece, column_linear, pointwise, rotary, row_linear
+from strategies.layers.share import Share
 
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 

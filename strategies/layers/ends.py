@@ -11,7 +11,8 @@ from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.bookkeeping import lookup, mean, targets
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
+from strategies.layers.pieces import Piece, column_linear, norm, pointwise, whole_linear
+from strategies.layers.share import FLOAT, Share
 
 
 def embedding(share: Share) -> list[Piece]:
@@ -40,9 +41,9 @@ def _tokens(share: Share) -> Piece:
     zeros = share.memory("token embedding zeros", "backward", share.element * parameters)
     scatter = share.memory("token embedding", "backward", 3 * size)
     return Piece(
-        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding")),
+        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward")),
         weight_gradient=(
-            *share.gather("token embedding gradient"),
+            *share.gather("token embedding gradient", "backward"),
             zeros,
             scatter,
             *share.vectors("token embedding", parameters),

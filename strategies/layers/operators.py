@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from sim.program import Item, Kernel
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import Share
 from topologies.reading import UserError
 
 

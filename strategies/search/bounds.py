@@ -179,7 +179,7 @@ class _Bounding:
         ):  # fmt: skip
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
-        total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
+        total += overhead.context + rule["communicators"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
@@ -233,4 +233,5 @@ def _compute(
     return np.maximum(anywhere, first), first, own
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer", "kernels",
+                                        "data_parallel", "deepspeed", "offload")}  # fmt: skip

@@ -19,7 +19,7 @@ _STATES = ("parameter", "gradient", "optimizer")
 NAMES = (
     "parameter", "gradient", "optimizer",  # ranks that share each model state on the GPUs
     "updated", "zeroed",  # ranks that share the update, and setting gradients to zero
-    "ep", "axes", "outer",  # degree; axes with more than one rank; bytes per parameter of an outer optimizer
+    "ep", "communicators", "outer",  # degree; of a rank; bytes per parameter of an outer optimizer
     "moved", "last", "late", "in turn",  # bytes per parameter and when, see Moves; nothing beside them without overlap
     "kept", "whole", "gathered", "passing", "after loss",  # of sharded parameters and gradients, see Hook and zero3
     "dense", "experts", "dense alone", "experts alone", "host",  # seconds per byte or parameter, see strategies.search.crossing
@@ -45,9 +45,8 @@ def _own(one: Resolved) -> tuple[float, ...]:
     elsewhere = offloaded(plan.offload, hook.shards)
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     whole = shared and "parameter" in hook.shards
-    axes = sum(degree > 1 for _, degree in one.grid.sizes)
     return (
-        *there, own[2], own[1], plan.ep, axes, hook.outer,
+        *there, own[2], own[1], plan.ep, one.grid.communicators, hook.outer,
         moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
         whole and not plan.reshard, whole, plan.least_gathered, shared and "gradient" in hook.shards, plan.kernels in AFTER_LOSS,
     )  # fmt: skip

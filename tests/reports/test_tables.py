@@ -40,7 +40,8 @@ def test_long_lists_are_told_in_runs() -> None:
 
 def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
     assert verdict(summary, job) == (
-        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 %, fits: 61.2 of 85.5 GB on stage 0"
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak, "
+        "fits: 61.2 of 85.5 GB on stage 0"
     )
 
 
@@ -48,7 +49,7 @@ def test_verdict_when_it_does_not_fit_says_where_how_much_and_why(too_big: Summa
     assert verdict(too_big, job) == (
         "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.20 GB: 91.7 of 85.5 GB, "
         "mostly activation 71.5 GB, optimizer 12.0 GB; "
-        "1.23 s per step, 213 k tokens/s, MFU 41.2 % if it fitted"
+        "1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak if it fitted"
     )
 
 
