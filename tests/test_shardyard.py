@@ -216,3 +216,15 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
     result = call("simulat")
     assert result.exit_code == 2
     assert "unknown command 'simulat'; did you mean 'simulate'?" in result.output
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reports.commands import _common
+
+    now = iter((0.0, 9.0, 11.0, 11.0, 12.0, 22.0, 22.0))
+    monkeypatch.setattr(_common.time, "monotonic", lambda: next(now))
+    told: list[str] = []
+    tell = _common.seldom(told.append)
+    for text in "abcd":
+        tell(text)
+    assert told == ["b", "d"]

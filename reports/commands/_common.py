@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+TOLD = 10.0  # seconds between lines of progress where there is no terminal
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 
@@ -84,6 +86,19 @@ def _widest(console: Any, part: Any) -> int:
     if not isinstance(part, Table) or not any(column.no_wrap for column in part.columns):
         return 0
     return Measurement.get(console, console.options.update(width=1000), part).maximum
+
+
+def seldom(tell: Callable[[str], None], every: float = TOLD) -> Callable[[str], None]:
+    """`tell`, but no more often than every so many seconds, and not at once."""
+    last = time.monotonic()
+
+    def now_and_then(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            tell(text)
+
+    return now_and_then
 
 
 def write_json(path: str, data: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,9 +18,13 @@ from reports.commands._common import (
     job_options,
     money_options,
     quantity,
+    seldom,
     show,
     tokens_of,
 )
+
+if TYPE_CHECKING:
+    from calibration.answer import Progress
 
 
 @click.command("plan")
@@ -114,12 +118,16 @@ def command(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Any], None]]:
-    """A bar on the terminal: simulated of those that may have to be, the best so far, how many are ruled out."""
+    """A bar on the terminal: simulated of those that may have to be, the best so far, how many are ruled out.
+
+    Elsewhere a line now and then.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        line = seldom(lambda text: click.echo(text, err=True))
+        yield lambda state: line(f"{_told(state)}, {state.simulated:,} simulated, {state.open:,} open")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -128,11 +136,14 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         task = bar.add_task("reading", total=None)
 
         def tell(state: Any) -> None:
-            sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
-            number, unit = state.told(state.best) if state.best is not None else (0.0, "")
-            best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""
-            out = f", {state.pruned:,} ruled out" if state.pruned else ""
             total = state.simulated + state.open if state.simulated else None
-            bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)
+            bar.update(task, description=_told(state), completed=state.simulated, total=total)
 
         yield tell
+
+
+def _told(state: Progress) -> str:
+    sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
+    number, unit = state.told(state.best) if state.best is not None else (0.0, "")
+    best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""
+    return f"{state.stage}{best}" + (f", {state.pruned:,} ruled out" if state.pruned else "")

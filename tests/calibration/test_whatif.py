@@ -148,7 +148,7 @@ def test_mistakes_are_one_line(options: tuple[str, ...]) -> None:
 
 def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
     space = ("--vary", "plan.tp=1,2", "--vary", "plan.pp=1", "--vary", "plan.cp=1", "--vary", "plan.schedule=1f1b")
-    data = json.loads(call("plan", *JOB, *space, "--json").output)
+    data = json.loads(call("plan", *JOB, *space, "--json").stdout)
     assert data["proven"] >= 1
     changes = data["best"]["changes"].items()
     again = [text for name, value in changes if value is not None for text in ("--set", f"{name}={json.dumps(value)}")]

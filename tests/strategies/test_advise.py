@@ -63,7 +63,7 @@ def test_nothing_fits() -> None:
         ],
     )
     assert result.exit_code == 2
-    answer = json.loads(result.output)
+    answer = json.loads(result.stdout)
     assert not any(one["fits"] for one in answer["candidates"])
 
 
