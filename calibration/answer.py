@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from calibration.results import Row
+from strategies.plan import Plan
 from strategies.search.objective import Objective
 
 
@@ -50,8 +51,16 @@ class Progress:
     simulated: int = 0
     open: int = 0  # plans that may still be better than the best
     best: float | None = None
+    gap: float = 1.0  # by what fraction a plan that is open could at most be better
     unit: str = ""
     pruned: int = 0
+
+
+def order(row: Row) -> tuple[float, int, float, str]:
+    """By which rows are sorted: the best first, and of equals the plan with fewest fields that are not at their defaults."""
+    told = (name.removeprefix("plan.") for name in row["changes"] if name.startswith("plan."))
+    odd = sum(row["changes"][f"plan.{field}"] != Plan.model_fields[field].default for field in told)
+    return row["value"], odd, row["memory"], row["hash"]
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:

@@ -2,9 +2,11 @@
 
 `python -m calibration.attention_fit TABLES` reads `kernels/attention_other.csv` of that folder and rewrites that part of the
 profiles of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository (github.com/Dao-AILab/flash-attention),
-which compare it with FlashAttention-1 and with that repository's Triton kernel: causal, 16,384 tokens in each batch, head
-dimensions 64 and 128. On H100 the Triton kernel was not published: it is taken as FlashAttention-1, of which it is within 16 %
-on A100.
+which compare it with FlashAttention-1: causal, 16,384 tokens in each batch, head dimensions 64 and 128. The Triton kernel that
+FlashAttention-1 came with (flash_attn/flash_attn_triton.py, llm-foundry's attn_impl: triton) is not in them: what they call
+Triton is another, of the Triton project (benchmarks/benchmark_flash_attention.py). It is taken as FlashAttention-1, of which its
+authors say that it is slightly slower, forward and backward together. On A100 the GPU's own fused kernel is FlashAttention-2:
+there `Profile.attention` is its price, which forward passes by themselves were fitted to.
 """
 
 from __future__ import annotations
@@ -19,38 +21,37 @@ import yaml
 
 from calibration.kernel_fit import Array, described, minimise, tidy
 from calibration.profiles import FOLDER, load_profile
-from sim.prices import AttentionCurve, Hardware, attention_seconds
+from sim.prices import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
 from topologies.cluster import load_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MEASURED = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM", "h200": "H100-SXM"}  # profile -> gpu of the table
-IMPLEMENTATIONS = {
-    "flash2": ("FA2",),
-    "flash1": ("FA1",),
-    "triton": ("FA Triton", "FA1"),
-}  # plan.attention -> names in the table, the first it has
+IMPLEMENTATIONS = {"flash2": "FA2", "flash1": "FA1", "triton": "FA1"}  # plan.attention -> name in the table
+OWN = {"a100": "flash2"}  # profile -> the older kernel that is its GPU's own
 BACKWARD = 0.8  # rate of the backward pass over that of the forward pass: assumed, only both together were published
 BOUNDS = {"efficiency": (0.05, 1.0), "head_half": (0.0, 100.0), "keys_half": (0.0, 2000.0)}
 
 
 def fit_older(table: pd.DataFrame, gpu: Hardware) -> tuple[AttentionCurve, Array]:
     """Curve and relative errors. Columns seqlen, batch, heads, head_dim, tflops of both causal passes together."""
-    length, batch, heads, dim, rate = (table[c].to_numpy(float) for c in ("seqlen", "batch", "heads", "head_dim", "tflops"))
-    shape = (batch, heads, heads, length, length, dim, np.ones(len(length)))
-    measured = 3.5 * 2 * batch * heads * length**2 * dim / (rate * 1e12)
 
     def curve(x: Iterable[float]) -> AttentionCurve:
         own: dict[str, Any] = dict(zip(BOUNDS, x, strict=True))
         return AttentionCurve.model_construct(block=128, wave=0.0, fixed=0.0, backward=BACKWARD, **own)
 
-    def predicted(x: Iterable[float]) -> Array:
-        forward = attention_seconds(curve(x), gpu.peak["bf16"], gpu.sms, shape, np.minimum)
-        return np.asarray(forward * (1 + 2.5 / BACKWARD))
+    found = minimise(lambda x: float(np.mean(np.log1p(off(curve(x), table, gpu)) ** 2)), BOUNDS)
+    return curve(found.values()), off(curve(found.values()), table, gpu)
 
-    found = minimise(lambda x: float(np.mean(np.log(predicted(x) / measured) ** 2)), BOUNDS)
-    return curve(found.values()), measured / predicted(found.values()) - 1
+
+def off(curve: AttentionCurve, table: pd.DataFrame, gpu: Hardware) -> Array:
+    """Measured over predicted seconds of both passes, minus 1."""
+    length, batch, heads, dim, rate = (table[c].to_numpy(float) for c in ("seqlen", "batch", "heads", "head_dim", "tflops"))
+    shape = (batch, heads, heads, length, length, dim, np.ones(len(length)))
+    forward = attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum)
+    measured = 3.5 * 2 * batch * heads * length**2 * dim / (rate * 1e12)
+    return np.asarray(measured / (forward + attention_backward_seconds(curve, forward)) - 1)
 
 
 def refit(tables: Path, name: str) -> None:
@@ -63,9 +64,10 @@ def refit(tables: Path, name: str) -> None:
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     told: dict[str, Any] = {}
     data["older"] = {}
-    for attention, names in IMPLEMENTATIONS.items():
-        impl = next(one for one in names if (rows.impl == one).any())
-        curve, errors = fit_older(rows[rows.impl == impl], load_gpu(profile.gpu))
+    for attention, impl in IMPLEMENTATIONS.items():
+        gpu, table = load_gpu(profile.gpu), rows[rows.impl == impl]
+        own = OWN.get(name) == attention
+        curve, errors = (profile.attention, off(profile.attention, table, gpu)) if own else fit_older(table, gpu)
         data["older"][attention] = described(curve)
         told |= {attention: tidy(float(np.median(np.abs(errors)))), f"{attention} worst": tidy(float(np.max(np.abs(errors))))}
         print(name, attention, impl, told, flush=True)
@@ -74,7 +76,8 @@ def refit(tables: Path, name: str) -> None:
         "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
         "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
         "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
-        "pass's rate. The Triton kernel on H100 is taken as FlashAttention-1." + (" H200 as H100." if name == "h200" else ""),
+        "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel."
+        + {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}.get(name, ""),
         "errors": told,
     }  # fmt: skip
     path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")

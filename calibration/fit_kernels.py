@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from calibration.fit_tables import Point, ascending, every_other
 from calibration.kernel_fit import ATTENTION_BOUNDS, GEMM_BOUNDS, gemm_curve, loss, minimise
 from calibration.samples import Merged
-from sim.prices import AttentionCurve, GemmCurve, Hardware, MemoryCurve, Tile, attention_seconds, gemm_seconds
+from sim.prices import (
+    AttentionCurve,
+    GemmCurve,
+    Hardware,
+    MemoryCurve,
+    Tile,
+    attention_backward_seconds,
+    attention_seconds,
+    gemm_seconds,
+)
 from sim.tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
@@ -109,7 +118,7 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
 
     def price(found: Mapping[str, float]) -> Array:
         forward = attention_seconds(made(found), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
-        return np.asarray(launch + np.where(backward, forward * 2.5 / found["backward"], forward))
+        return np.asarray(launch + np.where(backward, attention_backward_seconds(made(found), forward), forward))
 
     found = search(price, bounds, seconds, out)
     flops = 2 * batch * heads * length**2 * dim * np.where(backward, 2.5, 1.0)

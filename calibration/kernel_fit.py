@@ -192,17 +192,17 @@ def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[
 
 
 def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:
-    """Rate of the backward pass over that of `curve`'s forward pass, from published rates of both passes together.
+    """`AttentionCurve.backward` from published rates of both passes together, after `curve`'s forward pass.
 
-    Columns seqlen, batch, heads, head_dim, tflops of causal attention. The backward pass has 2.5 times the FLOPs, so with rates
-    F, B and R of forward, backward and both, 3.5/R = 1/F + 2.5/B. The median over sequences of 1,024 and more.
+    Columns seqlen, batch, heads, head_dim, tflops of causal attention. What is left of both passes' time is the backward pass's;
+    it has 2.5 times the FLOPs, and a start and end of its own. The median over sequences of 1,024 and more.
     """
     length, batch, heads, dim, both = (table[c].to_numpy(float) for c in ("seqlen", "batch", "heads", "head_dim", "tflops"))
     shape = (batch, heads, heads, length, length, dim, np.ones(len(length)))
-    flops = 2 * batch * heads * length**2 * dim
-    forward = flops / attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum)
-    backward = 2.5 / (3.5 / (both * 1e12) - 1 / forward)
-    return float(np.median((backward / forward)[length >= 1024]))
+    forward = attention_seconds(curve, gpu.peak["bf16"], gpu.sms, shape, np.minimum)
+    backward = 3.5 * 2 * batch * heads * length**2 * dim / (both * 1e12) - forward
+    ratio = 2.5 * (forward - curve.fixed) / (backward - curve.fixed)
+    return float(np.median(ratio[length >= 1024]))
 
 
 def tidy(value: float, unit: str = "") -> float | str:

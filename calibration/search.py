@@ -2,7 +2,8 @@
 
 A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.search.bounds`), by its schedule
 alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The queue always
-holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat them.
+holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat them. Every other
+simulation is a probe (`calibration.probes`).
 
 Simulations are decided in the order in which they were asked for, at most `window` ahead, so that the answer does not depend on
 the engine or on how many workers it has.
@@ -10,6 +11,7 @@ the engine or on how many workers it has.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import time
 from collections import Counter, deque
@@ -19,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from calibration.answer import Answer, Progress
+from calibration.answer import Answer, Progress, order
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
-from calibration.predict import prices_of
+from calibration.predict import prices_of, uncollected
+from calibration.probes import Probes
 from calibration.results import Results, Row
 from calibration.site import RuledOut, Site, budget, scale_of, started
 from strategies.job import Job
@@ -51,6 +54,7 @@ class Search:
     top: int = 1  # that are proven
     front: bool = False  # prove the Pareto front of time, cost and memory, too
     seconds: float = float("inf")
+    within: float = 0.0  # stop when nothing that is left can be better by more than this part
     results: Results = field(default_factory=Results)
     tell: Callable[[Progress], None] = lambda _: None
     window: int = WINDOW
@@ -64,17 +68,33 @@ class Search:
         self.out = RuledOut()
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
+        self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
+        self.probes = Probes()
+        self.probing = False  # whether the next simulation is a probe
+        self.asked: set[tuple[int, int]] = set()  # for the simulation of which site and plan
+        self.behind: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}  # what waits for one of them
         self.seen: set[str] = set()
-        self.counts = dict.fromkeys(("allowed", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
-        for changes in self.space.sites():
-            self._site(changes)
+        self.counts = dict.fromkeys(("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
+        unseen = 0
+        with uncollected():
+            for changes in self.space.sites():
+                if self.sites and self._late():
+                    unseen += 1
+                else:
+                    self._site(changes)
         bounded = time.perf_counter() - self.began
         if not self.counts["allowed"]:
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
-        self.rows.sort(key=lambda row: (row["value"], row["memory"], row["hash"]))
-        left = min(self.heap)[0] if self.heap else float("inf")
+        self.rows.sort(key=order)
+        open_ = [bound for bound, *place, _ in self.heap if tuple(place) not in self.asked]
+        left = min(open_, default=float("inf"))
+        self.counts["open"] = sum(bound < self._worst() for bound in open_)
+        if unseen:
+            stopped, left = f"{stopped}, {unseen} of {unseen + len(self.sites)} clusters not looked at", 0.0
+        elif not stopped and left < self._worst():
+            stopped = f"within the {self.within:.3g} that was asked for"
         done = sum(row["value"] <= left for row in self.rows)
         return Answer(
             self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
@@ -91,6 +111,7 @@ class Search:
         self.refused += found.refused
         self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
+        self.counts["same"] += found.same
         if not len(found):
             return
         price = rates(job.cluster.node.gpu, self.price)
@@ -104,6 +125,7 @@ class Search:
         self.refused += Counter(site.limits.reasons)
         self.counts["bounded"] += int(site.limits.possible.sum())
         keep, value = site.promising(self.limits, self.objective, self.out)
+        self.probes.add(site, keep, value)
         number = len(self.sites)
         self.sites.append(site)
         self.heap += [
@@ -121,66 +143,121 @@ class Search:
         """Simulate until the best are proven; why it stopped before, or nothing."""
         pending: deque[tuple[int, int, Task | Row]] = deque()
         stopped = ""
+        gc.freeze()  # plans and bounds stay to the end
         try:
             while True:
                 while len(pending) < self.window and not (stopped := self._late()):
-                    entry = self._next()
+                    entry = self._probe() or self._next()
                     if entry is None:
                         break
+                    self.probing = not self.probing
                     pending.append(self._start(*entry))
                 if not pending:
-                    return stopped
+                    return stopped or self._late()
                 number, plan, task = pending[0]
                 row = task.result() if isinstance(task, Task) else task
                 pending.popleft()
                 self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
+                self._release(number, plan)
         except KeyboardInterrupt:
             stopped = "interrupted"
             for number, plan, _ in pending:
                 site = self.sites[number]
                 bound = site.value(plan, site.limits.step[plan], self.objective)
                 heapq.heappush(self.heap, (bound, number, plan, TIGHT))
+                self.asked.discard((number, plan))
+                self._release(number, plan)
             return stopped
         finally:
+            gc.unfreeze()
             self.results.close()
 
     def _late(self) -> str:
-        return f"the time limit of {self.seconds:g} s" if time.perf_counter() - self.began > self.seconds else ""
+        """Which limit is over; one plan is simulated whatever the limit, so that there is an answer."""
+        if not self.seen or time.perf_counter() - self.began <= self.seconds:
+            return ""
+        return f"the time limit of {self.seconds:g} s"
 
     def _worst(self) -> float:
         """What the next plan must beat: the last of the top."""
         values = sorted(row["value"] for row in self.rows)
         return values[self.top - 1] if len(values) >= self.top else float("inf")
 
+    def _probe(self) -> tuple[int, int, Job] | None:
+        """Every other time, a plan of a kind that none was simulated of yet, if it can beat what was found."""
+        found = self.probes.next(self._least()) if self.probing else None
+        return self._ask(*found) if found else None
+
+    def _least(self) -> float:
+        """What is left must have a lower bound to be looked at."""
+        return self._worst() * (1 - self.within)
+
+    def _ask(self, number: int, plan: int) -> tuple[int, int, Job] | None:
+        """The plan's job to be simulated, unless it was."""
+        job = self.sites[number].plans.job_of(plan)
+        self.asked.add((number, plan))
+        self.probes.simulated(number, plan)
+        if job.hash in self.seen:
+            return None
+        self.seen.add(job.hash)
+        self.started.add((number, plan))
+        return number, plan, job
+
     def _next(self) -> tuple[int, int, Job] | None:
         """The plan with the least bound, tightened; None when none can beat what was found."""
-        while self.heap and (self.heap[0][0] < self._worst() or self.front):
+        while self.heap and (self.heap[0][0] < self._least() or self.front):
             if self._late():
                 return None
             bound, number, plan, level = heapq.heappop(self.heap)
             site = self.sites[number]
+            if (number, plan) in self.asked:
+                continue
             if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
                 continue
             if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
                 continue
+            if self._follows(bound, number, plan, level):
+                continue
             if level == TIGHT:
-                job = site.plans.job_of(plan)
-                if job.hash not in self.seen:
-                    self.seen.add(job.hash)
-                    return number, plan, job
+                if entry := self._ask(number, plan):
+                    return entry
                 continue
             self.counts["tightened"] += level == 0
             finer = self._tighter(site, plan, level)
+            site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
+            if site.limits.memory[plan] > site.capacity(self.limits):
+                site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
+                continue
             heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
+
+    def _follows(self, bound: float, number: int, plan: int, level: int) -> bool:
+        """Whether the same plan without offload puts this one further back, or is being simulated."""
+        site = self.sites[number]
+        base = number, int(site.base[plan])
+        if base in self.started:
+            self.behind.setdefault(base, []).append((bound, number, plan, level))
+            return True
+        floor = site.value(plan, site.floor(plan), self.objective)
+        if floor > bound:
+            heapq.heappush(self.heap, (floor, number, plan, level))
+        return floor > bound
+
+    def _release(self, number: int, plan: int) -> None:
+        """A simulation is over, or given up: what waited for it is open again."""
+        self.started.discard((number, plan))
+        for entry in self.behind.pop((number, plan), ()):
+            heapq.heappush(self.heap, entry)
 
     def _tighter(self, site: Site, plan: int, level: int) -> float:
         if level < TIGHT - 1:
             return (site.refiner.passes, site.refiner.exchange)[level](plan)
         try:
-            return longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
+            longest, held = longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason
             return 0.0
+        site.limits.memory[plan] = max(held, site.limits.memory[plan])
+        return longest
 
     def _dominated(self, site: Site, plan: int, bound: float) -> bool:
         """Whether a simulated plan is at least as good in time, cost and memory as this one can be."""
@@ -203,6 +280,7 @@ class Search:
             row = row | {"changes": {name: plain(value) for name, value in changes.items()}}
             self.results.add(row)
         self.counts["simulated" if fresh else "known"] += 1
+        site.steps[plan] = row["step"] or 0.0
         if row["error"]:
             self.refused[row["error"]] += 1
         elif not row["fits"] or row["memory"] > site.capacity(self.limits):
@@ -211,9 +289,9 @@ class Search:
         else:
             self._take(site, plan, row)
         best = min((one["value"] for one in self.rows), default=None)
-        self.tell(
-            Progress("simulating", self.counts["simulated"], self._open(), best, self.objective.unit, self.out.plans.total())
-        )
+        gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
+        counts, out = self.counts, self.out.plans.total()
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.unit, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)

@@ -50,6 +50,21 @@ class Site:
     refiner: Refiner
     tokens: float
     rates: Rates
+    # of each plan with states outside of the GPUs, the same plan without; −1 for others
+    base: NDArray[np.int64] = field(init=False)
+    steps: dict[int, float] = field(default_factory=dict)  # of plans: the tightest bound so far, or the step
+
+    def __post_init__(self) -> None:
+        self.base = np.where(self.limits.slower, self.plans.at_choice("plan.offload", None), -1)
+
+    def floor(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, by what is known of the same plan without offload.
+
+        What is offloaded is moved, and updated by slower CPUs, besides all that is done without. (A copy on a link could in
+        principle delay one flow to the good of another; tests look for it and find none.)
+        """
+        base = int(self.base[plan])
+        return max(self.steps.get(base, 0.0), float(self.limits.step[base])) if base >= 0 else 0.0
 
     @classmethod
     def of(cls, job: Job, changes: dict[str, Any], plans: Candidates, tokens: float, rates: Rates) -> Site:
@@ -71,7 +86,7 @@ class Site:
         """Which plans no constraint rules out by its bound, and every plan's bound of the objective."""
         capacity = self.capacity(asked)
         keep = self.limits.possible.copy()
-        keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: _memory(share * capacity, capacity), out)
+        keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: told_memory(share * capacity, capacity), out)
         _, first, of = np.unique(self.plans.rule, return_index=True, return_inverse=True)
         scales = [self.scale(int(plan)) for plan in first]
         for name in asked.of_step(scales[0]):
@@ -94,7 +109,7 @@ class Site:
         """Rule out a plan that was simulated."""
         capacity = self.capacity(asked)
         if row["memory"] > capacity:
-            out.add("memory", 1, row["memory"], _memory(row["memory"], capacity))
+            out.add("memory", 1, row["memory"], told_memory(row["memory"], capacity))
         else:
             out.add("memory of the nodes", 1, row["memory"], "what is offloaded has no room there")
 
@@ -120,8 +135,11 @@ def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out
     return keep & ~over
 
 
-def _memory(needed: float, capacity: float) -> str:
-    return f"{needed / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB"
+def told_memory(needed: float, capacity: float) -> str:
+    """With as many places as tell them apart."""
+    texts = ((f"{needed / 1e9:,.{places}f}", f"{capacity / 1e9:,.{places}f}") for places in range(1, 9))
+    one, other = next(pair for pair in texts if pair[0] != pair[1] or len(pair[0].partition(".")[2]) == 8)
+    return f"{one} GB of {other} GB"
 
 
 def budget(name: str, asked: float) -> Callable[[float], str]:

@@ -134,7 +134,7 @@ def _memory(summary: Summary, convention: str) -> float:
     """Of the stage that holds most; torch's own count is logged on the last rank."""
     if convention == "allocated":
         return max(summary.memory, key=lambda stage: stage.stage).allocated
-    return summary.worst.reserved if convention == "reserved" else summary.worst.peak
+    return max(stage.reserved if convention == "reserved" else stage.peak + stage.cached for stage in summary.memory)
 
 
 def strategy(job: Job) -> str:

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, rates_told, seconds, size, tokens_text
+from reports.words import (
+    TOKENS,
+    digits,
+    dollars,
+    percent,
+    plural,
+    rates_told,
+    seconds,
+    size,
+    spread,
+    step_of,
+    tie_rule,
+    tokens_text,
+)
 from topologies.costs import cost
 from topologies.reading import as_argument
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
+    from sim.summary import Interval
     from strategies.job import Job
 
 SHOWN = 5
 
 
-def overview(found: Answer, job: Job, tokens: float | None, top: int) -> RenderableType:
-    """On one screen."""
+def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Interval | None = None) -> RenderableType:
+    """On one screen. bar: around the step of the best."""
     from calibration.answer import pareto
 
     lines: list[RenderableType] = [Text(verdict(found, job), "bold")]
     if found.best is not None:
-        lines += ["", _plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
+        if bar is not None:
+            lines.append(Text(f"its step, {100 * bar.level:.0f} % interval: {spread(bar)}"))
+        shown = found.rows[: max(top, SHOWN)]
+        lines += ["", _plans("the best plans that were simulated", shown, found, tokens)]
+        lines += [Text(tie_rule(), "dim")] if any(_tied(row, found) for row in shown[1:]) else []
         front = pareto(found.rows)
         proven = "proven" if found.front else "of what was simulated; --front proves it"
         if len(front) > 1 or found.front:
@@ -39,10 +58,11 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int) -> Rendera
 def verdict(found: Answer, job: Job) -> str:
     """The answer in a sentence, and how sure it is."""
     model, best = job.model.name, found.best
+    if best is None and found.interrupted:
+        left, every = found.counts["open"], found.counts["allowed"]
+        return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
-        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything" + (
-            f" so far ({found.interrupted})" if found.interrupted else ""
-        )
+        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
     value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
     if found.proven:
@@ -51,11 +71,13 @@ def verdict(found: Answer, job: Job) -> str:
         sure = (
             f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
         )
-    return f"{model} on {best['gpus']:,} GPUs: {value} ({goal.meaning}), {sure}"
+    sequence = best["changes"].get("plan.sequence") or job.plan.sequence_of(job.model)
+    batch = step_of(round(best["scale"].tokens_per_step / sequence), sequence)
+    return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
-def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
-    """For machines, with stable keys."""
+def as_data(found: Answer, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
+    """For machines, with stable keys. bar: around the step of the best."""
     from calibration.answer import pareto
 
     hashes = [row["hash"] for row in pareto(found.rows)]
@@ -65,7 +87,7 @@ def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
         "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
         "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
         "seconds": found.seconds, "plans_per_second": rate(found), "rows": [_plain(row, tokens) for row in found.rows],
-        "front": hashes, "front_proven": found.front,
+        "front": hashes, "front_proven": found.front, "interval": asdict(bar) if bar else None,
     }  # fmt: skip
 
 
@@ -94,16 +116,22 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: fl
     for head in heads:
         table.add_column(head, justify="left" if head in ("", "plan") else "right")
     differing = _differing(found.rows)
-    for number, row in enumerate(rows):
+    for row in rows:
         scale = row["scale"]
         whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or TOKENS)
         money = "–" if whole.usd is None else dollars(whole.usd)
         training = [digits(whole.seconds / 86400), money] if tokens else [money]
         plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
-        mark = "★" if number == 0 and row is found.best else ""
+        mark = "★" if row is found.best else "≈" if _tied(row, found) else ""
         numbers = seconds(row["step"]), digits(row["tokens_per_second_per_gpu"]), percent(row["mfu"]), size(row["memory"])
         table.add_row(mark, *numbers, *training, plan)
     return table
+
+
+def _tied(row: dict[str, Any], found: Answer) -> bool:
+    from calibration.uncertainty import tied
+
+    return found.best is not None and tied(row["value"], found.best["value"])
 
 
 def _set(row: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -126,8 +154,13 @@ def _shown(value: Any) -> str:
 
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
-    refused = found.combinations - found.counts["allowed"]
+    same = found.counts["same"]
+    refused = found.combinations - found.counts["allowed"] - same
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
+    if same:
+        lines.append(
+            f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
+        )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts, took = found.counts, found.seconds
     known = f" and {counts['known']:,} known already" if counts["known"] else ""

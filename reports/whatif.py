@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import bar, count, digits, dollars, percent, rates_told, seconds, signed, size, tokens_text
+from reports.words import (
+    bar,
+    count,
+    digits,
+    dollars,
+    percent,
+    plural,
+    rates_told,
+    seconds,
+    signed,
+    size,
+    step_of,
+    tokens_text,
+)
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +32,7 @@ if TYPE_CHECKING:
     from strategies.job import Job
     from topologies.costs import Cost
 
+TOLD = 3  # inputs that are named with a reason
 HIDDEN = ("plan.accumulation", "plan.dp")
 
 
@@ -28,9 +42,13 @@ def overview(
     """What moves, on one screen."""
     from calibration.whatif import crossovers
 
-    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs)"
+    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({plural(job.cluster.gpus, 'GPU')})"
     first = base[0]
-    said = first.refused if first.summary is None else f"{seconds(first.summary.step_seconds)} per step, " + _fit(first)
+    said = first.refused
+    if first.summary is not None:
+        plan = job.resolve()
+        where += f", {step_of(plan.global_batch, plan.sequence)}"
+        said = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
     lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
     lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
     if len(base) > 1:
@@ -40,8 +58,18 @@ def overview(
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
-    refused = {case.refused for case in cases if case.refused}
-    return Group(*lines, *(Text(text, "dim") for text in (*prices, *(f"refused: {text}" for text in sorted(refused)))))
+    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))))
+
+
+def _refused(cases: Sequence[Case]) -> Iterator[str]:
+    """What was refused, and why; each reason once."""
+    reasons: dict[str, dict[str, None]] = {}
+    for case in cases:
+        if case.refused:
+            reasons.setdefault(case.refused, {})[_inputs(case)] = None
+    for reason, inputs in reasons.items():
+        more = f" and {plural(len(inputs) - TOLD, 'other')}" if len(inputs) > TOLD else ""
+        yield f"refused, {'; '.join(list(inputs)[:TOLD])}{more}: {reason}"
 
 
 def as_data(case: Case) -> dict[str, Any]:

@@ -30,6 +30,12 @@ class Grid:
         """Number of ranks W, the product of all degrees."""
         return int(np.prod([degree for _, degree in self.sizes]))
 
+    @property
+    def communicators(self) -> int:
+        """Groups that a rank talks in: along each axis, and of more than one axis also all (norms of gradients, barriers)."""
+        along = sum(degree > 1 for _, degree in self.sizes)
+        return along + (along > 1)
+
     def degree(self, axis: str) -> int:
         """Size of `axis`."""
         return dict(self.sizes)[axis]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import MEMORY_KINDS
+from sim.program import CACHED, MEMORY_KINDS
 from sim.timeline import Timeline, label
+
+UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
 
 
 @dataclass(frozen=True)
@@ -21,22 +25,35 @@ class Ledger:
     times: NDArray[np.float64]
     held: NDArray[np.float64]
     during: list[str]  # the op that caused each change
+    updating: NDArray[np.float64]  # (t,) bytes of them that an update has taken for itself
+    cached: NDArray[np.float64]  # (t,) bytes besides them in blocks that nothing uses
+
+    @cached_property
+    def _all(self) -> NDArray[np.float64]:
+        every: NDArray[np.float64] = self.held.sum(axis=1)
+        return every
 
     @property
     def peak(self) -> float:
         """Most bytes held at one time."""
-        return float(self.held.sum(axis=1).max())
+        return float(self._all.max())
+
+    @property
+    def reserved(self) -> float:
+        """What PyTorch's caching allocator keeps for them: it gives nothing back, and a tensor lies in one block. What passes
+        gave back is in blocks of single activations, which serve none of an update's tensors, of all parameters or the largest.
+        """
+        return float((self._all + self.cached - self.updating).max() + self.updating.max())
 
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes by kind when the peak is first reached."""
-        moment = int(self.held.sum(axis=1).argmax())
-        return dict(zip(MEMORY_KINDS, self.held[moment].tolist(), strict=True))
+        return dict(zip(MEMORY_KINDS, self.held[int(self._all.argmax())].tolist(), strict=True))
 
     @property
     def when(self) -> tuple[float, str]:
         """Time of the peak and the op that caused it."""
-        moment = int(self.held.sum(axis=1).argmax())
+        moment = int(self._all.argmax())
         return float(self.times[moment]), self.during[moment]
 
 
@@ -44,17 +61,19 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
     cohort = timeline.program.cohorts[timeline.lanes[lane].cohort]
     first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
-    entries: list[tuple[float, int, int, float, str]] = [
-        (first, 0, MEMORY_KINDS.index(k), size, "resident") for k, size in cohort.resident
-    ]
+    entries: list[tuple[float, int, int, float, str]] = [(first, 0, _KINDS[k], size, "resident") for k, size in cohort.resident]
     for number, op in timeline.played(lane):
-        taken = 2 if timeline.end[number] > timeline.start[number] else 0  # an op of no duration takes before it gives back
-        for name, size in op.allocate:
-            entries.append((timeline.start[number], taken, MEMORY_KINDS.index(name), size, label(op)))
-        for name, size in op.free:
-            entries.append((timeline.end[number], 1, MEMORY_KINDS.index(name), -size, label(op)))
-    entries.sort(key=lambda entry: entry[:2])
-    change = np.zeros((len(entries) + 1, len(MEMORY_KINDS)))
-    change[np.arange(1, len(entries) + 1), [entry[2] for entry in entries]] = [entry[3] for entry in entries]
-    times = np.array([first, *(entry[0] for entry in entries)])
-    return Ledger(times, change.cumsum(axis=0), ["resident", *(entry[4] for entry in entries)])
+        start, end, name = timeline.start[number], timeline.end[number], label(op)
+        taken = 2 if end > start else 0  # an op of no duration takes before it gives back
+        entries += [(start, taken, _KINDS[kind], size, name) for kind, size in op.allocate]
+        entries += [(end, 1, _KINDS[kind], -size, name) for kind, size in op.free]
+    entries.sort(key=itemgetter(0, 1))
+    times, _, kinds, sizes, during = zip((first, 0, 0, 0.0, "resident"), *entries, strict=True)
+    change = np.zeros((len(times), len(_KINDS)))
+    change[np.arange(len(times)), kinds] = sizes
+    held, updates = change.cumsum(axis=0), [name == UPDATE for name in during]
+    updating = (change.sum(axis=1) * updates).cumsum()
+    return Ledger(np.array(times), held[:, :-1], list(during), updating, held[:, -1])
+
+
+_KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}

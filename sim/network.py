@@ -75,8 +75,10 @@ class Network:
         flow.left, flow.since, flow.drain = part.bytes, now, float("inf")
         lonely = True
         for link, count in part.flows:
-            others = self._on.setdefault(link, {})
-            if others:
+            others = self._on.get(link)
+            if others is None:
+                others = self._on[link] = {}
+            elif others:
                 for other in [other for other in others if other.drain <= now]:
                     del others[other]  # has left the link and only waits for its latency
                 lonely = lonely and not others
@@ -103,7 +105,7 @@ class Network:
         flow.event = None
         now = self.env.now
         neighbours: dict[Flow, None] = {}
-        for link, _ in flow.flows:
+        for link, _ in flow.parts[flow.part].flows:
             others = self._on[link]
             others.pop(flow, None)
             if others and not whole:  # a flow that was alone to its end has slowed nobody

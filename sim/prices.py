@@ -114,7 +114,7 @@ class AttentionCurve(Config):
     wave: Annotated[float, Field(ge=0, le=1)] = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
     keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
-    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over the rate of the forward pass
+    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
 
 
 class MemoryCurve(Config):
@@ -271,6 +271,13 @@ def attention_seconds(
     return curve.fixed + waves * 4 * curve.block * dim * (per_query + curve.keys_half) / rate
 
 
+def attention_backward_seconds(curve: AttentionCurve, forward: Any) -> Any:
+    """Seconds of arithmetic of the backward pass of a forward pass that takes `forward`: 2.5 times the FLOPs (Dao 2023,
+    arXiv:2307.08691, counts 5 products for 2), and the start and end of one kernel, too.
+    """
+    return curve.fixed + (forward - curve.fixed) * 2.5 / curve.backward
+
+
 class Prices:
     """Seconds of device time for kernels on `gpu`, by `profile`."""
 
@@ -332,7 +339,7 @@ class Prices:
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
         forward: float = attention_seconds(curve, self._peak(kernel.dtype), self._sms, kernel.shape)
-        arithmetic = forward * 2.5 / curve.backward if kernel.kind == "attention_backward" else forward
+        arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
         return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
 
     def extrapolation(self, kernel: Kernel) -> str | None:

@@ -21,6 +21,9 @@ HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
+CACHED = (
+    "cached"  # of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
+)
 
 
 ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)
@@ -149,7 +152,7 @@ class Ref(NamedTuple):
     op: int
 
 
-Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS, bytes)
+Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS or CACHED, bytes)
 
 
 @dataclass(slots=True)
@@ -205,3 +208,4 @@ class Program:
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     description: str = ""
+    masked_flops: float | None = None  # of the model's, those that a causal mask leaves; None where nothing is masked

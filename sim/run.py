@@ -40,8 +40,7 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     pricing = Pricing(program, topology, prices, fold)
     touched = pricing.touched()
     if not pricing.alike:
-        ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
-        fold = fold and ops > UNFOLDED
+        fold = fold and many(program)
         touched = touched if fold else set(range(len(program.cohorts)))
     if touched or fold != folded:
         program = expand(program, touched)
@@ -52,6 +51,12 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     player = _Player(program, pricing, fold)
     player.play()
     return player.timeline()
+
+
+def many(program: Program) -> bool:
+    """Whether ranks that are not alike are played as if they were, since one by one they would be more than UNFOLDED ops."""
+    ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
+    return ops > UNFOLDED
 
 
 class _Player:
@@ -91,8 +96,9 @@ class _Player:
 
     def _connect(self) -> None:
         self.lane_of: list[int] = []
-        self.waiting: list[int] = []
+        self.waiting = waiting = [0] * len(self.start_time)
         self.followers: list[list[int]] = [[] for _ in self.start_time]
+        followers = self.followers
         for number, lane in enumerate(self.lanes):
             me, index = self.offset[number], number - self.first[lane.cohort]
             base = [self.offset[first + index] if first + index < len(self.offset) else -1 for first in self.first]
@@ -106,14 +112,12 @@ class _Player:
                     before = {base[cohort] + other for cohort, other in op.after}
                     if previous is not None:
                         before.add(previous)
-                    self.waiting.append(len(before))
+                    waiting[me] = len(before)
                     for other in before:
-                        self.followers[other].append(me)
-                elif previous is None:
-                    self.waiting.append(0)
-                else:
-                    self.waiting.append(1)
-                    self.followers[previous].append(me)
+                        followers[other].append(me)
+                elif previous is not None:
+                    waiting[me] = 1
+                    followers[previous].append(me)
                 me += 1
 
     def _price(self) -> None:
@@ -130,6 +134,7 @@ class _Player:
         for number, lane in enumerate(self.lanes):
             groups = {} if self.fold else self._groups_of(number)
             host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
+            known: dict[int, tuple[Fused | Priced, float, float]] = {}  # work, and the host's seconds before and after it
             stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
             ends = dict(pairwise([*stops, self.offset[number] + len(ops)]))
             for op in ops:
@@ -137,19 +142,32 @@ class _Player:
                 if op.held:
                     self.held[me] = before, host, range(me, ends[me])
                     host, before = 0.0, me
-                if isinstance(op.work, Block):
-                    fused = self.pricing.block(op.work, lane.cohort)
-                    self.launched.append(host)
-                    self.work.append(fused)
-                    host += fused.host
-                else:
-                    wrapping = on_grid(self.pricing.wrapping(op.work))
-                    host += 0.0 if profile.synchronous else launch + wrapping
-                    self.launched.append(host)
-                    axes = () if isinstance(op.work, Send) or op.work.cohorts else op.work.axes
-                    priced = self.pricing.collective(op.work, lane.cohort, groups.get(axes, -1))
-                    paid = wrapping if profile.synchronous else 0.0  # a CPU waits for its own work
-                    self.work.append(replace(priced, latency=priced.latency + paid) if paid else priced)
+                found = known.get(id(op.work))
+                if found is None:
+                    found = known[id(op.work)] = self._priced(op.work, lane.cohort, groups, launch)
+                work, ahead, behind = found
+                host += ahead
+                self.launched.append(host)
+                self.work.append(work)
+                host += behind
+
+    def _priced(
+        self, work: Block | Collective | Send, cohort: int, groups: dict[tuple[str, ...], int], launch: float
+    ) -> tuple[Fused | Priced, float, float]:
+        """Work with the seconds of the host before it is launched and after that."""
+        if isinstance(work, Block):
+            fused = self.pricing.block(work, cohort)
+            return fused, 0.0, fused.host
+        wrapping = on_grid(self.pricing.wrapping(work))
+        axes = () if isinstance(work, Send) or work.cohorts else work.axes
+        priced = self.pricing.collective(work, cohort, groups.get(axes, -1))
+        if not self.pricing.prices.profile.synchronous:
+            return priced, launch + wrapping, 0.0
+        return (
+            replace(priced, latency=priced.latency + wrapping) if wrapping else priced,
+            0.0,
+            0.0,
+        )  # a CPU waits for its own work
 
     def _groups_of(self, number: int) -> dict[tuple[str, ...], int]:
         """Which sibling group the rank of this lane belongs to, by axes; () for sends and pairs of cohorts."""

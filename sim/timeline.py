@@ -5,8 +5,9 @@ A lane is a rank, or a cohort of ranks that all did the same. All times are mult
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,7 +32,8 @@ AXES = (
     "cpu",
 )  # when an idle moment has communication on several axes, the first of these explains it
 PHASES = ("forward", "backward", "recompute", "optimizer")
-COMPONENTS = (*PHASES, *(f"{axis} exposed" for axis in AXES), "launch", "slowdown", "bubble", "wait")
+EXPOSED = tuple(f"{axis} exposed" for axis in AXES)
+COMPONENTS = (*PHASES, *EXPOSED, "launch", "slowdown", "bubble", "wait")
 
 Interval = tuple[float, float, int]  # start, end, rank of the axis in AXES
 
@@ -71,6 +73,7 @@ class Timeline:
     launched: list[float]  # when the host had launched the op
     events: int  # SimPy events that were scheduled
     pricing: Pricing
+    _distinct: dict[int, list[tuple[int, Op, int]]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def step(self) -> float:
@@ -89,13 +92,12 @@ class Timeline:
 
     def distinct(self, lane: int) -> Iterator[tuple[int, Op, int]]:
         """Each piece of work of a lane in the step: the number of an op that does it, the op, and how many ops do it."""
-        times: dict[int, int] = {}
-        ops: dict[int, tuple[int, Op]] = {}
-        for number, op in self.ops(lane):
-            key = id(op.work)
-            times[key] = times.get(key, 0) + 1
-            ops[key] = number, op
-        return ((number, op, times[key]) for key, (number, op) in ops.items())
+        if lane not in self._distinct:
+            ops = list(self.ops(lane))
+            times = Counter([id(op.work) for _, op in ops])
+            last = {id(op.work): (number, op) for number, op in ops}
+            self._distinct[lane] = [(number, op, times[key]) for key, (number, op) in last.items()]
+        return iter(self._distinct[lane])
 
     def played(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, also those before and after the step."""
@@ -155,6 +157,16 @@ class Timeline:
         mean[largest] += self.step - sum(mean.values())
         return mean
 
+    def busy(self) -> list[float]:
+        """By pipeline stage: seconds that a rank's compute stream does not wait for other stages, mean over the stage's ranks."""
+        total: dict[int, list[float]] = {}
+        for lane, parts in zip(self.lanes, self.breakdowns, strict=True):
+            spent = sum(seconds for name, seconds in parts.items() if name not in ("bubble", "pp exposed", "wait"))
+            sums = total.setdefault(self.program.cohorts[lane.cohort].at.get("pp", 0), [0.0, 0.0])
+            sums[0] += lane.ranks * spent
+            sums[1] += lane.ranks
+        return [total[stage][0] / total[stage][1] for stage in sorted(total)]
+
     def _incoming(self) -> list[list[Interval]]:
         """Transfers that a lane's compute may wait for: its collectives and what is sent to it."""
         result: list[list[Interval]] = [[] for _ in self.lanes]
@@ -208,10 +220,15 @@ class Timeline:
 
     def _idle(self, number: int, op: Op, lane: int) -> tuple[float, str]:
         """Why compute was idle before an op: until when the host had not launched what it waits for; what explains the rest."""
-        cohort = self.lanes[lane].cohort
-        mine = [number, *(self.offset[lane] + ref.op for ref in op.after if ref.cohort == cohort)]
-        between_stages = any(ref.cohort != cohort or self._spans(ref) for ref in op.after)
-        hosted = max((self.launched[one] for one in mine if isinstance(self.work[one], Priced)), default=0.0)
+        cohort, base = self.lanes[lane].cohort, self.offset[lane]
+        hosted, between_stages = self.launched[number] if isinstance(self.work[number], Priced) else 0.0, False
+        for ref in op.after:
+            if ref.cohort != cohort:
+                between_stages = True
+                continue
+            between_stages = between_stages or self._spans(ref)
+            if isinstance(self.work[base + ref.op], Priced):
+                hosted = max(hosted, self.launched[base + ref.op])
         return hosted, "bubble" if between_stages else "wait"
 
     def _spans(self, ref: Ref) -> bool:
@@ -278,11 +295,11 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[I
     if len(during) == 1:
         first, last, axis = during[0]
         shown = min(last, end) - max(first, start)
-        parts[f"{AXES[axis]} exposed"] += shown
+        parts[EXPOSED[axis]] += shown
         parts[idle] += end - start - shown
         return skip
     cuts = sorted({start, end, *(min(max(t, start), end) for transfer in during for t in transfer[:2])})
     for left, right in pairwise(cuts):
         axes = [axis for a, b, axis in during if a <= left and b >= right]
-        parts[f"{AXES[min(axes)]} exposed" if axes else idle] += right - left
+        parts[EXPOSED[min(axes)] if axes else idle] += right - left
     return skip

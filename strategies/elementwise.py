@@ -109,6 +109,11 @@ def softmax(kernels: Kernels, causal: bool, width: float) -> Ways:
     return Ways(_reduce((read + 1) * width + mask), _reduce((2 * read + 1) * width))
 
 
+def fused_loss(width: float) -> Ways:
+    """Cross-entropy in one kernel each way, per logit: read; read and its gradient written (flash-attn's and Apex's xentropy)."""
+    return Ways(_reduce(width), _reduce(2 * width))
+
+
 def loss(kernels: Kernels, width: float) -> Ways:
     """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
     exponentials and their sum, one that divides; the gradient is made from the probabilities. Before Transformer Engine each

@@ -16,7 +16,6 @@ Changes = dict[str, Any]
 Ideas = Callable[[Job], Iterator[Changes]]
 OPTIMIZER = Offload.model_validate({"optimizer": "cpu"})
 DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
-LONG = 8192  # tokens of a sequence, if the model's whole context was taken by default
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
 
 
@@ -103,8 +102,6 @@ def _ideas(job: Job) -> Iterator[Changes]:
     """Single changes that lower memory and that the plan does not make yet."""
     plan, model, node = job.plan, job.model, job.cluster.node.gpus
     dp = max(1, job.cluster.gpus // (plan.tp * plan.cp * plan.pp))
-    if plan.sequence is None and model.context > LONG:
-        yield {"sequence": LONG}
     if dp > 1 and plan.data_parallel in _NEXT_ZERO:
         yield {"data_parallel": _NEXT_ZERO[plan.data_parallel]}
         yield {"data_parallel": "zero3"}

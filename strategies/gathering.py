@@ -4,6 +4,11 @@ ZeRO++ (Wang et al. 2023, arXiv:2306.10209): qwZ gathers 8-bit integers, with pa
 part and to turn the whole back; as in DeepSpeed's code forward and backward. hpZ keeps a second copy sharded over the ranks of a
 node, from which backward passes gather. Scales, a number per block of thousands of parameters, are left out.
 
+Gathers and reductions of one process group are collectives of one NCCL communicator, which runs them one at a time in the order
+in which they were launched, whatever the CUDA streams they come from: both are on the stream "dp". (torch 2.13,
+torch/distributed/fsdp/_fully_shard/_fsdp_common.py, FSDPMeshInfo; github.com/pytorch/pytorch pull requests 186335 and 177098;
+DeepSpeed reduces and gathers in one group, too.) hpZ's groups are communicators of their own.
+
 PyTorch's FSDP copies between collectives and tensors on the compute stream: FSDP2 what it gathered to the parameters, and
 gradients to one buffer; FSDP1's flat parameters are where they are gathered (`plan.flat_parameters`).
 """
@@ -18,6 +23,7 @@ from strategies.stage import Stage
 from strategies.tensors import matrices
 
 NARROW = 1  # bytes of a quantised parameter
+SECONDARY = "secondary"  # the stream of the communicator of a node's ranks, from which hpZ gathers
 
 
 class Gathering:
@@ -89,7 +95,8 @@ class Gathering:
         if self.quantised:
             shards = self.options.zero_hpz_partition_size if local else stage.plan.shards
             after = (self._pass("quantise parameters", "backward" if backward else "forward", dense / shards, after),)
-        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part))
+        stream = SECONDARY if local else "dp"
+        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part), stream=stream)
         return self._gather(experts, stage.plan.expert_sharing, (ref,), (), self.width(part, True)) if experts else ref
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
@@ -158,7 +165,7 @@ class Gathering:
 
     def _gather(
         self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
-        quantised: bool = True,
+        quantised: bool = True, stream: str = "dp",
     ) -> Ref:  # fmt: skip
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
         width = NARROW if narrow else width
@@ -166,7 +173,7 @@ class Gathering:
         if key not in self._works:
             size = float(elements * width)
             self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
-        return self.stage.add(Op("dp gather", self._works[key], after, allocate=allocate))
+        return self.stage.add(Op(stream, self._works[key], after, allocate=allocate))
 
     def _pass(self, label: str, phase: str, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:
         """Read one type, write the other."""

@@ -27,6 +27,11 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
+    if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
+        raise UserError(f"{where}: unpad=true is for fused attention without cp and without latent attention")
+    for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={plan.loss_metrics}", plan.loss_metrics)):
+        if there and plan.tp > 1:
+            raise UserError(f"{where}: {said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks")
     if plan.cp > 1:
         _context(model, plan, sequence, where)
     if model.positions == "learned" and sequence > model.context:
@@ -269,7 +274,9 @@ def _expert_columns(moe: Experts, plan: Plan, where: str) -> None:
 def _nodes(moe: Experts | None, plan: Plan, where: str) -> None:
     """Exchanges in two steps, across nodes and inside them."""
     if (plan.ep_nodes == 1) != (plan.routed_nodes is None):
-        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} and routed_nodes={plan.routed_nodes} go together, both or neither")
+        wanted = "routed_nodes: to how many of these nodes each token goes" if plan.routed_nodes is None else "ep_nodes above 1"
+        given = f"ep_nodes={plan.ep_nodes}" if plan.routed_nodes is None else f"routed_nodes={plan.routed_nodes}"
+        raise UserError(f"{where}: {given} needs {wanted}")
     if plan.ep_nodes == 1:
         return
     if plan.ep % plan.ep_nodes:

@@ -19,9 +19,10 @@ def lower(model: Model, plan: Resolved) -> Program:
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
     program = hooks[plan.plan.data_parallel]().program(model, plan, work)
-    if program is not None:
-        return replace(program, model_flops=model_flops, hardware_flops=hardware_flops)
-    return _Lowering(model, plan, work).program(model_flops, hardware_flops)
+    if program is None:
+        program = _Lowering(model, plan, work).program()
+    masked = _masked_flops(model, plan, model_flops)
+    return replace(program, model_flops=model_flops, hardware_flops=hardware_flops, masked_flops=masked)
 
 
 class _Lowering:
@@ -57,8 +58,8 @@ class _Lowering:
             chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
         return chosen
 
-    def program(self, model_flops: float, hardware_flops: float) -> Program:
-        """Add every rank's passes, connect them, and end the step."""
+    def program(self) -> Program:
+        """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
         plan, pp = self.plan, self.plan.plan.pp
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
         if plan.plan.sequence_parallel:
@@ -70,8 +71,7 @@ class _Lowering:
         for stage in self.stages.values():
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
-        flops = model_flops, hardware_flops
-        return Program(plan.grid, self.cohorts, *flops, plan.plan.precision, tokens, psi, steps=plan.local_steps,
+        return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.plan.precision, tokens, psi, steps=plan.local_steps,
                        eager=plan.plan.kernels != "compiled")  # fmt: skip
 
     def _buffers(self, size: float) -> None:
@@ -147,3 +147,11 @@ def _flops(work: Parts, plan: Resolved) -> tuple[float, float]:
     model = sum(part.model_flops for part in every)
     again = sum(part.recomputed_flops for part in every)
     return model * passes, (model + again) * passes
+
+
+def _masked_flops(model: Model, plan: Resolved, flops: float) -> float | None:
+    """Of the model FLOPs of the whole job, those that a causal mask leaves; None without one."""
+    if model.family != "decoder":
+        return None
+    full, left = (model.forward_flops(plan.global_batch, plan.sequence, causal) for causal in (False, True))
+    return flops - 3.0 * (full - left)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
+from strategies.blocks import taking_turns
 from strategies.data_parallel import Hook
 from strategies.resolved import Resolved
 from strategies.schedules import Action, Schedule, actions
-from strategies.stage import Stage, taking_turns
+from strategies.stage import Stage
 
 STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
@@ -49,6 +50,8 @@ class Passes:
         self.left = dict.fromkeys(range(flow.plan.chunks), 0)  # backward passes still to come
         for action in self.order:
             self.left[action.chunk] += action.kind in "BW"
+        self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
+        self.near = {(one.number, step): flow.neighbour(one, step) for one in self.mine for step in (-1, 1)}
         self.sends = self._sends(size)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
@@ -76,7 +79,7 @@ class Passes:
             self.cohort.steady = self.ends[STEPS - 3], self.ends[STEPS - 2]
 
     def _stage(self, action: Action) -> Stage:
-        return self.flow.stages[self.flow.schedule.stage(self.rank, self.plan.plan.pp, action.chunk)]
+        return self.mine[action.chunk]
 
     def _pass(self, action: Action) -> tuple[Stage, Ref, bool]:
         """Add a pass; (its stage, the op that ends it, whether it is the last one back before an update)."""
@@ -93,7 +96,7 @@ class Passes:
             # without overlap the next pass waits for the gradients that this one reduces
             self.held_up = () if self.plan.plan.overlap else tuple(stage.reduced[-1:])
         way, step = ("F", -1) if action.kind == "F" else ("B", 1)
-        source = flow.neighbour(stage, step)
+        source = self.near[stage.number, step]
         if action.kind != "W" and source is not None:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
@@ -125,7 +128,7 @@ class Passes:
         there, back = self._stage(forward), self._stage(backward)
         key = there.number, back.number, backward.kind
         if key not in self.flow.pairs:
-            self.flow.pairs[key] = taking_turns(there, back, whole=backward.kind == "B")
+            self.flow.pairs[key] = taking_turns(there.parts, back.parts, whole=backward.kind == "B")
         op.work, op.after = self.flow.pairs[key], op.after + other.after
         op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
         self.flow.waits[:] = [(op if one is other else one, key) for one, key in self.flow.waits]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from strategies.model import Model
@@ -29,9 +30,15 @@ def placement(plan: Plan, stages: int, model: Model, where: str) -> tuple[int, .
         return _ends(plan, stages, model, which, where)
     if plan.embedding_as_layer or plan.loss_as_layer:
         return _counted(plan, stages, model, which, where)
-    # The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed:
-    # 126 layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).
-    each, rest = divmod(model.layers, stages)
+    return _even(model.layers, stages)
+
+
+@lru_cache(maxsize=1024)
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    """The rest goes to the middle stages: the first also holds the embedding, the last the head (as Llama 3 405B was placed: 126
+    layers over 16 stages with one layer fewer on the first and the last, arXiv:2407.21783 section 3.3.2).
+    """
+    each, rest = divmod(layers, stages)
     start = (stages - rest + 1) // 2
     return tuple(each + (start <= stage < start + rest) for stage in range(stages))
 

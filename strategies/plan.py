@@ -5,6 +5,7 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from strategies.resolved import Resolved
 
 MIB = 2.0**20
+SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
@@ -63,7 +65,7 @@ class Plan(Config):
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
     chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
-    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
+    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
     shard: PositiveInt | None = Field(
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
@@ -95,8 +97,16 @@ class Plan(Config):
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
-    sequence: PositiveInt | None = Field(None, description="tokens per sequence; by default the model's context")
-    recompute: Literal["none", "selective", "full"] = Field("none", description="activations recomputed in the backward pass")
+    sequence: PositiveInt | None = Field(
+        None,
+        description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
+        "contexts see in most of their pretraining)",
+    )
+    recompute: Literal["none", "selective", "operators", "full"] = Field(
+        "none",
+        description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
+        "operators but attention and every second product (operators, as torchtitan's selective_ac_option = 'op'), or all",
+    )
     recompute_method: Literal["block", "uniform", "every"] | None = Field(
         None,
         description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
@@ -106,7 +116,7 @@ class Plan(Config):
     early_stop: bool | None = Field(
         None,
         description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
-        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch, and otherwise not",
+        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch or compiled, and otherwise not",
     )
     sync_norm: bool = Field(
         False,
@@ -119,11 +129,26 @@ class Plan(Config):
         "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
         "scores written to memory (materialised)",
     )
+    unpad: bool = Field(
+        False,
+        description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
+        "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
+    )
+    loss: Literal["fused", "torch"] | None = Field(
+        None,
+        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
+        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+    )
+    loss_metrics: NonNegativeInt = Field(
+        0,
+        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
+        "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
+    )
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
         "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more, and gathers nothing twice under sequence parallelism)",
+        "more); the last two gather nothing twice under sequence parallelism",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -186,6 +211,14 @@ class Plan(Config):
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
+    @field_validator("sequence", "global_batch", mode="before")
+    @classmethod
+    def _no_prefix(cls, value: object) -> object:
+        """8k tokens are 8,000 to some and 8,192 to others."""
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[kKMG]i?", value.strip()):
+            raise ValueError("may be powers of 1000 or of 1024: write the whole number, such as 8192")
+        return value
+
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, name: str) -> str:
@@ -195,6 +228,9 @@ class Plan(Config):
     @field_validator("data_parallel")
     @classmethod
     def _hook(cls, name: str) -> str:
+        if name == "hsdp":
+            raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
+        name = "zero3" if name == "fsdp" else name
         hooks[name]
         return name
 
@@ -214,6 +250,10 @@ class Plan(Config):
             raise ValueError(f"must name each of {', '.join(ORDER)} once, joined by '-'")
         return text
 
+    def sequence_of(self, model: Model) -> int:
+        """Tokens of a sequence of `model`."""
+        return self.sequence or min(model.context, SEQUENCE)
+
     @property
     def bytes_per_element(self) -> int:
         """Bytes of one weight or activation element."""
@@ -228,6 +268,13 @@ class Plan(Config):
     def pytorch_fsdp(self) -> bool:
         """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
         return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
+
+    @property
+    def masters_only(self) -> bool:
+        """Whether what is sharded is the fp32 master, cast when it is gathered, and reduced gradients become fp32 (torch 2.13,
+        FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
+        """
+        return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
 
     @property
     def least_gathered(self) -> int:
@@ -252,7 +299,7 @@ class Plan(Config):
     @property
     def stops_early(self) -> bool:
         """Whether recomputation leaves out what backward does not need."""
-        return self.kernels == "torch" if self.early_stop is None else self.early_stop
+        return self.kernels in ("torch", "compiled") if self.early_stop is None else self.early_stop
 
     @property
     def bytes_per_optimizer_state(self) -> int:
@@ -276,6 +323,8 @@ class Plan(Config):
     @property
     def bytes_of_states(self) -> dict[str, int]:
         """Bytes per parameter of each model state, before sharding."""
+        if self.masters_only:
+            return {"parameter": 4, "gradient": 4, "optimizer": self.bytes_per_optimizer_state - 4}
         return {
             "parameter": self.bytes_per_element,
             "gradient": self.bytes_per_gradient,

@@ -2,7 +2,8 @@
 
 Ranks of a node exchange quantised gradients, each adds up its part in full precision and quantises the sum; the ranks with the
 same place in all nodes exchange those: ½ byte per gradient leaves a node instead of 2. Quantising, adding up and turning back are
-passes over memory on the compute stream, each behind the next pass of the model. Scales are left out.
+passes over memory on the compute stream, each behind the next pass of the model. Scales are left out. The groups of either hop
+are communicators of their own (deepspeed/utils/groups.py, `_get_local_all_to_all_group`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Quantised:
         if (axis, size) not in self._works:
             algorithm = stage.plan.plan.algorithm
             self._works[axis, size] = Collective("all_to_all", size, axis, "gradients", algorithm, 1, NARROW)
-        return stage.add(Op(axis, self._works[axis, size], (after,)))
+        return stage.add(Op(f"{axis} exchange", self._works[axis, size], (after,)))
 
 
 def _pass(stage: Stage, label: str, moved: float, after: Ref, allocate: Memory = (), free: Memory = ()) -> Ref:

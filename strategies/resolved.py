@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from sim.grid import Grid
 from strategies.data_parallel import hooks
@@ -34,7 +35,7 @@ class Resolved(Config):
     def of(cls, plan: Plan, model: Model, gpus: int, where: str, per_node: int) -> Resolved:
         """See `Plan.resolve`."""
         dp = _data_parallel(plan, gpus, where)
-        sequence = plan.sequence or model.context
+        sequence = plan.sequence_of(model)
         microbatches = _microbatches(plan, dp, where)
         divides(model, plan, sequence, where)
         chunks = _chunks(plan, where)
@@ -47,7 +48,7 @@ class Resolved(Config):
         recomputed(plan, layers, where)
         synchronised(plan, dp, where)
         inner = neighbours(plan, dp, per_node, where)
-        return cls(
+        return cls.model_construct(  # of what has been checked
             plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
             chunks=chunks, local_steps=local, layers=layers, inner=inner,
         )  # fmt: skip
@@ -57,15 +58,8 @@ class Resolved(Config):
         """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, the ep
         ranks one of their own, and the nodes that they are on one outside it.
         """
-        outside = self.replicas if self.inner == 1 else self.dp // self.inner
-        plan, dp = self.plan, self.dp // outside // self.plan.ep
-        degrees = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep // plan.ep_nodes, "dp": dp, "pp": plan.pp}
-        order = plan.order.split("-")
-        for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, plan.ep_nodes)):
-            if degree > 1:
-                order.insert(order.index(inner) + 1, outer)
-                degrees[outer] = degree
-        return Grid.of(tuple(order), **degrees)
+        plan, outside = self.plan, self.replicas if self.inner == 1 else self.dp // self.inner
+        return _grid(plan.order, plan.tp, plan.cp, plan.ep, plan.ep_nodes, self.dp, outside, plan.pp)
 
     @property
     def copies(self) -> int:
@@ -108,15 +102,28 @@ class Resolved(Config):
         return ("cp", "dp") if self.plan.cp > 1 else ("dp",)
 
 
+@lru_cache(maxsize=16384)
+def _grid(ranks: str, tp: int, cp: int, ep: int, ep_nodes: int, dp: int, outside: int, pp: int) -> Grid:
+    """See `Resolved.grid`. outside: replicas of a sharded copy."""
+    degrees = {"tp": tp, "cp": cp, "ep": ep // ep_nodes, "dp": dp // outside // ep, "pp": pp}
+    order = ranks.split("-")
+    for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, ep_nodes)):
+        if degree > 1:
+            order.insert(order.index(inner) + 1, outer)
+            degrees[outer] = degree
+    return Grid.of(tuple(order), **degrees)
+
+
 def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
     degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
-    inner = math.prod(degrees.values())
-    degrees["dp"] = dp = plan.dp or max(1, gpus // inner)
-    if inner * dp != gpus:
-        told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
-        product = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)}"
-        raise UserError(f"{where}: {product} = {inner * dp} ≠ {gpus} GPUs")
-    return dp
+    if plan.dp is not None:
+        degrees["dp"] = plan.dp
+    product = math.prod(degrees.values())
+    if product == gpus or (plan.dp is None and gpus % product == 0):
+        return plan.dp or gpus // product
+    told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+    formula = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)} = {product}"
+    raise UserError(f"{where}: {formula} {'does not divide' if plan.dp is None else '≠'} {gpus} GPUs")
 
 
 def _shards(plan: Plan, dp: int, where: str) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, items_of, workspace
 from strategies.host import Host
-from strategies.layers import Items, Part
+from strategies.layers import Part
 from strategies.layers.narrow import NARROW
-from strategies.layers.overlap import interleaved
 from strategies.model import Model
 from strategies.resolved import Resolved
-from strategies.updates import ZEROING, on_the_cpus, passes_of
-
-FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
+from strategies.tensors import tensors
+from strategies.updates import ZEROING, on_the_cpus, passes_of, taken_by
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -137,16 +136,25 @@ class Stage:
         if key not in self._blocks:
             forward, parts = direction == FORWARD, self.parts[first:last]
             order = parts if forward else parts[::-1]
-            runs = tuple(Run(len(list(same)), _items(part, direction)) for part, same in groupby(order))
+            runs = tuple(Run(len(list(same)), items_of(part, direction)) for part, same in groupby(order))
             kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
             saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
             held: Memory = (("activation", sum(part.held for part in parts)),)
             width = self.plan.plan.bytes_per_gradient if passing else 0
-            work: Memory = (("temporary", _workspace(parts, direction, width, absent)),)
+            most = workspace(parts, direction, width, absent)
+            kept_back = workspace(parts, direction, width, absent, self._stranded) - most
+            work: Memory = (("temporary", most), (CACHED, kept_back))
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed
         return self._blocks[key]
+
+    @property
+    def _stranded(self) -> float:
+        """Bytes that the caching allocator holds when the loss runs, in blocks that are smaller than its tensors: the workspace
+        that layers had forward, and the loss's own.
+        """
+        return max((0.0, *(part.temporary for part in self.parts[:-1]))) + self.parts[-1].stranded
 
     def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
         """Gradients in the order in which the backward pass makes them: (first part, last part + 1, bytes of a bucket, buckets).
@@ -269,7 +277,9 @@ class Stage:
             for label, moved in passes_of(plan)
         ]
         block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
-        ref = self.add(Op(COMPUTE, block, after))
+        largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
+        taken: Memory = (("gradient", taken_by(plan, count, largest)),)
+        ref = self.add(Op(COMPUTE, block, after, taken, taken))
         return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:
@@ -283,45 +293,3 @@ class Stage:
         if not plan.sequence_parallel or not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
-
-
-def taking_turns(ahead: Stage, back: Stage, whole: bool) -> Block:
-    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
-    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
-    """
-    direction = BACKWARD if whole else INPUT
-    layers = [part for part in ahead.parts if part.name == "layer"], [part for part in back.parts[::-1] if part.name == "layer"]
-    first = [(FORWARD, part) for part in ahead.parts if part.name == "embedding"]
-    first += [(direction, part) for part in back.parts if part.name == "head"]
-    last = [(FORWARD, part) for part in ahead.parts if part.name == "head"]
-    last += [(direction, part) for part in back.parts if part.name == "embedding"]
-    runs = [Run(1, _items(part, way)) for way, part in first]
-    for pair, same in groupby(zip_longest(*layers)):
-        there, here = pair
-        items = _items(here, direction) if here else ()
-        runs.append(Run(len(list(same)), interleaved(items, _items(there, FORWARD)) if there else items))
-    return Block("forward + backward", (*runs, *(Run(1, _items(part, way)) for way, part in last)))
-
-
-def _workspace(parts: Sequence[Part], direction: str, width: int, absent: float) -> float:
-    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
-
-    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
-    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
-    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`.
-    """
-    most, later = 0.0, 0.0
-    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
-    earlier = sum(unmade)
-    for part in reversed(parts):
-        earlier -= unmade.pop()
-        work = part.temporary if direction == FORWARD else part.undo(width, absent) + part.restored
-        most = max(most, work - later - earlier)
-        later += part.saved
-    return most
-
-
-def _items(part: Part, direction: str) -> Items:
-    if direction == INPUT:
-        return part.recompute + part.input_gradient
-    return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]

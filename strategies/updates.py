@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from strategies.plan import Plan
 
 ZEROING = "gradient zeroing"
+SUB_GROUP = 1e9  # DeepSpeed's sub_group_size
 
 
 # An operator at a time, all in place but one: (name, fp32 numbers read and written). PyTorch's single-tensor loops, and as many
@@ -26,22 +27,40 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
     Mixed precision, as Megatron-LM does it (megatron/optimizer/optimizer.py): gradients of 16 bits are copied to fp32; in fp16
     they are divided by the loss scale and checked for infinities, in place; their norm is taken, to clip them (they are scaled
     only when it is too large, which is left out); each optimizer state is read and written with the fp32 master, whose copy in
-    16 bits is then made; a buffer in which gradients are accumulated is set to zero.
+    16 bits is then made; a buffer in which gradients are accumulated is set to zero. PyTorch's FSDP shards masters and their
+    gradients: nothing is copied, and gradients are dropped.
     """
     width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.bytes_per_element == 2
+    copied = mixed and not plan.masters_only
     main = 4 if mixed else gradient  # bytes of the gradients that the optimizer reads
     update: list[tuple[str, int]] = [(plan.optimizer, main + 2 * plan.bytes_per_optimizer_state + (0 if mixed else 2 * width))]
     if not plan.fused_optimizer:
         update = [(f"{plan.optimizer} {name}", 4 * moved) for name, moved in OPERATORS[plan.optimizer]]
     steps: list[tuple[str, int]] = [
-        ("gradient copy", gradient + main if mixed and gradient != main else 0),
+        ("gradient copy", gradient + main if copied and gradient != main else 0),
         ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
         ("gradient norm", main if plan.clip_gradients else 0),
         *update,
-        ("parameter copy", 4 + width if mixed else 0),
-        (ZEROING, gradient if gradient != width else 0),
+        ("parameter copy", 4 + width if copied else 0),
+        (ZEROING, gradient if gradient != width and not plan.masters_only else 0),
     ]
     return [(label, moved) for label, moved in steps if moved]
+
+
+def taken_by(plan: Plan, count: float, largest: float) -> float:
+    """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements.
+
+    16-bit gradients are copied to fp32 (megatron/optimizer/optimizer.py). DeepSpeed's ZeRO takes the norm of each gradient as
+    fp64, then joins those of its own parameters in 16 bits and turns them to fp32 (deepspeed/runtime/zero/stage_1_and_2.py, step,
+    get_grad_norm_direct), in ZeRO-3 of at most SUB_GROUP parameters at a time (stage3.py). That the gradients of others'
+    parameters are dropped in between is left out: their blocks are no place for joined ones.
+    """
+    if plan.bytes_per_gradient != 2 or plan.masters_only:
+        return 0.0
+    if plan.deepspeed is None:
+        return 4.0 * count
+    norm = 8.0 * min(largest, count) if plan.clip_gradients else 0.0
+    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.data_parallel == "zero3" else count))
 
 
 def on_the_cpus(plan: Plan) -> int:

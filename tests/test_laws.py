@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.memory import ledger
+from sim.program import Collective
 from sim.run import run
 from sim.timeline import Timeline
 from strategies.data_parallel import hooks
@@ -89,6 +91,22 @@ def test_every_timeline_is_consistent(play, plan, model, shape) -> None:
         assert held.min() >= -1e-6
         resident = sum(size for _, size in timeline.program.cohorts[timeline.lanes[lane].cohort].resident)
         assert held[-1].sum() == pytest.approx(resident)
+
+
+@given(plan=plans.map(lambda plan: plan | {"data_parallel": "zero3"}), model=models, shape=shapes)
+@SOME
+def test_a_communicator_runs_one_collective_at_a_time(play, plan, model, shape) -> None:
+    """NCCL runs the collectives of one process group one after the other, gathers and reductions alike."""
+    timeline = play(plan, model, shape)
+    for lane in range(len(timeline.lanes)):
+        spans = sorted(
+            (timeline.start[number], timeline.end[number], op.work.axes)
+            for number, op in timeline.ops(lane)
+            if isinstance(op.work, Collective) and not op.work.cohorts and op.work.operation != "all_to_all"
+        )
+        for axes in {axes for _, _, axes in spans}:
+            mine = [(start, end) for start, end, of in spans if of == axes]
+            assert all(before[1] <= after[0] for before, after in pairwise(mine))
 
 
 @given(plan=plans, model=models, shape=shapes)

@@ -118,6 +118,8 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield f"ep={plan.ep}: PyTorch has no expert parallelism"
     if plan.recompute == "selective":
         yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
+    if plan.recompute == "operators":
+        yield "recompute=operators: torch.compile and torchtitan's layers, which it describes, are not executed"
     if plan.algorithm != "auto":
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
     if plan.pp > 1 and not plan.overlap_p2p:

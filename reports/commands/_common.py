@@ -124,10 +124,17 @@ def engine_options(command: Any) -> Any:
     return command
 
 
+def _number(_: Any, option: click.Parameter, text: str | None) -> float | None:
+    """What an option says, as `15T`."""
+    from topologies.units import count
+
+    return quantity(f"--{option.name}", text, count)
+
+
 def money_options(command: Any) -> Any:
     """What the whole training is, and what it costs."""
     for option in reversed((
-        click.option("--tokens", type=float, help="Tokens of the whole training, such as 15e12. [default: 10¹²]"),
+        click.option("--tokens", callback=_number, help="Tokens of the whole training, such as 15T or 15e12. [default: 10¹²]"),
         click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
     )):  # fmt: skip
         command = option(command)

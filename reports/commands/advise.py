@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -20,12 +21,16 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from calibration.engines import engine
     from calibration.predict import predict
+    from calibration.uncertainty import with_interval
     from strategies.advise import advise
     from strategies.job import read_job
 
     asked = read_job(job, **given)
     with engine() as runs:
         found = advise(asked, predict, runs.map)
+    if (best := found.best) is not None:  # the others' intervals would take ten simulations each
+        best = replace(best, summary=with_interval(best.job, best.summary))
+        found = replace(found, candidates=(best, *found.candidates[1:]))
     if as_json:
         rows = [
             {"name": one.name, "changes": {field: plain(value) for field, value in one.changes.items()}, **one.summary.to_dict()}
@@ -35,6 +40,6 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     else:
         from reports.advice import advice
 
-        show(advice(found, asked.model.name, f"{asked.cluster.nodes} × {asked.cluster.name}"))
+        show(advice(found, asked))
     if found.best is None:
         sys.exit(2)

@@ -39,7 +39,22 @@ from reports.commands._common import (
 @click.option("--max-power", metavar="POWER", help="Draw no more, '2 MW'.")
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, help="Prove so many of the best.")
 @click.option("--front", is_flag=True, help="Prove the Pareto front of time, cost and memory, too.")
-@click.option("--limit", type=float, default=float("inf"), metavar="SECONDS", help="Stop after so long, and say how far it got.")
+@click.option(
+    "--limit",
+    "--seconds",
+    "limit",
+    type=click.FloatRange(0),
+    default=float("inf"),
+    metavar="SECONDS",
+    help="Stop after so long, and say how far it got.",
+)
+@click.option(
+    "--within",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="PART",
+    help="Stop when nothing that is left can be better by more than this: 0.03 is 3 %. [default: 0, proven best]",
+)
 @click.option(
     "--results", metavar="FILE", help="Keep every simulation in a .jsonl, .csv or .parquet; go on from one that exists."
 )
@@ -49,20 +64,21 @@ from reports.commands._common import (
 def command(
     job: str | None, overrides: tuple[str, ...], space: str | None, vary: tuple[str, ...], goal: str, tokens: float | None,
     price: float | None, max_gpus: int | None, max_memory: str | None, max_days: float | None, max_cost: float | None,
-    max_power: str | None, top: int, front: bool, limit: float, results: str | None, window: int | None, workers: int | None,
-    dask: str | None, ray: str | None, as_json: bool, **given: Any,
+    max_power: str | None, top: int, front: bool, limit: float, within: float, results: str | None, window: int | None,
+    workers: int | None, dask: str | None, ray: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """The best plan of a declared space, proven: bounds on all plans first, then simulations of the most promising.
 
     What the job says of its plan is kept where no axis varies it; --set FIELD=VALUE keeps a field that the usual axes would vary.
-    The exit code is 2 when no plan keeps to everything.
+    The exit code is 2 when no plan keeps to everything, 1 when the time was up before one was found.
     """
     from calibration.engines import engine
     from calibration.results import Results
     from calibration.search import WINDOW, Search
+    from calibration.uncertainty import interval
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
-    from strategies.search.space import default_space, load_space, parse_axis, told, with_offload
+    from strategies.search.space import default_space, load_space, parse_axis
     from topologies.reading import UserError
     from topologies.units import size, watts
 
@@ -81,21 +97,19 @@ def command(
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
         found = Search(
-            read, axes, objective(goal), runs, limits, total, price, top, front, limit, kept, tell, window or WINDOW
+            read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell, window or WINDOW
         ).run()
+    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best else None
     if as_json:
         from reports.search import as_data
 
-        click.echo(json.dumps(as_data(found, tokens), indent=2))
+        click.echo(json.dumps(as_data(found, tokens, bar), indent=2))
     else:
         from reports.search import overview
 
-        show(overview(found, read({}), tokens, top))
-        more = with_offload(axes, read({}))
-        if found.best is None and found.pruned["memory"] and more is not None:
-            click.echo(f"what the CPUs could hold was not tried: --vary {told(more.axes[-1])}")
+        show(overview(found, read({}), tokens, top, bar))
     if found.best is None:
-        sys.exit(2)
+        sys.exit(1 if found.interrupted else 2)
 
 
 @contextmanager
@@ -114,7 +128,8 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         task = bar.add_task("reading", total=None)
 
         def tell(state: Any) -> None:
-            best = f", best {state.best:.4g} {state.unit}" if state.best is not None else ""
+            sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
+            best = f", best {state.best:.4g} {state.unit}{sure}" if state.best is not None else ""
             out = f", {state.pruned:,} ruled out" if state.pruned else ""
             total = state.simulated + state.open if state.simulated else None
             bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)

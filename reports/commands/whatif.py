@@ -48,7 +48,7 @@ def command(
 ) -> None:  # fmt: skip
     """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes.
 
-    The exit code is 2 when none of all is possible.
+    The exit code is 2 when a value is refused wherever it was tried.
     """
     from calibration import whatif
     from calibration.engines import engine
@@ -81,7 +81,7 @@ def command(
         from reports.whatif import curves
 
         click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
-    if all(case.refused for case in found):
+    if whatif.impossible(rest):
         sys.exit(2)
 
 

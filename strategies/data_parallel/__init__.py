@@ -68,6 +68,11 @@ class Hook(ABC):
         """For lower bounds of the step; a hook that does not say is bounded without its communication."""
         return Moves()
 
+    @classmethod
+    def in_turn(cls, plan: Plan) -> bool:
+        """For lower bounds of the step: whether, with overlap=false, none of this communication runs beside passes of a rank."""
+        return False
+
     @abstractmethod
     def update(self, stage: Stage) -> None:
         """Add the optimizer's update after everything in `stage.reduced`."""

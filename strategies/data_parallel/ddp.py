@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sim.program import Ref
 from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Plan
 from strategies.resolved import Resolved
 from strategies.stage import Stage
 
@@ -25,6 +26,11 @@ class DDP(Hook):
     def moves(cls, plan: Resolved) -> Moves:
         """An all-reduce in a step; of an asynchronous schedule at least."""
         return Moves(plan.plan.bytes_per_gradient, plan.plan.bytes_per_gradient, late=True)
+
+    @classmethod
+    def in_turn(cls, plan: Plan) -> bool:
+        """Reductions follow the pass, and the next pass waits."""
+        return True
 
     def update(self, stage: Stage) -> None:
         """Every rank updates all of its parameters."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sim.program import Collective, Memory, Op, Ref
 from strategies.data_parallel import Hook, Moves, hooks
+from strategies.plan import Plan
 from strategies.resolved import Resolved
 from strategies.stage import Stage, in_buckets
 
@@ -42,6 +43,11 @@ class Zero1(Hook):
         narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
         kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
         return ("buffer", plan.reduce_bucket * (1 + plan.overlap)), *kept
+
+    @classmethod
+    def in_turn(cls, plan: Plan) -> bool:
+        """Reductions follow the pass, and the next pass waits."""
+        return True
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""

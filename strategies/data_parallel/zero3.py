@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
+from strategies.plan import Plan
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
 from strategies.resolved import Resolved
@@ -101,6 +102,11 @@ class Zero3(Hook):
         elif plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
             gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
         return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
+
+    @classmethod
+    def in_turn(cls, plan: Plan) -> bool:
+        """Every part waits for its gather, and the next gather for the part; PyTorch and DeepSpeed gather ahead."""
+        return plan.kernels != "torch" and plan.deepspeed is None
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""

@@ -60,7 +60,7 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
     mode = checkpoint.choice("mode", {"none": "none", "full": "full", "selective": "selective"}, "selective")
     option = str(checkpoint.value("selective_ac_option", "2"))
     if mode != "selective" or option == "op":
-        return {"recompute": mode}
+        return {"recompute": "operators" if mode == "selective" else mode}
     if not option.isdecimal() or option == "0":
         raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
     return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
@@ -142,7 +142,9 @@ def _write(job: Job) -> Written:
 def _recompute(plan: Plan) -> dict[str, str]:
     if plan.recompute_method == "every":
         return {"mode": "selective", "selective_ac_option": str(plan.recompute_layers)}
-    return {"mode": plan.recompute} | ({"selective_ac_option": "op"} if plan.recompute == "selective" else {})
+    if plan.recompute == "operators":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    return {"mode": "full" if plan.recompute == "full" else "none"}  # Megatron-LM's selective recomputation is not to be had
 
 
 def _types(plan: Plan) -> dict[str, str]:

@@ -17,11 +17,13 @@ from functools import lru_cache
 from itertools import chain
 
 from sim.program import Collective, Item, Kernel
+from strategies.layers import operators
 from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import Share
 from strategies.layers.transformer import transformer_layer
 from strategies.model import Experts, Model
 from strategies.plan import Plan
@@ -48,6 +50,7 @@ class Part:
     undoing: float  # the same of its backward besides saved and restored, of which less and less is there; without the loss
     passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
     loss: float  # the same of the loss, with which the backward pass of the head begins; −∞ of other parts
+    stranded: float  # bytes that the caching allocator has from its forward pass, and that its loss cannot use
     parameters: int  # elements on this rank
     replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
@@ -106,9 +109,7 @@ def parts(model: Model, plan: Resolved) -> Parts:
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
-    layers, kept = (
-        tuple(_part("layer", transformer_layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none")
-    )
+    layers, kept = (tuple(_part("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
     return Parts(
         plan=plan.plan,
         embedding=_part("embedding", embedding(share), share, "none"),
@@ -119,6 +120,11 @@ def parts(model: Model, plan: Resolved) -> Parts:
         batch=batch(share),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
+
+
+def _layer(share: Share, moe: Experts | None) -> list[Piece]:
+    pieces = transformer_layer(share, moe)
+    return operators.chosen(share, pieces) if share.resolved.plan.recompute == "operators" else pieces
 
 
 def _experts(model: Model, layer: int) -> Experts | None:
@@ -133,13 +139,13 @@ def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
+    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
 
 
 def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
     _check(model, plan)
-    return _tensors(transformer_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
+    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:
@@ -151,6 +157,8 @@ def _check(model: Model, plan: Resolved) -> None:
         raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
     if plan.plan.kernels == "torch":
         _check_eager(model, plan)
+    if plan.plan.recompute == "operators":
+        operators.check(Share(model, plan))
     if model.norms != 2:
         raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
     if model.window is not None and model.window < plan.sequence and plan.plan.fused_attention:
@@ -172,7 +180,9 @@ def _check_eager(model: Model, plan: Resolved) -> None:
 
 
 def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
-    """Tensors (kept, restored) under a recomputation setting; full recomputation keeps what the first piece gets."""
+    """Tensors (kept, restored) under a recomputation setting; full recomputation and that of operators keep what the first
+    piece gets, the latter also what operators make that are not repeated.
+    """
     outer: Tensors = {}
     for piece in pieces:  # of readers of one tensor that keep it in different types, the widest is counted
         outer |= {name: max(float(size), outer.get(name, 0.0)) for name, size in piece.saved.items()}
@@ -182,7 +192,11 @@ def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]
     if recompute == "selective":
         return outer, inner
     first = next(iter(outer))
-    return {first: outer[first]}, {name: size for name, size in (outer | inner).items() if name != first}
+    kept = {first: outer[first]}
+    if recompute == "operators":
+        kept |= {name: float(size) for piece in pieces for name, size in piece.made.items()}
+    left = {name: size - kept.get(name, 0.0) for name, size in (outer | inner).items()}
+    return kept, {name: size for name, size in left.items() if size > 0}
 
 
 def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
@@ -190,7 +204,8 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
     again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
     plan = share.resolved.plan
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
-    every, trunk = kept | restored, pieces[:-1] if name == "head" and share.model.head else pieces
+    every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
+    trunk = pieces[:-1] if name == "head" and share.model.head else pieces
     repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
     inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
     weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
@@ -210,6 +225,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         undoing=gradient + _workspace(trunk, every),
         passing=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
         loss=-math.inf if trunk is pieces else pieces[-1].temporary,
+        stranded=sum(piece.stranded for piece in pieces),
         parameters=sum(piece.parameters for piece in pieces),
         replicated=sum(piece.replicated for piece in pieces),
         experts=sum(piece.experts for piece in pieces),
@@ -224,10 +240,13 @@ def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piec
     """The pieces whose forward work is done again.
 
     torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
-    the input of the last matrix, whose own product and all that follows it are left out. Megatron-LM's runs to the end.
+    the input of the last matrix, whose own product and all that follows it are left out; torch.compile drops what nothing needs.
+    Megatron-LM's runs to the end.
     """
-    if recompute != "full":
+    if recompute in ("none", "selective"):
         return [piece for piece in pieces if recompute == "selective" and piece.core]
+    if recompute == "operators":
+        pieces, stops = operators.repeated(pieces), True
     return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)
 
 
@@ -269,7 +288,7 @@ def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0) -> flo
     left, gone, unmade = dict(tensors), sum(tensors.values()), 0.0
     most = -gone - width * sum(piece.parameters - piece.experts for piece in pieces)
     for piece in pieces:
-        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner})
+        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner, **piece.made})
         most = max(most, piece.temporary - gone - unmade)
         unmade += width * (piece.parameters - piece.experts)
     return most

@@ -12,7 +12,8 @@ from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.context import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent import projections
-from strategies.layers.pieces import Piece, Share, column_linear, pointwise, rotary, row_linear
+from strategies.layers.pieces import Piece, column_linear, pointwise, rotary, row_linear
+from strategies.layers.share import Share
 
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
@@ -23,6 +24,7 @@ def attention(share: Share) -> list[Piece]:
     before = projections(share, model.latent) if model.latent else _projections(share)
     flash = share.resolved.plan.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
+    core = _unpadded(share, core) if share.resolved.plan.unpad else core
     return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
 
 
@@ -68,6 +70,29 @@ def _flash(share: Share) -> Piece:
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
         flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
     )
+
+
+def _unpadded(share: Share, core: list[Piece]) -> list[Piece]:
+    """Tokens gathered before the core, and its result put back among zeros after it; gradients the other way round. The host's
+    waits for the number of tokens are left out.
+    """
+
+    def gathered(phase: str, elements: int) -> Kernel:
+        return share.memory("unpad", phase, 2 * share.element * elements)
+
+    def put(phase: str, elements: int) -> tuple[Kernel, ...]:
+        zeros = share.memory("pad zeros", phase, share.element * elements)
+        return zeros, share.memory("pad", phase, 2 * share.element * elements)
+
+    result = share.tokens * share.heads * share.model.head_dim
+    given = (result, *(share.tokens * share.kv_heads * share.model.head_dim,) * 2)
+    before = Piece(
+        forward=tuple(gathered("forward", one) for one in given),
+        input_gradient=tuple(kernel for one in given for kernel in put("backward", one)),
+        temporary=share.element * sum(given),
+    )
+    after = Piece(forward=put("forward", result), input_gradient=(gathered("backward", result),))
+    return [before, *core, after]
 
 
 def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:

@@ -15,7 +15,8 @@ Broadcasts and the average of the logged loss count as launches; what these few 
 from __future__ import annotations
 
 from sim.program import Kernel
-from strategies.layers.pieces import FLOAT, Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import FLOAT, Share
 
 INDEX = 8  # bytes of a token's number
 COPIES, BROADCASTS = 3, 2  # sizes there and back and the tokens; the sizes and the tokens

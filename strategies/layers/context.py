@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import Share
 
 Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
 

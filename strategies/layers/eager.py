@@ -6,8 +6,8 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
 * a gated activation is an operator and a product: both of its factors and the product are kept;
 * rotary positions are two products, a negation, a concatenation and a sum;
 * the loss is log-softmax and a choice, of which the first is kept in fp32; forward there are logits besides (and in 16 bits their
-  copy in fp32), backward both make a gradient of all logits. Cut over the vocabulary (loss_parallel) it is written out, and three
-  tensors of all logits exist at once besides what is kept;
+  copy in fp32), backward both make a gradient of all logits, for which the block of 16-bit logits is too small. Cut over the
+  vocabulary (loss_parallel) it is written out, and three tensors of all logits exist at once besides what is kept;
 * a matrix keeps its whole input, also what sequence parallelism gathered: nothing is gathered twice.
 """
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 from sim.program import Kernel
 from strategies import elementwise as passes
 from strategies.layers.overlap import Items
-from strategies.layers.pieces import FLOAT, Piece, Share
+from strategies.layers.pieces import Piece
+from strategies.layers.share import FLOAT, Share
 
 
 def gated(share: Share, columns: int) -> Piece:
@@ -66,5 +67,6 @@ def loss(share: Share) -> Piece:
         input_gradient=backward,
         saved={"log-probabilities": FLOAT * logits},
         temporary=(3 if parallel else 2) * FLOAT * logits,
+        stranded=share.element * logits if share.element != FLOAT else 0.0,
         before=None if parallel else (share.element + (FLOAT if share.element != FLOAT else 0)) * logits,
     )

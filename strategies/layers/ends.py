@@ -10,7 +10,9 @@ from dataclasses import replace
 from strategies import elementwise as passes
 from strategies.layers import eager
 from strategies.layers.bookkeeping import lookup, mean, targets
-from strategies.layers.pieces import FLOAT, Piece, Share, column_linear, norm, pointwise, whole_linear
+from strategies.layers.overlap import Items
+from strategies.layers.pieces import Piece, column_linear, norm, pointwise, whole_linear
+from strategies.layers.share import FLOAT, Share
 
 
 def embedding(share: Share) -> list[Piece]:
@@ -39,9 +41,9 @@ def _tokens(share: Share) -> Piece:
     zeros = share.memory("token embedding zeros", "backward", share.element * parameters)
     scatter = share.memory("token embedding", "backward", 3 * size)
     return Piece(
-        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding")),
+        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward")),
         weight_gradient=(
-            *share.gather("token embedding gradient"),
+            *share.gather("token embedding gradient", "backward"),
             zeros,
             scatter,
             *share.vectors("token embedding", parameters),
@@ -81,13 +83,28 @@ def head(share: Share) -> list[Piece]:
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
-        loss = eager.loss(share) if share.eager else _loss(share)
+        made_by = share.resolved.plan.loss or share.resolved.plan.kernels
+        loss = {"fused": _fused_loss, "torch": eager.loss}.get(made_by, _loss)(share)
         before, after = targets(share), mean(share)
-        forward = before.forward + loss.forward + after.forward
+        forward = before.forward + loss.forward + after.forward + _metrics(share)
         backward = after.input_gradient + loss.input_gradient + before.input_gradient
         whole = replace(loss, forward=forward, input_gradient=backward)
         pieces += [replace(matrix, parameters=matrix.parameters - tied), whole]
     return pieces
+
+
+def _fused_loss(share: Share) -> Piece:
+    """Logits are kept as they are, and their gradient is as large; what is summed in fp32 is a number per token."""
+    logits, ways = share.tokens * share.rows, passes.fused_loss(share.element)
+    forward, backward = share.run("loss", "forward", logits, ways.forward), share.run("loss", "backward", logits, ways.backward)
+    size = float(share.element * logits)
+    return Piece(forward, backward, saved={"logits": size}, temporary=size, before=0.0)
+
+
+def _metrics(share: Share) -> Items:
+    """Cross-entropy that is only looked at: llm-foundry's come after the backward pass, when there is room for their copies."""
+    logits, ways = share.tokens * share.rows, passes.loss("torch", share.element)
+    return share.run("loss metrics", "forward", logits, ways.forward) * share.resolved.plan.loss_metrics
 
 
 def _loss(share: Share) -> Piece:

@@ -7,7 +7,8 @@ of them are cut by columns. Every key head has a copy of the one rotary key.
 
 from __future__ import annotations
 
-from strategies.layers.pieces import Piece, Share, column_linear, norm, pointwise, rotary, whole_linear
+from strategies.layers.pieces import Piece, column_linear, norm, pointwise, rotary, whole_linear
+from strategies.layers.share import Share
 from strategies.model import Latent
 
 INPUT = "qkv input"

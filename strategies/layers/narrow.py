@@ -25,7 +25,7 @@ from strategies.elementwise import Pass, Passes
 from strategies.layers.overlap import Items
 
 if TYPE_CHECKING:
-    from strategies.layers.pieces import Share
+    from strategies.layers.share import Share
     from strategies.options import Fp8
 
 NARROW = 1  # bytes of an fp8 number

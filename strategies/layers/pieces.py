@@ -27,20 +27,14 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from sim.program import ALIGNED, Collective, Kernel
+from sim.program import Kernel
 from strategies import elementwise as passes
-from strategies.layers.narrow import NARROW, Narrow
-from strategies.layers.overlap import Items, beside, gathered, scattered
-from strategies.model import Model
-from strategies.resolved import Resolved
-
-Split = Literal["columns", "rows", "none"]
-FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
+from strategies.layers.narrow import Narrow
+from strategies.layers.overlap import Items, beside
+from strategies.layers.share import FLOAT, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,221 +50,19 @@ class Piece:
     inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     before: float | None = None  # the same while its forward runs, where that is less
+    stranded: float = 0.0  # bytes in blocks of its forward pass that nothing reuses where its backward needs most
     parameters: int = 0  # elements on this rank
     replicated: int = 0  # of them, those that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
+    made: Mapping[str, float] = field(default_factory=dict)  # recompute=operators: what it makes and keeps besides `saved`
+    again: Items | None = None  # recompute=operators: what of `forward` is repeated, where that is not all
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
 
     @property
     def forwards(self) -> Piece:
         """As far as the forward pass needs memory."""
         return self if self.before is None else replace(self, temporary=self.before)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one tp rank works on: sizes of its part of a microbatch, and makers of kernels and collectives in the plan's types."""
-
-    model: Model
-    resolved: Resolved
-
-    @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.resolved.plan.tp
-
-    @property
-    def cp(self) -> int:
-        """Context parallel degree."""
-        return self.resolved.plan.cp
-
-    @property
-    def element(self) -> int:
-        """Bytes of an activation element."""
-        return self.resolved.plan.bytes_per_element
-
-    @property
-    def eager(self) -> bool:
-        """PyTorch's own operators in place of fused kernels."""
-        return self.resolved.plan.kernels == "torch"
-
-    @property
-    def batch(self) -> int:
-        """Sequences of the microbatch."""
-        return self.resolved.plan.microbatch
-
-    @property
-    def sequence(self) -> int:
-        """Tokens of one sequence, on all cp ranks together."""
-        return self.resolved.sequence
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the microbatch on this cp rank."""
-        return self.batch * self.sequence // self.cp
-
-    @property
-    def parted(self) -> int:
-        """Tokens of the rank outside attention and MLP: 1/tp of all with sequence parallelism."""
-        return self.tokens // self.tp if self.resolved.plan.sequence_parallel else self.tokens
-
-    @property
-    def stream(self) -> int:
-        """Elements of the residual stream on this rank."""
-        return self.parted * self.model.hidden
-
-    @property
-    def dropout(self) -> bool:
-        """Dropout on the residual stream."""
-        asked = self.resolved.plan.dropout
-        return self.model.dropout if asked is None else asked
-
-    @property
-    def attention_dropout(self) -> bool:
-        """Dropout on attention probabilities."""
-        asked = self.resolved.plan.dropout
-        return self.model.attention_dropout if asked is None else asked
-
-    @property
-    def heads(self) -> int:
-        """Query heads of the rank."""
-        return self.model.heads // self.tp
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of the rank: at least one; with more ranks than heads, several hold the same."""
-        return max(1, self.model.kv_heads // self.tp)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the vocabulary on this rank, padded up when tp does not divide them (as Megatron-LM pads)."""
-        return -(-self.model.padded_vocabulary // self.tp)
-
-    def gemm(
-        self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
-    ) -> Kernel:
-        """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
-        default n and k: m are tokens.
-        """
-        width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
-        moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
-        flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
-        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
-
-    def weight_gemm(
-        self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
-    ) -> tuple[Kernel, ...]:
-        """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
-        fused, elements = self.resolved.plan.fused_accumulation, batch * outputs * inputs
-        written = self.accumulated(elements) if fused else self.element * elements
-        width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
-        moved = float(batch * width * tokens * (outputs + inputs) + written)
-        flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
-        alignment = math.gcd(ALIGNED, outputs, inputs)
-        product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
-        added = 0.0 if fused else self._added(elements)
-        return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
-
-    def _added(self, elements: int) -> float:
-        """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
-
-        Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first, unless
-        it keeps whole ones until the last microbatch.
-        """
-        plan, count = self.resolved.plan, self.resolved.microbatches
-        if plan.pytorch_fsdp and plan.gradient_sync == "every" and self.resolved.copies > 1:
-            return 0.0
-        moved = elements * (self.element + 2 * plan.bytes_per_gradient)
-        return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
-
-    def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
-        """Kernels that add the gradients of `count` vectors of parameters to those before."""
-        moved = 0.0 if self.resolved.plan.kernels == "compiled" else self._added(elements)
-        return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
-
-    def accumulated(self, elements: int) -> int:
-        """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
-        return self.resolved.plan.bytes_per_gradient * elements * (1 if self.resolved.microbatches == 1 else 2)
-
-    def memory(self, label: str, phase: str, moved: float) -> Kernel:
-        """A kernel bound by `moved` bytes."""
-        return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.plan.precision)
-
-    def reduction(self, label: str, phase: str, moved: float) -> Kernel:
-        """The same of a kernel that needs whole rows or columns."""
-        return Kernel("reduction", label, phase, 0.0, float(moved), self.resolved.plan.precision)
-
-    def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
-        """A kernel per pass over so many elements."""
-        dtype = self.resolved.plan.precision
-        return tuple(Kernel(way.kind, label, phase, 0.0, float(elements * way.moved), dtype, (), way.operator) for way in ways)
-
-    def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
-        """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
-        return self.along("tp", self.tp, operation, label, size, width=width)
-
-    def along(
-        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: int = 0
-    ) -> Items:
-        """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
-        nothing when its degree is 1.
-        """
-        if degree == 1:
-            return ()
-        algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
-        return (Collective(operation, float(size), axis, label, algorithm, width=width),)
-
-    def gather(self, label: str, features: int = 0, width: int = 0) -> Items:
-        """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
-        without sequence parallelism.
-        """
-        size = (width or self.element) * self.tokens * (features or self.model.hidden)
-        return self.collective("all_gather", label, size, width) if self.resolved.plan.sequence_parallel else ()
-
-    def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
-        """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
-        the sums of the gradient and of its product with the input backward (torch/nn/modules/_functions.py, SyncBatchNorm).
-        """
-        plan, along, width = self.resolved.plan, self.resolved.sharing, 4  # fp32
-        size = width * (2 * features + 1) * self.resolved.copies
-        return (
-            Collective("all_gather", size, "dp", f"{label} statistics", plan.algorithm, width=width, along=along),
-            Collective("all_reduce", width * 2 * features, "dp", f"{label} sums", plan.algorithm, width=width, along=along),
-        )
-
-    def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
-        """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
-        asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
-        return self.tp > 1 and (asked == what or asked == "pieces")
-
-    def after_gather(self, gather: Items, kernel: Kernel) -> Items:
-        """A product of tokens (its m) that are gathered."""
-        if not (gather and self.overlap("pieces")):
-            return (*gather, kernel)
-        return gathered(self._cut(kernel), self._round(gather))
-
-    def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
-        """A product of tokens (its m) whose sums are reduced."""
-        if not (reduce and self.overlap("pieces")):
-            return (kernel, *reduce)
-        return scattered(self._cut(kernel), self._round(reduce))
-
-    def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """The product in one kernel for the tokens of each tp rank."""
-        batch, m, n, k = kernel.shape
-        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
-
-    def _round(self, whole: Items) -> Collective:
-        """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
-        assert isinstance(whole[0], Collective)
-        return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
-
-    def reduce(self, label: str, features: int = 0) -> Items:
-        """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
-        operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
-        return self.collective(operation, label, self.element * self.tokens * (features or self.model.hidden))
 
 
 def column_linear(
@@ -281,26 +73,27 @@ def column_linear(
     local = local or outputs // share.tp
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input", hidden, narrow.moved)
-    again = () if share.eager else gather
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved)
+    again = () if share.gathers_once else gather
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * tokens * local),
         *share.vectors(f"{label} bias", local),
     )
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
-    reduce = share.reduce(f"{label} input gradient", hidden)
+    reduce = share.reduce(f"{label} input gradient", "backward", hidden)
     cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
     inputs_product = share.gemm(label, "backward", tokens, hidden, local, dtype=narrow.dtype)
     weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens, dtype=narrow.dtype), *(bias_gradient if bias else ()))
     product = share.gemm(label, "forward", tokens, local, hidden, dtype=narrow.dtype)
-    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *beside(weights, reduce))
+    turned = tuple(item for item in reduce if isinstance(item, Kernel))
+    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *turned, *beside(weights, reduce))
     return Piece(
         forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, product), *added),
         input_gradient=(*cast, inputs_product, *reduce),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") else (),
-        saved={source or f"{label} input": narrow.kept * (tokens if share.eager else share.parted) * hidden},
+        saved={source or f"{label} input": narrow.kept * (tokens if share.gathers_once else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
@@ -313,12 +106,13 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     narrow = Narrow(share, label, hidden, local)
-    gather = share.gather(f"{label} gradient", width=narrow.moved)
+    gather = share.gather(f"{label} gradient", "backward", width=narrow.moved)
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * share.stream),
         *share.vectors(f"{label} bias", hidden),
     )
-    forward = share.before_reduce(share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype), share.reduce(label))
+    product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
+    forward = share.before_reduce(product, share.reduce(label, "forward"))
     backward = share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
     return Piece(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from strategies.layers import eager
 from strategies.layers.attention import attention
 from strategies.layers.mixture import mixture
-from strategies.layers.pieces import Piece, Share, activation, column_linear, norm, residual, row_linear
+from strategies.layers.pieces import Piece, activation, column_linear, norm, residual, row_linear
+from strategies.layers.share import Share
 from strategies.model import Experts
 
 

@@ -7,7 +7,8 @@ before (the fill); after its last backward pass that microbatch still goes back 
 
 with nothing else in the way; weight gradients of split backward passes may fill the drain. On the first rank the optimizer's pass
 follows, and what is gathered after it. Steps of asynchronous schedules and local steps follow each other without fill and drain.
-And the NICs of a node must carry what its ranks gather and reduce (`strategies.search.crossing`).
+And the NICs of a node must carry what its ranks gather and reduce (`strategies.search.crossing`), where nothing runs beside it
+after all passes of a rank.
 
 Memory. What the first and the last rank keep when a pass begins, by the schedule's order, and the sharded model states.
 
@@ -29,18 +30,16 @@ from numpy.typing import NDArray
 
 from sim.prices import Prices
 from sim.program import Kernel
-from strategies.data_parallel import Hook, Moves, hooks
-from strategies.data_parallel.zero3 import AFTER_LOSS
-from strategies.host import offloaded
+from strategies.data_parallel import Hook, hooks
 from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.search.candidates import Candidates
-from strategies.search.crossing import crossings, hosted_update
+from strategies.search.columns import columns
 from strategies.search.layout import Layout, Moments, layout_of, moments, splits, through
 from strategies.search.work import Floats, Kinds
 from strategies.updates import ZEROING, passes_of
 
-NOTHING = 1e30  # ranks that share a state of which none is on the GPUs
+TWICE = 2
 SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
 Ids = NDArray[np.int64]
 
@@ -48,7 +47,7 @@ Ids = NDArray[np.int64]
 @dataclass
 class Bounds:
     """Of each plan, at least: seconds of a step, seconds until the first rank's last pass ends and of its update, bytes of the
-    fullest rank. `possible`: its schedule can be made.
+    fullest rank. `possible`: its schedule can be made; `slower`: what it offloads is updated there in at least TWICE the time.
     """
 
     step: Floats
@@ -56,6 +55,7 @@ class Bounds:
     update: Floats
     memory: Floats
     possible: NDArray[np.bool_]
+    slower: NDArray[np.bool_]
     reasons: dict[str, int]  # of plans that are not possible
 
 
@@ -82,7 +82,9 @@ class _Bounding:
     def __init__(self, plans: Candidates, kinds: Kinds, prices: Prices) -> None:
         self.plans, self.kinds, self.prices = plans, kinds, prices
         count = len(plans)
-        self.result = Bounds(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), {})
+        step, first, update, memory = np.zeros((4, count))
+        possible, slower = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+        self.result = Bounds(step, first, update, memory, possible, slower, {})
         shapes: dict[tuple[object, ...], int] = {}
         self.shapes: list[Resolved] = []
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
@@ -93,34 +95,11 @@ class _Bounding:
                 self.shapes.append(one)
             of_rule[number] = shapes[key]
         self.shape_of = of_rule[plans.rule] if count else plans.rule
-        self.rules = self._rules()
+        self.rules = columns(plans, prices.profile)
+        self.in_turn = self.rules["in turn"][plans.rule] * (plans.column("overlap") == 0)
         for shape, members in _groups(self.shape_of):
             if bounded(self.shapes[shape]):
                 self._bound(self.shapes[shape], members)
-
-    def _rules(self) -> dict[str, Floats]:
-        """What follows from the rules' fields, one entry per rule: see the names."""
-        plans = self.plans.resolved
-        rows: dict[str, list[float]] = {}
-        cross = crossings(self.plans.job, self.prices.profile, plans)
-        for one, (dense, experts) in zip(plans, cross, strict=True):
-            hook = hooks[one.plan.data_parallel]
-            moves = hook.moves(one.model_copy(update={"microbatches": through(one)})) if one.copies > 1 else Moves()
-            own = {state: float(one.shards if state in hook.shards else 1) for state in ("parameter", "gradient", "optimizer")}
-            elsewhere = offloaded(one.plan.offload, hook.shards)
-            values = {state: NOTHING if state in elsewhere else shards for state, shards in own.items()}
-            whole = "parameter" in hook.shards and one.copies > 1
-            values |= {
-                "ep": one.plan.ep, "axes": sum(degree > 1 for _, degree in one.grid.sizes), "outer": hook.outer,
-                "dense": dense, "experts": experts, "moved": moves.gathered + moves.reduced, "last": moves.last,
-                "late": float(moves.late), "kept": float(whole and not one.plan.reshard), "whole": float(whole),
-                "gathered": one.plan.least_gathered, "passing": float("gradient" in hook.shards and one.copies > 1),
-                "after loss": float(one.plan.kernels in AFTER_LOSS),
-                "updated": own["optimizer"], "zeroed": own["gradient"], "host": hosted_update(self.plans.job, one),
-            }  # fmt: skip
-            for name, value in values.items():
-                rows.setdefault(name, []).append(value)
-        return {name: np.array(column, dtype=np.float64) for name, column in rows.items()}
 
     def _bound(self, one: Resolved, members: Ids) -> None:
         layout, pp, m = layout_of(one), one.plan.pp, one.microbatches
@@ -153,25 +132,32 @@ class _Bounding:
     ) -> None:  # fmt: skip
         flowing = not schedules[one.plan.schedule].versions and not hooks[one.plan.data_parallel].local
         split = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
-        anywhere, first = _compute(through(one), layout, time, split, flowing)
-        mine = list(layout.stages[0])
+        mine, passes = list(layout.stages[0]), through(one)
+        anywhere, first, own = _compute(passes, layout, time, split, flowing)
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        in_turn = self.in_turn[members]
         dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
         crossing = rule["dense"][:, None] * dense + rule["experts"][:, None] * spread  # seconds, of each chunk, once for a byte
         step = np.maximum(anywhere[of], crossing.sum(axis=1) * (rule["moved"] + rule["last"]))
         end = first[of]
         if flowing:
             last = time["weight" if split else "backward"][:, mine][of]
-            late = (crossing * (rule["moved"] * rule["late"])[:, None] - last).min(axis=1)
+            late = (crossing * (rule["moved"] * rule["late"])[:, None] - last * (1 - in_turn)[:, None]).min(axis=1)
             updated, zeroed = (
-                dense.sum(axis=1) / own + spread.sum(axis=1) / np.maximum(1, own // rule["ep"])
-                for own in (rule["updated"], rule["zeroed"])
+                dense.sum(axis=1) / shards + spread.sum(axis=1) / np.maximum(1, shards // rule["ep"])
+                for shards in (rule["updated"], rule["zeroed"])
             )
-            update = np.where(rule["host"] > 0, rule["host"] * updated, self._updates(members, updated, zeroed))
+            update, hosted = self._updates(members, updated, zeroed), rule["host"] * updated
+            self.result.slower[members] = (hosted == 0) | (hosted >= TWICE * update)
+            update = np.where(hosted > 0, hosted, update)
             self.result.first[members], self.result.update[members] = first[of], update
             late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
             end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
             step = np.maximum(step, first[of] + crossing.sum(axis=1) * rule["last"])
+            alone = (rule["dense alone"] * dense.sum(axis=1) + rule["experts alone"] * spread.sum(axis=1)) * (
+                rule["moved"] + rule["last"]
+            )
+            step = np.maximum(step, in_turn * (own[of] + alone + (update if one.chunks == 1 else 0.0)))
         self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
 
     def _memory(
@@ -193,7 +179,7 @@ class _Bounding:
         ):  # fmt: skip
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
-        total += overhead.context + rule["axes"] * overhead.communicator + overhead.reserve * total
+        total += overhead.context + rule["communicators"] * overhead.communicator + overhead.reserve * total
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
@@ -223,10 +209,14 @@ class _Bounding:
         return result
 
 
-def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool) -> tuple[Floats, Floats]:
-    """(end of the last pass on any rank, end of the last on the first rank), at least; seconds, per kind."""
+def _compute(
+    microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool
+) -> tuple[Floats, Floats, Floats]:
+    """(end of the last pass on any rank, end of the last on the first rank, time of all passes of the first rank), at least;
+    seconds, per kind.
+    """
     forward, back = time["forward"], time["input"] + time["weight"] if split else time["backward"]
-    anywhere = first = np.zeros(len(forward))
+    anywhere = first = own = np.zeros(len(forward))
     for rank, mine in enumerate(map(list, layout.stages)):
         before = slice(0, min(mine))
         work = microbatches * (forward[:, mine] + back[:, mine]).sum(axis=1)
@@ -239,8 +229,9 @@ def _compute(microbatches: int, layout: Layout, time: dict[str, Floats], split: 
         else:
             anywhere = np.maximum(anywhere, work)
         if rank == 0:
-            first = np.maximum(first, work)
-    return np.maximum(anywhere, first), first
+            own, first = work, np.maximum(first, work)
+    return np.maximum(anywhere, first), first, own
 
 
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer")}
+_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer", "kernels",
+                                        "data_parallel", "deepspeed", "offload")}  # fmt: skip

@@ -5,8 +5,10 @@ A rule is what `Job.resolve` checks. It is asked once for every combination of t
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 from strategies.job import Job
 from strategies.plan import Plan
 from strategies.resolved import Resolved
-from strategies.search.space import MOST, Axis, Changes, Space
+from strategies.search.space import MOST, Axis, Changes, Space, column
+from strategies.search.twins import twins
 from topologies.reading import UserError, build
 
 Ids = NDArray[np.int64]
@@ -30,7 +33,8 @@ class Candidates:
     """The allowed plans of `job`'s model and cluster. Plan i has choice `choices[a][i]` on axis a and is `resolved[rule[i]]` but
     for the fields that no rule looks at.
 
-    number: of each plan, its place in the product of the axes; refused: reasons with counts, and for each an example.
+    number: of each plan, its place in the product of the axes; refused: reasons with counts, and for each an example; same:
+    combinations left out because they are another one (`strategies.search.twins`).
     """
 
     job: Job
@@ -41,6 +45,7 @@ class Candidates:
     resolved: list[Resolved]
     refused: Counter[str]
     examples: dict[str, str]
+    same: int
 
     def __len__(self) -> int:
         return len(self.number)
@@ -54,10 +59,28 @@ class Candidates:
         """The job with plan i."""
         return replace(self.job, plan=changed(self.job.plan, self.changes(plan)))
 
-    def only(self, kept: NDArray[np.bool_]) -> Candidates:
-        """Those that are kept."""
-        columns = [column[kept] for column in self.choices]
-        return replace(self, number=self.number[kept], choices=columns, rule=self.rule[kept])
+    def column(self, field: str) -> Ids:
+        """A field of each plan as a number (see `column`)."""
+        return column(field, self.job.plan, self.axes, self.choices, len(self))
+
+    def kinds(self, fields: frozenset[str]) -> Ids:
+        """A number of each plan; plans that are alike in these fields have the same."""
+        kinds = np.zeros(len(self), dtype=np.int64)
+        for axis, chosen in zip(self.axes, self.choices, strict=True):
+            if axis.fields & fields:
+                kinds = kinds * len(axis.choices) + chosen
+        return kinds
+
+    def at_choice(self, field: str, value: Any) -> Ids:
+        """Of each plan, the plan that has this value of a field and else the same choices; −1: none, or itself."""
+        found = np.full(len(self), -1, dtype=np.int64)
+        for i, axis in enumerate(self.axes):
+            if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
+                stride = math.prod(len(other.choices) for other in self.axes[i + 1 :])
+                wanted = self.number + (axis.choices.index({field: value}) - self.choices[i]) * stride
+                place = np.minimum(np.searchsorted(self.number, wanted), len(self) - 1)
+                found = np.where((self.number[place] == wanted) & (wanted != self.number), place, -1)
+        return found
 
     @cached_property
     def microbatches(self) -> Ids:
@@ -79,33 +102,50 @@ def candidates(job: Job, space: Space) -> Candidates:
         raise UserError(f"the space has {count:,} combinations: more than {MOST:,} are not searched; name fewer values")
     number = np.arange(count)
     choices = [column.astype(np.int64) for column in np.unravel_index(number, shape)] if shape else []
-    ruled = [i for i, axis in enumerate(axes) if any(_field(f) not in FREE for choice in axis.choices for f in choice)]
+    ruled = [i for i, axis in enumerate(axes) if axis.fields - FREE]
     keys = np.zeros(count, dtype=np.int64)
     for i in ruled:
         keys = keys * shape[i] + choices[i]
     _, first, rule = np.unique(keys, return_index=True, return_inverse=True)
+    place, resolved, reasons, examples = _resolved(job, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
+    refused: Counter[str] = Counter()
+    for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
+        if reason:
+            refused[reason] += plans
+    allowed = (place >= 0)[rule]
+    plainest = twins(job.plan, job.cluster.gpus, axes, choices) if shape else number
+    same = allowed & (plainest != number) & allowed[plainest]
+    kept = allowed & ~same
+    used, rule = np.unique(place[rule[kept]], return_inverse=True)
+    columns, resolved = [column[kept] for column in choices], [resolved[one] for one in used.tolist()]
+    return Candidates(job, axes, number[kept], columns, rule, resolved, refused, examples, int(same.sum()))
+
+
+def _resolved(
+    job: Job, axes: Sequence[Axis], chosen: Sequence[Sequence[int]]
+) -> tuple[Ids, list[Resolved], list[str], dict[str, str]]:
+    """Each combination of choices on axes that rules look at: its number among those that break none (−1), these, its reason
+    (""), and an example of each reason.
+    """
+    updates = [[{_field(f): value for f, value in choice.items()} for choice in axis.choices] for axis in axes]
+    place: list[int] = []
     resolved: list[Resolved] = []
-    place = np.full(len(first), -1, dtype=np.int64)
     reasons: list[str] = []
     examples: dict[str, str] = {}
-    for one, example in enumerate(first.tolist()):
-        update = {f: v for i in ruled for f, v in axes[i].choices[int(choices[i][example])].items()}
+    for combination in zip(*chosen, strict=True) if axes else [()]:
+        update: dict[str, Any] = {}
+        for changes, choice in zip(updates, combination, strict=True):
+            update |= changes[choice]
         try:
-            found = replace(job, plan=changed(job.plan, update)).resolve()
-            place[one] = len(resolved)
-            resolved.append(found)
+            resolved.append(replace(job, plan=job.plan.model_copy(update=update)).resolve())
+            place.append(len(resolved) - 1)
             reasons.append("")
         except UserError as error:
             text = str(error).removeprefix(f"{job.where}: ")
+            place.append(-1)
             reasons.append(pattern(text))
             examples.setdefault(reasons[-1], text)
-    counts = np.bincount(rule, minlength=len(first))
-    refused: Counter[str] = Counter()
-    for reason, plans in zip(reasons, counts.tolist(), strict=True):
-        if reason:
-            refused[reason] += plans
-    whole = Candidates(job, axes, number, choices, place[rule], resolved, refused, examples)
-    return whole.only(whole.rule >= 0)
+    return np.array(place, dtype=np.int64), resolved, reasons, examples
 
 
 def pattern(reason: str) -> str:

@@ -16,39 +16,53 @@ from strategies.resolved import Resolved
 from strategies.updates import on_the_cpus
 
 
-def crossings(job: Job, profile: Profile, plans: list[Resolved]) -> list[tuple[float, float]]:
-    """Of each plan: seconds per byte of one all-gather or reduce-scatter of dense parameters and of experts, on the first rank's
-    node; 0 where nothing leaves it.
+class Crossings:
+    """Seconds per byte of one all-gather or reduce-scatter of dense parameters and of experts on the first rank's node; 0 where
+    nothing leaves it.
     """
-    known: dict[tuple[Grid, tuple[str, ...]], float] = {}
 
-    def find(grid: Grid, axes: tuple[str, ...]) -> float:
-        if (grid, axes) not in known:
-            known[grid, axes] = _crossing(job, profile, grid, axes)
-        return known[grid, axes]
+    def __init__(self, job: Job, profile: Profile) -> None:
+        self.job, self.profile = job, profile
+        self._known: dict[tuple[Grid, tuple[str, ...]], tuple[float, float]] = {}
 
-    return [(find(one.grid, one.sharing), find(one.grid, one.expert_sharing) if one.plan.ep > 1 else 0.0) for one in plans]
+    def of(self, plan: Resolved) -> tuple[float, float, float, float]:
+        """(dense, experts) of all groups of the node one after the other, and the same of the quickest group alone."""
+        grid = plan.grid
+        dense, experts = self._find(grid, plan.sharing), (0.0, 0.0)
+        if plan.plan.ep > 1:
+            experts = self._find(grid, plan.expert_sharing)
+        return dense[0], experts[0], dense[1], experts[1]
+
+    def _find(self, grid: Grid, axes: tuple[str, ...]) -> tuple[float, float]:
+        found = self._known.get((grid, axes))
+        if found is None:
+            found = self._known[grid, axes] = _crossing(self.job, self.profile, grid, axes)
+        return found
 
 
-def _crossing(job: Job, profile: Profile, grid: Grid, axes: tuple[str, ...]) -> float:
+def _crossing(job: Job, profile: Profile, grid: Grid, axes: tuple[str, ...]) -> tuple[float, float]:
     node = job.cluster.node
     if not node.nics or job.cluster.fabric.direct:
-        return 0.0
+        return 0.0, 0.0
     groups = grid.groups(axes, {"pp": 0})
     mine = groups // node.gpus == 0
     inside = mine.sum(axis=1)
-    share = float((1 - inside[inside > 0] / groups.shape[1]).sum())
-    nics = np.unique(groups[mine] * node.nics // node.gpus) if node.nics < node.gpus else groups[mine]
+    here = inside > 0
+    shares = 1 - inside[here] / groups.shape[1]
     rate = node.nic * max(1.0, node.nics / node.gpus) * profile.links["nic"].efficiency
-    return share / (rate * len(nics))
+    used = groups * node.nics // node.gpus if node.nics < node.gpus else groups
+    nics = np.array([len(np.unique(row[own])) for row, own in zip(used[here], mine[here], strict=True)])
+    return float(shares.sum()) / (rate * len(np.unique(used[mine]))), float((shares / nics).min()) / rate
 
 
 def hosted_update(job: Job, plan: Resolved) -> float:
     """Seconds per parameter that a rank updates on the CPUs of its node, whose memory the first ranks of the pipelines there
     share; 0 where GPUs update.
     """
+    if plan.plan.offload is None or plan.plan.offload.optimizer is None:
+        return 0.0
     cpu = job.cluster.topology().cpu
-    if plan.plan.offload is None or plan.plan.offload.optimizer is None or cpu is None:
+    if cpu is None:
         return 0.0
     first = plan.grid.groups((), {"pp": 0}).ravel()
     ranks = int((first // job.cluster.node.gpus == first[0] // job.cluster.node.gpus).sum())

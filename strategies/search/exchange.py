@@ -20,7 +20,7 @@ from strategies.search.layout import gatherings, layout_of, splits, through
 from strategies.stage import Stage
 
 Seconds = dict[str, float]  # by stream
-BESIDE = ("to host", "from host", "nvme read", "nvme write")
+BESIDE = ("to host", "from host", "nvme read", "nvme write")  # streams to and from the host; all others are between ranks
 
 
 class Exchange(NamedTuple):
@@ -36,17 +36,16 @@ class Exchange(NamedTuple):
     updates: tuple[Seconds, ...]
     first: tuple[tuple[float, float], ...]
 
-    def streams(self, plan: Resolved) -> float:
-        """Seconds of a step in which the busiest of the streams communicates."""
+    def busy(self, plan: Resolved) -> Seconds:
+        """Seconds of a step in which each stream communicates."""
         names = {name for one in (*self.forward, *self.final, *self.updates) for name in one}
         backward = through(plan) - 1
         forward = 1 if plan.plan.gradient_sync == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
-        every = (
-            sum(f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
+        return {
+            name: sum(f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
                 for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True))
             for name in names
-        )  # fmt: skip
-        return max(every, default=0.0)
+        }  # fmt: skip
 
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""

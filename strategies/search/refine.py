@@ -13,7 +13,7 @@ from strategies.schedules import schedules
 from strategies.search.bounds import SLACK, Bounds, bounded
 from strategies.search.candidates import Candidates
 from strategies.search.critical import Critical, critical
-from strategies.search.exchange import Exchange, Exchanges
+from strategies.search.exchange import BESIDE, Exchange, Exchanges
 from strategies.search.layout import layout_of, splits, through
 from strategies.search.work import Kinds
 
@@ -50,13 +50,19 @@ class Refiner:
             return 0.0
         found, column = self._critical(plan, one)
         talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
-        passes, reduced = max(float(found.first[column]), self._own(plan, one, talk)), self._reduced(found, column, talk)
+        own = self._own(plan, one)
+        passes, reduced = max(float(found.first[column]), own + talk.waiting(one)), self._reduced(found, column, talk)
         if one.plan.offload:
             update = 0.0  # which is among what streams of the host do
         if one.chunks == 1:
             passes = max(passes, reduced)
         end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
-        return max(talk.streams(one), end + talk.last, passes + talk.updating) * (1 - SLACK)
+        streams = talk.busy(one)
+        hosted = max((time for name, time in streams.items() if name in BESIDE), default=0.0)
+        busy = max((time for name, time in streams.items() if name not in BESIDE), default=0.0)
+        if not one.plan.overlap and hooks[one.plan.data_parallel].in_turn(one.plan):
+            busy += own + (update if one.chunks == 1 else 0.0)
+        return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)
 
     def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
         """When the first rank's gradients are reduced, where only those of the last microbatch are."""
@@ -66,8 +72,8 @@ class Refiner:
                 time = max(time, begin) + talk.final[chunk].get("dp", 0.0)
         return time
 
-    def _own(self, plan: int, one: Resolved, talk: Exchange) -> float:
-        """The first rank's passes one after the other, each with its first gather."""
+    def _own(self, plan: int, one: Resolved) -> float:
+        """The first rank's passes one after the other."""
         layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
         mine = list(layout.stages[0])
         halves = splits(one.plan.schedule, one.plan.pp, one.microbatches, one.chunks)
@@ -75,7 +81,7 @@ class Refiner:
         seconds = sum(
             float(time[name][0, mine].sum()) for name in (("forward", "input", "weight") if halves else ("forward", "backward"))
         )
-        return through(one) * seconds + talk.waiting(one)
+        return through(one) * seconds
 
     def resolved(self, plan: int) -> Resolved:
         """Plan i with its defaults filled in."""

@@ -16,12 +16,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
-from topologies.reading import UserError, as_argument, load_yaml, nearest
+from topologies.reading import UserError, load_yaml, nearest
 
+Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
 PER_GPU = 4  # sequences of the global batch per GPU, when a job says nothing of it
@@ -33,6 +36,11 @@ class Axis:
 
     name: str
     choices: tuple[Changes, ...]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that its choices set; those of the plan without "plan."."""
+        return frozenset(field.removeprefix("plan.") for choice in self.choices for field in choice)
 
     @property
     def of_plan(self) -> bool:
@@ -76,6 +84,23 @@ class Space:
         return Space(tuple(axis for axis in self.axes if axis.name not in fixed))
 
 
+def column(field: str, plan: Plan, axes: Sequence[Axis], choices: Sequence[Ids], count: int) -> Ids:
+    """A field of each of `count` combinations as a number: of what is none, 1 where there is something and 0 where not.
+
+    plan: where no axis says otherwise; choices: of each axis, the number of each combination's choice.
+    """
+    usual = getattr(plan, field)
+    for axis, chosen in zip(axes, choices, strict=True):
+        if field in axis.fields:
+            table = [_number(choice.get(f"plan.{field}", usual)) for choice in axis.choices]
+            return np.array(table, dtype=np.int64)[chosen]
+    return np.full(count, _number(usual), dtype=np.int64)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else int(value is not None)
+
+
 def read_space(data: Mapping[str, Any], where: str) -> Space:
     """A space as YAML describes it. Raises UserError for what is no axis."""
     return Space(tuple(_axis(str(name), values, where) for name, values in data.items()))
@@ -95,11 +120,6 @@ def parse_axis(text: str) -> Axis:
         return _axis(name, yaml.safe_load(values if values.startswith("[") else f"[{values}]"), f"--vary {text}")
     except yaml.YAMLError:
         raise UserError(f"--vary {text}: the values are not valid YAML") from None
-
-
-def told(axis: Axis) -> str:
-    """An axis of one field as `parse_axis` reads it."""
-    return as_argument(axis.name, [choice[axis.name] for choice in axis.choices])
 
 
 def known_field(field: str, where: str) -> None:
@@ -135,7 +155,8 @@ def _several(value: Any) -> bool:
 
 def default_space(job: Job) -> Space:
     """What people vary: degrees up to a node's GPUs (tp), the layers (pp), the experts (ep); schedules, microbatches,
-    recomputation, what dp ranks shard, and whether pipeline neighbours are placed nearer than dp neighbours.
+    recomputation, what dp ranks shard, whether pipeline neighbours are placed nearer than dp neighbours, whether gradients and
+    parameters travel beside compute, and what lies on the CPUs.
     """
     model, cluster = job.model, job.cluster
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
@@ -155,17 +176,19 @@ def default_space(job: Job) -> Space:
         "plan.recompute": _each("plan.recompute", ["none", "selective", "full"]),
         "plan.data_parallel": sharding,
         "plan.order": _each("plan.order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
+        "plan.overlap": _each("plan.overlap", [True, False]),
+        "plan.offload": _places(job),
     }
     return Space(tuple(Axis(name, tuple(choices)) for name, choices in axes.items()))
 
 
-def with_offload(space: Space, job: Job) -> Space | None:
-    """The same with states on the CPUs, too; None where the space has it already or the cluster describes no CPUs."""
-    fields = {field for axis in space.axes for choice in axis.choices for field in choice}
-    if "plan.offload" in fields or job.plan.offload is not None or job.cluster.topology().cpu is None:
-        return None
-    places = {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}
-    return Space((*space.axes, Axis("plan.offload", tuple(_each("plan.offload", (None, *places))))))
+def _places(job: Job) -> list[Changes]:
+    """What may be kept outside of the GPUs: nothing, states on the CPUs if there are any, and what the job says."""
+    places: list[Any] = [None]
+    if job.cluster.topology().cpu is not None:
+        places += [{"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}]
+    own = job.plan.offload.model_dump(exclude_unset=True) if job.plan.offload else None
+    return _each("plan.offload", places if own in places else [*places, own])
 
 
 def _each(field: str, values: Iterable[Any]) -> list[Changes]:

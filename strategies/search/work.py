@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,12 @@ def inside(plan: Resolved) -> Grid:
     """The innermost axes of the grid up to the last along which layers communicate; sibling groups beyond are left out, which
     can only make a collective cheaper.
     """
-    grid, axes = plan.grid, (*INSIDE, *(("dp", "replica") if plan.plan.sync_norm else ()))
+    return _inside(plan.grid, plan.plan.sync_norm)
+
+
+@lru_cache(maxsize=16384)
+def _inside(grid: Grid, sync_norm: bool) -> Grid:
+    axes = (*INSIDE, *(("dp", "replica") if sync_norm else ()))
     last = max((i for i, (axis, degree) in enumerate(grid.sizes) if axis in axes and degree > 1), default=-1)
     rest = [axis for axis in ORDER if axis not in dict(grid.sizes[: last + 1])]
     return Grid((*grid.sizes[: last + 1], *((axis, 1) for axis in rest)))

@@ -527,3 +527,16 @@ def test_compute_is_slowed_only_while_a_collective_works() -> None:
     assert profile.tables[0].working(2.0**20) == pytest.approx(
         profile.tables[0].seconds(2.0**20, alone=True) / profile.tables[0].seconds(2.0**20)
     )
+
+
+def test_a_log_that_does_not_name_its_collective_is_told_which(tmp_path: Path) -> None:
+    known = (Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log").read_text().splitlines()
+    nameless = tmp_path / "nccl.log"
+    nameless.write_text("\n".join(line for line in known if "Collective test starting" not in line))
+    ask = ("calibrate", "--output", str(tmp_path / "p.yaml"), "--cluster", "dgx-h100")
+    assert "say which, as --collective all_reduce" in call(*ask, "--from", str(nameless)).output
+    assert call(*ask, "--from", str(nameless), "--collective", "all_reduce").exit_code == 0
+    assert "did you mean 'all_reduce'?" in call(*ask, "--from", str(nameless), "--collective", "al_reduce").output
+    named = str(Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log")
+    assert "is of all_reduce" in call(*ask, "--from", named, "--collective", "AllGather").output
+    assert "--collective: says what logs are of" in call(*ask, "--collective", "all_reduce").output

@@ -29,7 +29,14 @@ def test_no_gpu_has_two_profiles() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "name"),
-    [("a100-sxm-40gb", "a100"), ("h100-pcie", "h100"), ("gb200", "b200"), ("cpu-core", "cpu-gloo"), ("tpu-v9", "generic")],
+    [
+        ("a100-sxm-40gb", "a100"),
+        ("h100-pcie", "h100"),
+        ("gb200", "b200"),
+        ("gb300", "b200"),
+        ("cpu-core", "cpu-gloo"),
+        ("tpu-v9", "generic"),
+    ],
 )
 def test_profile_for(gpu: str, name: str) -> None:
     assert profile_for(gpu).name == name

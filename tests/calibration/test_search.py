@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -16,15 +15,17 @@ from typing import Any
 import pytest
 
 from calibration import search as module
-from calibration.answer import Answer, pareto
+from calibration.answer import Answer, order, pareto
 from calibration.engines import Engine, engine
 from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
 from calibration.search import Search
+from calibration.site import told_memory
+from reports.search import verdict
 from shardyard import read_job
 from strategies.search.candidates import candidates
 from strategies.search.objective import Limits, objective
-from strategies.search.space import default_space, load_space, parse_axis, read_space, told, with_offload
+from strategies.search.space import default_space, load_space, parse_axis, read_space
 from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -101,6 +102,13 @@ def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
     found, brute = find(space=space, top=2), every(space)
     assert len(brute) >= 2
     assert [row["step"] for row in found.rows[:2]] == [row["step"] for row in brute[:2]]
+
+
+def test_of_equals_the_plainest_plan_comes_first() -> None:
+    plain = {"value": 1.0, "memory": 2e9, "hash": "b", "changes": {"plan.overlap": True, "plan.offload": None, "nodes": 2}}
+    others = [{"plan.overlap": False, "plan.offload": None}, {"plan.overlap": True, "plan.offload": {"optimizer": "cpu"}}]
+    rows = [plain | {"memory": 1e9, "hash": "a", "changes": changes} for changes in others]
+    assert min([*rows, plain], key=order) is plain
 
 
 def test_the_front_is_that_of_brute_force() -> None:
@@ -210,6 +218,9 @@ def test_a_time_limit_says_how_far_it_got() -> None:
     found = find(seconds=0.0)
     assert found.proven == 0
     assert "time limit" in found.interrupted
+    best = find().best
+    assert best is not None
+    assert found.rows[0]["value"] * (1 - found.gap) <= best["value"] <= found.rows[0]["value"]
 
 
 def test_threads_find_the_same_as_the_calling_thread() -> None:
@@ -264,23 +275,65 @@ def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
     assert load_space(str(file)) == space
 
 
-def test_an_axis_is_told_as_it_is_read() -> None:
-    more = with_offload(default_space(read({})), read({}))
-    assert more is not None
-    assert parse_axis(*shlex.split(told(more.axes[-1]))) == more.axes[-1]
-
-
 def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
-    """A combination is dropped exactly when its job does not resolve."""
+    """A combination is dropped exactly when its job does not resolve, or when its schedule has nothing to do at pp=1."""
     space = read_space(SPACE | {"plan.tp": [1, 3, 32], "plan.microbatch": [1, 3], "plan.recompute": ["full"]}, "space")
     found = candidates(read({}), space)
     kept = {int(number) for number in found.number}
+    dropped = 0
     for number, (tp, pp, m, recompute, schedule, hook) in enumerate(
         (a, b, c, d, e, f) for a in space.axes[0].choices for b in space.axes[1].choices for c in space.axes[2].choices
         for d in space.axes[3].choices for e in space.axes[4].choices for f in space.axes[5].choices
     ):  # fmt: skip
         try:
             read({**tp, **pp, **m, **recompute, **schedule, **hook}).resolve()
-            assert number in kept
+            twin = pp["plan.pp"] == 1 and schedule["plan.schedule"] != "1f1b"
+            dropped += twin
+            assert (number in kept) == (not twin)
         except UserError:
             assert number not in kept
+    assert found.same == dropped > 0
+
+
+def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -> None:
+    assert told_memory(91.7e9, 85.5e9) == "91.7 GB of 85.5 GB"
+    assert told_memory(85.5003e9, 85.5e9) == "85.5003 GB of 85.5000 GB"
+
+
+def test_time_that_is_up_while_bounds_are_tightened_is_not_told_as_nothing_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock runs out inside the choice of the next plan, after the limit was looked at."""
+    answers = iter(["", "the time limit of 1 s", "the time limit of 1 s"])
+    monkeypatch.setattr(Search, "_late", lambda self: next(answers))
+    found = find(seconds=1.0)
+    assert (found.best, found.interrupted) == (None, "the time limit of 1 s")
+    assert "none found yet" in verdict(found, read({}))
+    assert found.counts["open"] == found.counts["allowed"] - found.pruned["memory"] > 0
+
+
+def test_time_that_is_up_before_all_clusters_were_looked_at_proves_nothing() -> None:
+    found = find(space={"nodes": [1, 2, 4], "plan.tp": [1, 2]}, seconds=0.0)
+    assert "2 of 3 clusters not looked at" in found.interrupted
+    assert found.bound == 0.0
+
+
+def test_a_gap_that_is_accepted_ends_the_search_before_the_best_is_proven() -> None:
+    best, near = find(top=6), find(top=6, within=0.2)
+    assert best.best is not None
+    assert near.best is not None
+    assert near.counts["simulated"] < best.counts["simulated"]
+    assert near.gap <= 0.2
+    assert near.best["step"] * (1 - 0.2) <= best.best["step"]
+
+
+def test_every_other_simulation_is_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing was found, the second, fourth … plans are the first of their degrees and data parallelism."""
+    asked: list[tuple[Any, ...]] = []
+
+    def none_fits(job: Any) -> dict[str, Any]:
+        asked.append((job.plan.tp, job.plan.pp, job.plan.data_parallel))
+        return evaluate(job) | {"fits": False}
+
+    monkeypatch.setattr(module, "evaluate", none_fits)
+    find(space=SPACE | {"plan.recompute": ["none"], "plan.tp": [1, 2]})
+    every_other = asked[1 : 2 * 10 : 2]
+    assert all(kind not in asked[: 2 * i + 1] for i, kind in enumerate(every_other))

@@ -60,7 +60,7 @@ BOTH_ON_DISK = {"plan.data_parallel": "zero3", "plan.offload": {"optimizer": "nv
     [
         ("data_parallel/zero-offload", {}, {"cpu", "to host", "from host"}),
         ("data_parallel/zero-offload", BOTH_ON_DISK, {"cpu", "to host", "from host", "nvme read", "nvme write"}),
-        ("data_parallel/hsdp", {}, {"dp gather", "replica"}),
+        ("data_parallel/hsdp", {}, {"dp", "replica"}),
         ("layers/async-tp", {}, set()),
         ("layers/ring-attention", {}, {"beside"}),
         ("schedules/1f1b-overlapped", {}, {"beside"}),

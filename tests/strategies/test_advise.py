@@ -33,14 +33,17 @@ def test_a_model_that_fits_one_gpu() -> None:
 
 def test_a_model_that_needs_its_states_sharded() -> None:
     """Llama-3.1 8B: 128 GB of states fit no GPU, but a node: DDP is not among those that fit."""
-    found = advised(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 8192})
+    asked = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
+    found = advised(**asked)
     answers = dict(found.questions)
     assert answers["fits one GPU"].startswith("no")
     assert answers["fits one node when everything is sharded"].startswith("yes")
     fits = {one.name: one.summary.fits for one in found.candidates}
     assert not any(fit for name, fit in fits.items() if name.startswith("DDP"))
     assert any(fit for name, fit in fits.items() if name.startswith("ZeRO-3"))
-    assert "faster than" in verdict(found, "llama", "node")
+    text = verdict(found, shardyard.read_job(**asked))
+    assert "8 GPUs), 32 sequences of 8,192 tokens: " in text
+    assert "faster than" in text
 
 
 def test_nothing_fits() -> None:
@@ -83,6 +86,15 @@ def test_what_fits_only_with_the_help_of_the_cpus() -> None:
         return summarise(shardyard.simulate(changed))
 
     assert "offload={optimizer: cpu" in " ".join(map(str, fixes(job, answer(job), answer)))
+
+
+@pytest.mark.parametrize(("sequence", "shared"), [(8192, False), (16384, True)])
+def test_long_sequences_may_be_shared(sequence: int, shared: bool) -> None:
+    cluster = {"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}}
+    model = "llama-3.1-8b"
+    job = shardyard.read_job(model=model, cluster=cluster, plan={"sequence": sequence}, overrides={"model.layers": 2})
+    found = advise(job, lambda changed: summarise(shardyard.simulate(changed)))
+    assert any(one.name.startswith("CP2") for one in found.candidates) == shared
 
 
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:

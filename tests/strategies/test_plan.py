@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from reports.glossary import explain
 from shardyard import read_job
 from strategies.plan import Plan
 from topologies.reading import UserError, build
 
 MISTAKES = [
     (dict(tp=4, pp=2, dp=3), 4, "tp·pp·dp = 4·2·3 = 24 ≠ 32 GPUs"),
+    (dict(tp=3, pp=2), 8, "tp·pp = 3·2 = 6 does not divide 64 GPUs"),
+    (dict(data_parallel="hsdp"), 1, "data_parallel='hsdp': is zero3 with shard"),
     (dict(tp=3), 3, "tp=3 does not divide 32 attention heads"),
     (dict(pp=64), 8, "pp=64 stages exceed 32 layers"),
     (dict(global_batch=33), 1, "global_batch=33 is not a multiple of dp·microbatch = 8·1"),
@@ -42,6 +45,19 @@ def test_mistakes_are_one_line_with_the_rule(plan, nodes, message) -> None:
     assert str(caught.value).startswith("plan")
 
 
+@pytest.mark.parametrize(("model", "tokens"), [("llama-3.1-8b", 8192), ("gpt3-175b", 2048)])
+def test_a_sequence_is_the_models_context_but_no_more_than_8192_tokens_by_default(model, tokens) -> None:
+    job = read_job(model=model, cluster="dgx-h100", plan={"kernels": "compiled"})
+    assert job.resolve().sequence == tokens
+    assert any("8,192 tokens by default, of the model's 131,072" in note for note in job.notes) == (model == "llama-3.1-8b")
+    assert read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 131072}).resolve().sequence == 131072
+
+
+def test_fsdp_is_another_name_of_zero3() -> None:
+    assert Plan(data_parallel="fsdp") == Plan(data_parallel="zero3")
+    assert explain("fsdp") == explain("zero3")
+
+
 def test_layers_are_placed_not_floored() -> None:
     """Llama 3 405B: 126 layers over 16 stages, one fewer on the first and the last (arXiv:2407.21783, section 3.3.2)."""
     job = read_job(model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(tp=8, pp=16))
@@ -62,7 +78,7 @@ def test_defaults_follow_from_the_cluster() -> None:
     plan = read_job(
         model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=dict(tp=4, pp=2, global_batch=64, microbatch=2)
     ).resolve()
-    assert (plan.dp, plan.microbatches, plan.sequence) == (4, 8, 131072)
+    assert (plan.dp, plan.microbatches, plan.sequence) == (4, 8, 8192)
 
 
 def test_states_are_sixteen_bytes_per_parameter() -> None:

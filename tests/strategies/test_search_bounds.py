@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.prices import Prices
 from sim.run import run
-from sim.summary import summarise
+from sim.summary import Summary, summarise
 from strategies.data_parallel import hooks
 from strategies.job import Job
 from strategies.lower import lower
@@ -42,7 +42,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
-    "loss_as_layer": st.just(True),
+    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch"]), "unpad": st.just(True),
+    "loss_metrics": st.just(2),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
@@ -73,11 +74,13 @@ CPU = {"memory": "1 TB", "memory_bandwidth": "20 GB/s", "disk": "1 TB", "disk_re
 
 
 @st.composite
-def jobs(draw: Any) -> dict[str, Any]:
+def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     """Any plan, most of which keep to the rules."""
     plan = draw(st.fixed_dictionaries(PLAN))
     for name in draw(st.lists(st.sampled_from(sorted(RARE)), max_size=3, unique=True)):
         plan[name] = draw(RARE[name])
+    if offloaded:
+        plan |= {"data_parallel": draw(st.sampled_from(["zero1", "zero2", "zero3"])), "ep": 1, "offload": draw(RARE["offload"])}
     plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
     plan |= {"recompute": "full"} if "early_stop" in plan else {}
     hook = plan["data_parallel"]
@@ -106,15 +109,32 @@ def jobs(draw: Any) -> dict[str, Any]:
     return {"plan": plan, "model": model, "shape": shape, "slow": draw(st.booleans())}
 
 
-def every_bound(job: Job, prices) -> tuple[list[float], float]:
+def made_of(job: dict[str, Any], toy_job: Any, toy_profile: Any, without: str = "") -> tuple[Job, Prices, Summary]:
+    """The job, its prices and its simulation; an example is passed over when the plan breaks a rule."""
+    slow = job["slow"]
+    profile = toy_profile(
+        links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD, older=OLDER
+    )
+    node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU, "gpu": GPU}
+    plan = {name: value for name, value in job["plan"].items() if name != without}
+    try:
+        made = toy_job(*job["shape"], model=job["model"], node=node, **plan)
+        prices = Prices(profile, made.cluster.node.gpu)
+        return made, prices, summarise(run(lower(made.model, made.resolve()), made.cluster.topology(), prices))
+    except UserError:
+        assume(False)
+        raise
+
+
+def every_bound(job: Job, prices) -> tuple[list[float], list[float]]:
     """Bounds of the step, the roughest first, and of memory: of a job as a space of one plan."""
     found = candidates(job, Space((Axis("plan.tp", ({"plan.tp": job.plan.tp},)),)))
     assert len(found) == 1
     kinds = kinds_of(found, prices)
     rough = bounds(found, kinds, prices)
     finer = Refiner(found, kinds, rough, prices)
-    steps = [float(rough.step[0]), finer.passes(0), finer.exchange(0), longest_path(job, job.resolve(), prices)]
-    return steps, float(rough.memory[0])
+    longest, held = longest_path(job, job.resolve(), prices)
+    return [float(rough.step[0]), finer.passes(0), finer.exchange(0), longest], [float(rough.memory[0]), held]
 
 
 @given(job=jobs())
@@ -122,20 +142,20 @@ def every_bound(job: Job, prices) -> tuple[list[float], float]:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 )
 def test_no_bound_exceeds_the_simulation(toy_job, toy_profile, job) -> None:
-    slow = job["slow"]
-    profile = toy_profile(
-        links=LINKS, launch="1 us", slowdown=1.2 if slow else 1.0, collective_launch="3 us", overhead=OVERHEAD, older=OLDER
-    )
-    node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU, "gpu": GPU}
-    try:
-        made = toy_job(*job["shape"], model=job["model"], node=node, **job["plan"])
-        prices = Prices(profile, made.cluster.node.gpu)
-        answer = summarise(run(lower(made.model, made.resolve()), made.cluster.topology(), prices))
-    except UserError:
-        assume(False)
+    made, prices, answer = made_of(job, toy_job, toy_profile)
     steps, memory = every_bound(made, prices)
     assert max(steps) <= answer.step_seconds
-    assert memory <= answer.worst.peak
+    assert max(memory) <= answer.worst.peak
+
+
+@given(job=jobs(offloaded=True))
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+)
+def test_offloading_never_shortens_a_step(toy_job, toy_profile, job) -> None:
+    """Hence a search asks what is known of the plan without it (`Site.floor`)."""
+    offloaded = made_of(job, toy_job, toy_profile)[2]
+    assert made_of(job, toy_job, toy_profile, without="offload")[2].step_seconds <= offloaded.step_seconds
 
 
 def test_every_field_of_a_plan_is_drawn() -> None:

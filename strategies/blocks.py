@@ -1,0 +1,57 @@
+"""A pass over the parts of a stage as a block: what runs in which order, and the workspace that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
+
+from sim.program import Block, Run
+from strategies.layers import Items, Part
+from strategies.layers.overlap import interleaved
+
+FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
+
+
+def taking_turns(ahead: Sequence[Part], back: Sequence[Part], whole: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
+    """
+    direction = BACKWARD if whole else INPUT
+    layers = [part for part in ahead if part.name == "layer"], [part for part in back[::-1] if part.name == "layer"]
+    first = [(FORWARD, part) for part in ahead if part.name == "embedding"]
+    first += [(direction, part) for part in back if part.name == "head"]
+    last = [(FORWARD, part) for part in ahead if part.name == "head"]
+    last += [(direction, part) for part in back if part.name == "embedding"]
+    runs = [Run(1, items_of(part, way)) for way, part in first]
+    for pair, same in groupby(zip_longest(*layers)):
+        there, here = pair
+        items = items_of(here, direction) if here else ()
+        runs.append(Run(len(list(same)), interleaved(items, items_of(there, FORWARD)) if there else items))
+    return Block("forward + backward", (*runs, *(Run(1, items_of(part, way)) for way, part in last)))
+
+
+def workspace(parts: Sequence[Part], direction: str, width: int, absent: float, stranded: float = 0.0) -> float:
+    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
+
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
+    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
+    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`. stranded: bytes that are counted
+    where the loss runs.
+    """
+    most, later = 0.0, 0.0
+    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
+    earlier = sum(unmade)
+    for part in reversed(parts):
+        earlier -= unmade.pop()
+        lost = stranded if part.loss > 0 else 0.0
+        work = part.temporary + lost if direction == FORWARD else part.undo(width, absent - lost) + part.restored
+        most = max(most, work - later - earlier)
+        later += part.saved
+    return most
+
+
+def items_of(part: Part, direction: str) -> Items:
+    """What runs in one direction of a part, in order."""
+    if direction == INPUT:
+        return part.recompute + part.input_gradient
+    return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]

@@ -1,0 +1,52 @@
+"""What follows from the fields of plans that rules look at, as columns: one entry for each of `Candidates.resolved`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.prices import Profile
+from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel.zero3 import AFTER_LOSS
+from strategies.host import offloaded
+from strategies.resolved import Resolved
+from strategies.search.candidates import Candidates
+from strategies.search.crossing import Crossings, hosted_update
+from strategies.search.layout import through
+from strategies.search.work import Floats
+
+NOTHING = 1e30  # ranks that share a state of which none is on the GPUs
+_STATES = ("parameter", "gradient", "optimizer")
+NAMES = (
+    "parameter", "gradient", "optimizer",  # ranks that share each model state on the GPUs
+    "updated", "zeroed",  # ranks that share the update, and setting gradients to zero
+    "ep", "communicators", "outer",  # degree; of a rank; bytes per parameter of an outer optimizer
+    "moved", "last", "late", "in turn",  # bytes per parameter and when, see Moves; nothing beside them without overlap
+    "kept", "whole", "gathered", "passing", "after loss",  # of sharded parameters and gradients, see Hook and zero3
+    "dense", "experts", "dense alone", "experts alone", "host",  # seconds per byte or parameter, see strategies.search.crossing
+)  # fmt: skip
+
+
+def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
+    """Every column of NAMES."""
+    crossings = Crossings(plans.job, profile)
+    rows = [(*_own(one), *crossings.of(one), hosted_update(plans.job, one)) for one in plans.resolved]
+    table = np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
+    return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))
+
+
+def _own(one: Resolved) -> tuple[float, ...]:
+    """The columns that need no prices."""
+    plan, hook, shards, moves = one.plan, hooks[one.plan.data_parallel], one.shards, Moves()
+    shared = one.copies > 1
+    if shared:
+        passes = through(one)
+        moves = hook.moves(one if passes == one.microbatches else one.model_copy(update={"microbatches": passes}))
+    own = [shards if state in hook.shards else 1 for state in _STATES]
+    elsewhere = offloaded(plan.offload, hook.shards)
+    there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
+    whole = shared and "parameter" in hook.shards
+    return (
+        *there, own[2], own[1], plan.ep, one.grid.communicators, hook.outer,
+        moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
+        whole and not plan.reshard, whole, plan.least_gathered, shared and "gradient" in hook.shards, plan.kernels in AFTER_LOSS,
+    )  # fmt: skip

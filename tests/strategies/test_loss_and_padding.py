@@ -1,0 +1,59 @@
+"""What computes the loss, and attention between gathers of tokens: kernels and bytes counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.program import Kernel
+from strategies.layers import parts
+from topologies.reading import UserError
+
+TOKENS, VOCABULARY = 32, 512  # of the toy job
+
+
+def part(toy_job, name: str, **plan):
+    job = toy_job(plan.get("tp", 1), model={"vocabulary": VOCABULARY}, kernels="torch", precision="bf16", **plan)
+    found = parts(job.model, job.resolve())
+    return found.head if name == "head" else found.layer(0)
+
+
+def moved(items, label: str) -> list[float]:
+    return [item.bytes for item in items if isinstance(item, Kernel) and item.label == label]
+
+
+def test_a_fused_loss_reads_logits_once_and_keeps_nothing_else(toy_job) -> None:
+    head, logits = part(toy_job, "head", loss="fused"), 2 * TOKENS * VOCABULARY
+    assert moved(head.forward, "loss") == [logits]
+    assert moved(head.backward, "loss") == [2 * logits]
+    own = part(toy_job, "head")
+    assert own.saved - head.saved == 4 * TOKENS * VOCABULARY - logits  # log-probabilities in fp32 and no logits
+
+
+def test_layers_may_be_compiled_and_the_loss_not(toy_job) -> None:
+    eager, mixed = (part(toy_job, "head", loss="torch"), toy_job(1, kernels="compiled", loss="torch"))
+    assert moved(parts(mixed.model, mixed.resolve()).head.forward, "loss") == moved(eager.forward, "loss")
+
+
+def test_unpadding_copies_queries_keys_values_and_the_result(toy_job) -> None:
+    plain, copied = part(toy_job, "layer"), part(toy_job, "layer", unpad=True)
+    size = 2 * TOKENS * 64
+    assert moved(copied.forward, "unpad") == [2 * size] * 3
+    assert moved(copied.forward, "pad") == moved(copied.backward, "unpad") == [2 * size]
+    assert moved(copied.backward, "pad") == [2 * size] * 3
+    assert copied.saved == plain.saved
+
+
+def test_each_metric_casts_logits_and_takes_their_log_softmax_once_more(toy_job) -> None:
+    head, logits = part(toy_job, "head", loss="fused", loss_metrics=2), TOKENS * VOCABULARY
+    assert moved(head.forward, "loss metrics") == [(2 + 4) * logits, (4 + 4) * logits] * 2
+    assert head.backward == part(toy_job, "head", loss="fused").backward
+
+
+@pytest.mark.parametrize(("plan", "why"), [
+    (dict(loss_metrics=1, tp=2), "loss_metrics=1 with tp=2 is not simulated"),
+    (dict(unpad=True, attention="materialised"), "unpad=true is for fused attention"),
+    (dict(loss="fused", tp=2), "loss=fused with tp=2 is not simulated"),
+])  # fmt: skip
+def test_what_is_not_simulated_is_refused(toy_job, plan, why) -> None:
+    with pytest.raises(UserError, match=why):
+        part(toy_job, "layer", **plan)

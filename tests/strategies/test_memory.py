@@ -1,0 +1,123 @@
+"""What a rank holds beside activations: states, an update's own tensors, the loss; what the caching allocator keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sim.grid import Grid
+from sim.memory import ledger
+from sim.run import run
+from sim.summary import summarise
+from sim.timeline import Timeline
+from strategies.lower import lower
+from strategies.model import Model
+from strategies.plan import Plan
+from strategies.tensors import tensors
+
+HALF = {"precision": "fp16", "global_batch": 8}
+
+
+@pytest.fixture
+def played(toy_job, toy_prices) -> Callable[..., Timeline]:
+    def play(gpus: int = 4, model: dict[str, Any] | None = None, prices: dict[str, Any] | None = None, **plan: Any) -> Timeline:
+        job = toy_job(gpus, 1, {"tied": False} | (model or {}), **HALF | plan)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(**(prices or {})))
+
+    return play
+
+
+def updating(timeline: Timeline) -> float:
+    return float(ledger(timeline, 0).updating.max())
+
+
+def test_pytorchs_fsdp_shards_masters_and_their_gradients() -> None:
+    """4 + 4 + 8 bytes per parameter of Adam in 16 bits; others have 16-bit parameters besides masters: 2 + 2 + 12, 2 + 4 + 12."""
+    for gradients, others in (("same", 16), ("fp32", 18)):
+        sizes = {kernels: Plan(data_parallel="zero3", kernels=kernels, gradients=gradients).bytes_of_states
+                 for kernels in ("torch", "compiled", "megatron")}  # fmt: skip
+        assert sizes["torch"] == sizes["compiled"] == {"parameter": 4, "gradient": 4, "optimizer": 8}
+        assert sum(sizes["megatron"].values()) == others
+
+
+@pytest.mark.parametrize(("plan", "width"), [({}, 4), ({"gradients": "fp32"}, 0), ({"precision": "fp32"}, 0)])
+def test_16_bit_gradients_are_copied_to_fp32(played, plan, width) -> None:
+    timeline = played(1, **plan)
+    assert updating(timeline) == width * timeline.program.parameters
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+def test_deepspeed_joins_gradients_in_16_bits_then_in_32(played, toy_job, dp) -> None:
+    """Before that the norm takes each gradient as fp64."""
+    timeline = played(dp, data_parallel="zero1", deepspeed={})
+    own = timeline.program.parameters / dp
+    job = toy_job(dp, 1, {"tied": False}, **HALF)
+    parts = lower_parts(job.model, job.resolve())
+    assert updating(timeline) == max((2 + 4) * own, 8 * min(own, max(tensors(parts, job.model, 0, False))))
+
+
+def lower_parts(model: Model, plan: Any) -> list[Any]:
+    from strategies.layers import parts
+
+    work = parts(model, plan)
+    return [work.embedding, *work.stage(0, model.layers), work.head]
+
+
+def test_the_allocator_keeps_what_passes_gave_back(played) -> None:
+    """An update's tensors find no block among activations: what is reserved is what both took."""
+    timeline = played(1, global_batch=1)
+    book, states = ledger(timeline, 0), 16 * timeline.program.parameters
+    passes = (book.held.sum(axis=1) - book.updating).max()
+    assert passes > states
+    assert book.reserved == passes + 4 * timeline.program.parameters + book.cached.max()
+    memory = summarise(timeline).memory[0]
+    assert memory.allocated == book.peak
+    assert memory.reserved == pytest.approx(book.reserved)
+    assert memory.peak == pytest.approx(book.peak)  # what is only kept is given back before memory runs out
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(played: Callable[..., Timeline], loss: str | None, words: int, **plan: Any) -> float:
+    """Peak of one GPU with so many words."""
+    plan = {"sequence": 8, "global_batch": 1, "kernels": "compiled"} | plan
+    return ledger(played(1, {"vocabulary": words, "hidden": 64, "layers": 1}, loss=loss, **plan), 0).reserved
+
+
+@pytest.mark.parametrize(("loss", "width"), [("torch", 14), ("fused", 4), (None, 6)])
+def test_bytes_of_a_logit(played, loss, width) -> None:
+    """In 16 bits. torch: three of fp32 backward, and what logits were in; fused: logits and their gradient; otherwise both in 16
+    bits in turns, and probabilities. A word more is also 64 parameters of embedding and head, and 20 bytes of each.
+    """
+    words = 100_000
+    step = bytes_of(played, loss, 2 * words) - bytes_of(played, loss, words)
+    assert step == pytest.approx(words * (8 * width + 2 * 64 * 20))
+
+
+def test_torch_holds_as_much_for_its_loss() -> None:
+    """Twelve bytes of a logit backward; the logits themselves, two, are gone by then."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from calibration.execute.holding import Holding
+
+    features, matrix = torch.randn(64, 8, dtype=torch.bfloat16), torch.randn(8, 4096, dtype=torch.bfloat16, requires_grad=True)
+    with Holding() as holding:
+        loss = cross_entropy((features @ matrix).float(), torch.zeros(64, dtype=torch.long))
+        before, holding.peak = holding.held, 0
+        loss.backward()
+    assert before == pytest.approx(4 * 64 * 4096, rel=0.02)  # log-probabilities
+    assert holding.peak == pytest.approx(12 * 64 * 4096, rel=0.05)
+
+
+# -- communicators -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("degrees", "groups"), [({}, 0), ({"dp": 8}, 1), ({"tp": 2, "dp": 4}, 3), ({"tp": 2, "dp": 4, "pp": 2}, 4)]
+)
+def test_a_rank_talks_along_each_axis_and_with_all(degrees, groups) -> None:
+    assert Grid.of(**degrees).communicators == groups
