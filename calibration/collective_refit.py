@@ -17,7 +17,7 @@ import yaml
 
 from calibration.collective_fit import Bounds, Free, Series, errors, inside, kernel, network, search, series, summary
 from calibration.collective_rows import Row, alternate, node_rows, sweep_rows
-from calibration.kernel_fit import tidy
+from calibration.kernel_refit import tidy
 from calibration.profiles import FOLDER, load_profile
 from sim.collectives import algorithms, offered
 from sim.prices import Profile

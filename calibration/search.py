@@ -214,9 +214,9 @@ class Search:
                 continue
             if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
                 continue
-            if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
-                continue
             if self._follows(bound, number, plan, level):
+                continue
+            if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
                 continue
             if level == TIGHT:
                 if entry := self._ask(number, plan):

@@ -27,7 +27,7 @@ class Gpu(Config):
     peak: dict[Dtype, FlopsPerSecond] = Field(min_length=1)  # dense, without sparsity; a dtype that is absent is not supported
     memory: Bytes = Field(gt=0)
     memory_bandwidth: BytesPerSecond = Field(gt=0)
-    power: float = Field(default=0.0, gt=0)  # watts, the board's limit
+    power: float = Field(default=0.0, gt=0)  # watts, the board's limit; a lower one slows products that reach it
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)

@@ -21,8 +21,9 @@ from calibration.fit_tables import errors, leave_out, rows, tables
 from calibration.profile_file import described, signed, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
+from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_seconds
 from sim.fusing import fused
-from sim.prices import AttentionCurve, GemmCurve, Prices, Profile, Tile, attention_seconds, gemm_seconds
+from sim.prices import Prices, Profile
 from sim.program import Collective, Kernel
 from sim.run import run
 from sim.summary import summarise
@@ -53,7 +54,7 @@ def test_products_of_a_known_core_are_found_again() -> None:
     for m in (60, 256, 1024):
         for n in (100, 512, 2048):
             for k in (64, 384, 1024):
-                traffic = WIDTH["fp32"] * (m * k + k * n + m * n)
+                traffic = WIDTH["fp32"] * (m * k + k * n), WIDTH["fp32"] * m * n
                 price = gemm_seconds(truth, CORE.peak["fp32"], CORE.memory_bandwidth, 1, (1, m, n, k), traffic)
                 samples.append(case("gemm", LAUNCH + price, batch=1, m=m, n=n, k=k, dtype="fp32", layout="forward"))
     _, points = fit_gemm(samples, CORE, "fp32", LAUNCH)
