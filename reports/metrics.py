@@ -170,9 +170,9 @@ METRICS = (
            "(axes of more than one rank, and all ranks) · channels · buffers of a channel", "B", PROFILE, ("communicators",)),
     Metric("reserve", "memory.*.overheads.reserve", "What the allocator holds beyond what tensors take: its fragmentation.",
            "a fraction of the tensors", "B", PROFILE, ("fragmentation",)),
-    Metric("cached memory", "memory.*.cached", "Blocks that the caching allocator keeps besides, and gives back before memory "
-           "runs out: a device shows them, they need not fit.", "what an update and the loss cannot reuse", "B", TIMELINE,
-           ("cached",)),
+    Metric("cached memory", "memory.*.cached",
+           "What the caching allocator keeps besides and gives back before memory runs out: not part of the peak.",
+           "reserved at most − peak", "B", PROFILE),
     Metric("stage peak memory", "memory.*.peak", "Most memory that the stage's ranks hold at one time, overhead included.",
            "max over time of the sum of kinds, + overhead", "B", TIMELINE),
     Metric("time of the peak", "memory.*.time", "When in the step the stage first holds most.", "seconds from the start", "s",
