@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

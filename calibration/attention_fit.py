@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from calibration.kernel_fit import Array, described, minimise, tidy
+from calibration.kernel_fit import Array, minimise
+from calibration.kernel_refit import described, tidy
 from calibration.profiles import FOLDER, load_profile
-from sim.prices import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
+from sim.curves import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
 from topologies.cluster import load_gpu
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibration.profiles import load_profile, profile_for
 from calibration.readers.nccl_tests import Log, read_nccl_tests
-from sim.collectives import OPERATIONS, offered
+from sim.collectives import OPERATIONS, algorithms, offered
 from sim.prices import Prices
 from sim.protocols import split
 from sim.sweep import Sweep, sweep
@@ -32,10 +32,7 @@ def bench(
     known = [name for name in OPERATIONS if name not in ("send", "all_to_allv") and offered(name)]
     if operation not in known:
         raise UserError(f"unknown collective '{operation}'{nearest(operation, known)}")
-    try:
-        split(algorithm)
-    except ValueError as error:
-        raise UserError(f"--algorithm {algorithm}: {error}") from None
+    _check(operation, algorithm, nodes=nodes, ranks=ranks)
     log = read_nccl_tests(Path(measured), operation, ranks or 0) if measured else None
     if log and log.operation != operation:
         raise UserError(f"{measured}: is of {log.operation}, not of {operation}")
@@ -56,6 +53,22 @@ def bench(
     rows = [(row.bytes, row.seconds) for row in log.rows]
     best = [options[0].seconds for options in sweep(topology, prices, operation, count, [at for at, _ in rows], algorithm)]
     return Sweep(operation, where, count, table, rows, best), [*notes, *_about(measured or "", log)]
+
+
+def _check(operation: str, algorithm: str, **numbers: int | None) -> None:
+    """Raises UserError for a number below 1, and for an algorithm that the operation does not have."""
+    for option, number in numbers.items():
+        if number is not None and number < 1:
+            raise UserError(f"--{option} {number}: must be at least 1")
+    names = [name.split("/")[1] for name in algorithms if name.split("/")[0] == operation]
+    known = ["auto", *names, *(f"{operation}/{name}" for name in names)]
+    try:
+        asked = split(algorithm)[0].split(", ")
+    except ValueError as error:
+        raise UserError(f"--algorithm {algorithm}: {error}") from None
+    for name in asked:
+        if name not in known:
+            raise UserError(f"--algorithm {algorithm}: '{name}' is no algorithm of {operation}{nearest(name, known)}")
 
 
 def by_ranks(operation: str, cluster: str, nodes: int | None = None, profile: str | None = None, algorithm: str = "auto",

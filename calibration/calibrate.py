@@ -46,6 +46,7 @@ class Request:
     profile: str | None = None
     samples: Path | None = None
     largest: float = 0.0
+    collective: str = ""  # of logs that do not say
 
     @property
     def journal(self) -> Path:
@@ -229,7 +230,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         raise UserError("--from: needs --cluster, the machine that the logs are of")
     cluster = load_cluster(request.cluster)
     base = load_profile(request.profile) if request.profile else profile_for(cluster.node.gpu.name)
-    rows, notes, kinds = read_rows(logs, cluster, request.ranks)
+    rows, notes, kinds = read_rows(logs, cluster, request.ranks, request.collective)
     most = max(row.nodes for row in rows)
     profile, points = fit_links(rows, base, cluster.model_copy(update={"nodes": max(most, cluster.nodes)}))
     short = {one: float(f"{error:.3g}") for one, error in _errors(points).items()}
@@ -254,11 +255,12 @@ def _errors(points: Sequence[Any]) -> dict[str, float]:
     return errors(points)
 
 
-def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int) -> tuple[list[Row], list[str], list[str]]:
+def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: str = "") -> tuple[list[Row], list[str], list[str]]:
     """(rows, what a reader must know, which sorts of log there were). Raises UserError for anything else."""
     from calibration.readers.kineto import is_trace, read_text, read_traces
-    from calibration.readers.nccl_tests import read_nccl_tests
+    from calibration.readers.nccl_tests import operation_named, read_nccl_tests
 
+    operation = operation_named(collective) if collective else ""
     traces = [path for path in logs if is_trace(read_text(path)[:200_000])]
     rows: list[Row] = []
     notes: list[str] = []
@@ -267,11 +269,13 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int) -> tuple[list[
         rows, notes = list(found.rows), [f"traces of {found.ranks} ranks", *found.notes]
     others = [path for path in logs if path not in traces]
     for path in others:
-        log = read_nccl_tests(path, ranks=ranks)
+        log = read_nccl_tests(path, operation, ranks)
         if log.wrong:
             raise UserError(f"{path}: nccl-tests found wrong results in {log.wrong} rows: nothing is priced by them")
         if ranks not in (0, log.ranks):
             raise UserError(f"--ranks {ranks}: {path} is of {log.ranks} ranks")
+        if operation not in ("", log.operation):
+            raise UserError(f"--collective {collective}: {path} is of {log.operation}")
         notes += _of_others(path, log.gpus, cluster)
         rows += log.rows
         notes += [f"{path}: {len(log.ignored)} lines were not understood"] if log.ignored else []

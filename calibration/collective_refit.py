@@ -17,7 +17,7 @@ import yaml
 
 from calibration.collective_fit import Bounds, Free, Series, errors, inside, kernel, network, search, series, summary
 from calibration.collective_rows import Row, alternate, node_rows, sweep_rows
-from calibration.kernel_fit import tidy
+from calibration.kernel_refit import tidy
 from calibration.profiles import FOLDER, load_profile
 from sim.collectives import algorithms, offered
 from sim.prices import Profile
@@ -25,7 +25,8 @@ from sim.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from topologies.cluster import Cluster, load_cluster
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}
-LINKS = {"l40s": ("pcie", "host")}  # kinds between the GPUs of a node, where they are not NVLink alone
+LINKS = {"l40s": ("pcie",)}  # kinds between the GPUs of a node, where they are not NVLink alone
+MOST = {"l40s": 2}  # ranks of the rows to fit to: eight L40S were measured in one box, whose sockets hardly reach each other
 POOLED = {"h100": ("h100", "h200"), "h200": ("h100", "h200")}  # same links, switches and multiprocessors: one set of prices
 LARGE = {"h100": "S007", "h200": "S076", "b200": "S077"}  # published sweeps of one node, for buffers beyond the tables' 512 MiB
 UNFITTED = "14 us per step is NCCL's NET figure (Ring, Simple)"
@@ -114,7 +115,7 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
     data["overhead"] = overhead
     note = data["provenance"]["links"]
     old = note["rule"]
-    note["grid"] = GRID.replace("2, 4 and 8", "2 and 8") if name in ("h200", "b200", "l40s") else GRID
+    note["grid"] = GRID.replace("2, 4 and 8", {"l40s": "2"}.get(name, "2 and 8")) if name in ("h200", "b200", "l40s") else GRID
     fitted_to = f"latencies and protocols: {SWEEPS[name][2]}" if between else UNFITTED
     note["rule"] = RULE + old[old.index("nic:") :].replace(UNFITTED, fitted_to)
     note["errors"] = {key: tidy(value) for key, value in found.items()}
@@ -139,7 +140,10 @@ def told(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, f
 def refit(tables: Path, name: str) -> None:
     """Fit the prices inside a node of the shipped profile `name`; rewrite its file."""
     profile, cluster = load_profile(name), load_cluster(CLUSTERS[name])
-    rows, together = node_rows(tables, name), [row for one in POOLED.get(name, (name,)) for row in node_rows(tables, one)]
+    together = [
+        row for one in POOLED.get(name, (name,)) for row in node_rows(tables, one) if row.ranks <= MOST.get(name, row.ranks)
+    ]
+    rows = [row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks)]
     more = [row for row in sweep_rows(tables)[LARGE[name]] if row.bytes >= 2**30] if name in LARGE else []
     free, kept = alternate(rows)
     found = one_node([*alternate(together)[0], *more], name, profile, cluster)

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.fit_tables import Point, ascending, every_other
-from calibration.kernel_fit import ATTENTION_BOUNDS, GEMM_BOUNDS, gemm_curve, loss, minimise
+from calibration.gemm_fit import GEMM_BOUNDS, gemm_curve
+from calibration.kernel_fit import ATTENTION_BOUNDS, loss, minimise
 from calibration.samples import Merged
-from sim.prices import (
+from sim.curves import (
     AttentionCurve,
     GemmCurve,
     Hardware,
@@ -79,7 +80,8 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
     """The curve of products of one dtype, and its points by FLOPs."""
     batch, m, n, k = columns(rows, "batch", "m", "n", "k")
     seconds, out = seconds_of(rows), kept(rows)
-    traffic, peak, sms = WIDTH[dtype] * batch * (m * k + k * n + m * n), gpu.peak[dtype], max(1, gpu.sms)
+    traffic = WIDTH[dtype] * batch * (m * k + k * n), WIDTH[dtype] * batch * m * n
+    peak, sms = gpu.peak[dtype], max(1, gpu.sms)
 
     def price(curve: GemmCurve) -> Array:
         return np.asarray(launch + gemm_seconds(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum))

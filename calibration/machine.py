@@ -16,7 +16,8 @@ from topologies.reading import UserError
 
 MEASURED_HERE = "measured by `shardyard calibrate`"  # the source of prices that are this project's own
 GPUS = {  # what torch calls a GPU -> its name in the catalogue; the first that fits
-    r"GB200": "gb200", r"B200": "b200-sxm", r"H200": "h200-sxm", r"H100.*PCIe": "h100-pcie", r"H100": "h100-sxm",
+    r"GB300": "gb300", r"GB200": "gb200", r"B200": "b200-sxm",
+    r"H200": "h200-sxm", r"H100.*PCIe": "h100-pcie", r"H100": "h100-sxm",
     r"A100.*PCI": "a100-pcie-80gb", r"A100.*40GB": "a100-sxm-40gb", r"A100": "a100-sxm-80gb", r"L40S": "l40s",
     r"V100.*SXM3": "v100-sxm3-32gb", r"V100": "v100-sxm2-32gb",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from calibration.evaluate import evaluate, version_of
 from calibration.predict import prices_of, uncollected
 from calibration.probes import Probes
 from calibration.results import Results, Row
-from calibration.site import RuledOut, Site, scale_of, started
+from calibration.site import RuledOut, Site, budget, scale_of, started
 from strategies.job import Job
 from strategies.search.candidates import candidates
 from strategies.search.longest import longest_path
@@ -173,7 +173,10 @@ class Search:
             self.results.close()
 
     def _late(self) -> str:
-        return f"the time limit of {self.seconds:g} s" if time.perf_counter() - self.began > self.seconds else ""
+        """Which limit is over; one plan is simulated whatever the limit, so that there is an answer."""
+        if not self.seen or time.perf_counter() - self.began <= self.seconds:
+            return ""
+        return f"the time limit of {self.seconds:g} s"
 
     def _worst(self) -> float:
         """What the next plan must beat: the last of the top."""
@@ -212,6 +215,8 @@ class Search:
             if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
                 continue
             if self._follows(bound, number, plan, level):
+                continue
+            if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
                 continue
             if level == TIGHT:
                 if entry := self._ask(number, plan):
@@ -286,14 +291,14 @@ class Search:
         best = min((one["value"] for one in self.rows), default=None)
         gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
         counts, out = self.counts, self.out.plans.total()
-        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.unit, out))
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.told, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)
         late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
         for name, most in late.items():
-            text = f"the fastest that was simulated needs a step of {row['step']:.4g} s, of {most:.4g} s"
-            self.out.add(name, 1, row["step"] / most, text)
+            needed = budget(name, getattr(self.limits, name))(row["step"] / most)
+            self.out.add(name, 1, row["step"] / most, f"the best that was simulated needs {needed}")
         if late:
             return
         value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step

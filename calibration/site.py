@@ -86,23 +86,30 @@ class Site:
         """Which plans no constraint rules out by its bound, and every plan's bound of the objective."""
         capacity = self.capacity(asked)
         keep = self.limits.possible.copy()
-        keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: _memory(share * capacity, capacity), out)
+        keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: told_memory(share * capacity, capacity), out)
         _, first, of = np.unique(self.plans.rule, return_index=True, return_inverse=True)
         scales = [self.scale(int(plan)) for plan in first]
         for name in asked.of_step(scales[0]):
             most = np.array([asked.of_step(one)[name] for one in scales])[of]
-            keep = _cut(keep, self.limits.step / most, name, _budget(name, getattr(asked, name)), out)
+            keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
         return keep, self.limits.step * np.array([objective.per_second(one) for one in scales])[of]
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""
         return min(self.job.cluster.node.gpu.memory, asked.memory or float("inf"))
 
+    def over_budget(self, plan: int, step: float, asked: Limits, out: RuledOut) -> bool:
+        """Rule out a plan that takes at least `step` seconds where that is more than it may."""
+        over = {name: step / most for name, most in asked.of_step(self.scale(plan)).items() if step > most}
+        for name, share in over.items():
+            out.add(name, 1, share, f"none of them needs less than {budget(name, getattr(asked, name))(share)}")
+        return bool(over)
+
     def too_big(self, row: dict[str, Any], asked: Limits, out: RuledOut) -> None:
         """Rule out a plan that was simulated."""
         capacity = self.capacity(asked)
         if row["memory"] > capacity:
-            out.add("memory", 1, row["memory"], _memory(row["memory"], capacity))
+            out.add("memory", 1, row["memory"], told_memory(row["memory"], capacity))
         else:
             out.add("memory of the nodes", 1, row["memory"], "what is offloaded has no room there")
 
@@ -128,9 +135,13 @@ def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out
     return keep & ~over
 
 
-def _memory(needed: float, capacity: float) -> str:
-    return f"{needed / 1e9:,.1f} GB of {capacity / 1e9:,.1f} GB"
+def told_memory(needed: float, capacity: float) -> str:
+    """With as many places as tell them apart."""
+    texts = ((f"{needed / 1e9:,.{places}f}", f"{capacity / 1e9:,.{places}f}") for places in range(1, 9))
+    one, other = next(pair for pair in texts if pair[0] != pair[1] or len(pair[0].partition(".")[2]) == 8)
+    return f"{one} GB of {other} GB"
 
 
-def _budget(name: str, asked: float) -> Callable[[float], str]:
-    return lambda share: f"{share * asked:,.4g} {_UNITS[name]}, of {asked:,.4g}"
+def budget(name: str, asked: float) -> Callable[[float], str]:
+    """How a share of what was asked is told."""
+    return lambda share: f"{share * asked:,.5g} {_UNITS[name]}, of {asked:,.4g}"

@@ -61,6 +61,18 @@ def ask(
     return result
 
 
+def impossible(cases: Sequence[Case]) -> list[tuple[str, Any]]:
+    """Fields and values that no case with them has an answer for."""
+    possible: dict[tuple[str, str], bool] = {}
+    values: dict[tuple[str, str], tuple[str, Any]] = {}
+    for case in cases:
+        for field, value in case.changes.items():
+            key = field, str(value)
+            values[key] = field, value
+            possible[key] = possible.get(key, False) or not case.refused
+    return [values[key] for key, able in possible.items() if not able]
+
+
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     """Every combination of the axes' values."""
     return [{k: v for choice in chosen for k, v in choice.items()} for chosen in product(*(axis.choices for axis in axes))]

@@ -6,28 +6,39 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import count, gigabytes, percent, plural, seconds, step_of
+from reports.words import count, gigabytes, percent, plural, seconds, spread, step_of, tie_rule
 from sim.timeline import AXES
 from strategies.advise import Advice, Candidate
 from strategies.job import Job
 from topologies.reading import as_argument
 
 SHOWN = 12
+TOLD = 3  # ties that are named
 
 
 def advice(found: Advice, job: Job) -> RenderableType:
     """Questions, candidates and why the first one wins."""
     table = Table(box=None, pad_edge=False)
-    for name in ("way to train", "step", "tokens/s/GPU", "MFU", "peak memory", "exposed", "bubble", "recompute"):
+    for name in ("way to train", "", "step", "tokens/s/GPU", "MFU", "peak memory", "exposed", "bubble", "recompute"):
         table.add_column(name, justify="left" if name == "way to train" else "right")
+    ties = _ties(found)
     for one in found.candidates[:SHOWN]:
         summary = one.summary
         again = percent(summary.breakdown["recompute"] / summary.step_seconds)
         peak = f"{gigabytes(summary.worst.peak)} GB" if summary.fits else f"does not fit: {gigabytes(summary.worst.peak)} GB"
         rates = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
-        table.add_row(one.name, *rates, peak, percent(summary.exposed), percent(summary.bubble), again)
+        table.add_row(
+            one.name,
+            "★" if one is found.best else "≈" if one in ties else "",
+            *rates,
+            peak,
+            percent(summary.exposed),
+            percent(summary.bubble),
+            again,
+        )
     more = len(found.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
+    rest += [Text(tie_rule(), "dim")] if ties else []
     lines = [Text(f"{question}? {answer}") for question, answer in found.questions]
     return Group(Text(verdict(found, job), "bold"), "", *lines, "", table, *rest)
 
@@ -39,9 +50,24 @@ def verdict(found: Advice, job: Job) -> str:
     what = f"{job.model.name} on {cluster.nodes} × {cluster.name} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
         return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
+    bar = best.summary.interval
+    step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
     settings = " ".join("--set " + as_argument(f"plan.{name}", value) for name, value in best.changes.items())
-    why = f"; {_why(best, found.candidates[1])}" if len(found.candidates) > 1 and found.candidates[1].summary.fits else ""
-    return f"{what}: {best.name}{why} ({settings})"
+    ties = _ties(found)
+    others = [one for one in found.candidates[1:] if one.summary.fits and one not in ties]
+    named = ", ".join(one.name for one in ties[:TOLD]) + (f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else "")
+    why = f"; a tie with {named}" if ties else ""
+    why += f"; {_why(best, others[0])}" if others else ""
+    return f"{what}: {best.name}, {step} per step{why} ({settings})"
+
+
+def _ties(found: Advice) -> list[Candidate]:
+    """What fits and is as good as the best, as far as can be told."""
+    from calibration.uncertainty import tied
+
+    best = found.best
+    fitting = [one for one in found.candidates[1:] if one.summary.fits]
+    return [one for one in fitting if best is not None and tied(one.summary.step_seconds, best.summary.step_seconds)]
 
 
 def _why(best: Candidate, other: Candidate) -> str:

@@ -16,10 +16,12 @@ from strategies.plan import Plan
 from strategies.schedules import schedules
 from topologies.reading import UserError, nearest
 
+OTHER_NAMES = {"fsdp": "zero3", "hsdp": "plan.shard"}
+
 
 def explain(name: str) -> str:
     """The entry of `name`, a few lines. Raises UserError with the nearest name."""
-    word = name.strip()
+    word = OTHER_NAMES.get(name.strip().lower(), name.strip())
     try:
         return metrics.explain(word)
     except UserError:

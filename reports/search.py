@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import TOKENS, digits, dollars, percent, plural, rates_told, seconds, size, step_of, tokens_text
+from reports.words import (
+    TOKENS,
+    digits,
+    dollars,
+    percent,
+    plural,
+    rates_told,
+    seconds,
+    size,
+    spread,
+    step_of,
+    tie_rule,
+    tokens_text,
+)
 from topologies.costs import cost
 from topologies.reading import as_argument
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
+    from sim.summary import Interval
     from strategies.job import Job
 
 SHOWN = 5
 
 
-def overview(found: Answer, job: Job, tokens: float | None, top: int) -> RenderableType:
-    """On one screen."""
+def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Interval | None = None) -> RenderableType:
+    """On one screen. bar: around the step of the best."""
     from calibration.answer import pareto
 
     lines: list[RenderableType] = [Text(verdict(found, job), "bold")]
     if found.best is not None:
-        lines += ["", _plans("the best plans that were simulated", found.rows[: max(top, SHOWN)], found, tokens)]
+        if bar is not None:
+            lines.append(Text(f"its step, {100 * bar.level:.0f} % interval: {spread(bar)}"))
+        shown = found.rows[: max(top, SHOWN)]
+        lines += ["", _plans("the best plans that were simulated", shown, found, tokens)]
+        lines += [Text(tie_rule(), "dim")] if any(_tied(row, found) for row in shown[1:]) else []
         front = pareto(found.rows)
-        proven = "proven" if found.front else "of what was simulated; --front proves it"
+        unproven = f"not proven: {found.interrupted}" if found.interrupted else "--front proves it"
+        proven = "proven" if found.front else f"of what was simulated; {unproven}"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
         lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
@@ -45,7 +65,8 @@ def verdict(found: Answer, job: Job) -> str:
     if best is None:
         return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
-    value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
+    number, unit = goal.told(best["value"])
+    value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
     if found.proven:
         sure = f"proven best of {found.combinations:,} combinations"
     else:
@@ -57,8 +78,8 @@ def verdict(found: Answer, job: Job) -> str:
     return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
-def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
-    """For machines, with stable keys."""
+def as_data(found: Answer, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
+    """For machines, with stable keys. bar: around the step of the best."""
     from calibration.answer import pareto
 
     hashes = [row["hash"] for row in pareto(found.rows)]
@@ -68,7 +89,7 @@ def as_data(found: Answer, tokens: float | None) -> dict[str, Any]:
         "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
         "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
         "seconds": found.seconds, "plans_per_second": rate(found), "rows": [_plain(row, tokens) for row in found.rows],
-        "front": hashes, "front_proven": found.front,
+        "front": hashes, "front_proven": found.front, "interval": asdict(bar) if bar else None,
     }  # fmt: skip
 
 
@@ -97,16 +118,22 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: fl
     for head in heads:
         table.add_column(head, justify="left" if head in ("", "plan") else "right")
     differing = _differing(found.rows)
-    for number, row in enumerate(rows):
+    for row in rows:
         scale = row["scale"]
         whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or TOKENS)
         money = "–" if whole.usd is None else dollars(whole.usd)
         training = [digits(whole.seconds / 86400), money] if tokens else [money]
         plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
-        mark = "★" if number == 0 and row is found.best else ""
+        mark = "★" if row is found.best else "≈" if _tied(row, found) else ""
         numbers = seconds(row["step"]), digits(row["tokens_per_second_per_gpu"]), percent(row["mfu"]), size(row["memory"])
         table.add_row(mark, *numbers, *training, plan)
     return table
+
+
+def _tied(row: dict[str, Any], found: Answer) -> bool:
+    from calibration.uncertainty import tied
+
+    return found.best is not None and tied(row["value"], found.best["value"])
 
 
 def _set(row: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -10,11 +10,13 @@ from strategies.servers import Answer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from sim.summary import Summary
+
 ROWS = 12  # of the histogram
 
 
-def overview(answer: Answer, name: str) -> RenderableType:
-    """Throughput, who waits for whom, and how stale gradients are."""
+def overview(answer: Answer, name: str, reduced: Summary | None = None) -> RenderableType:
+    """Throughput, who waits for whom, how stale gradients are, and all-reduce on the workers' GPUs (`reduced`)."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -22,6 +24,11 @@ def overview(answer: Answer, name: str) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for label, value in labelled(answer):
         table.add_row(label, value)
+    if reduced is not None:
+        instead = (
+            f"{count(reduced.tokens_per_second)} tokens/s on the workers' {plural(reduced.gpus, 'GPU')}, no servers, no staleness"
+        )
+        table.add_row("by all-reduce instead", instead)
     heads = Text(settings(answer, name), "bold"), Text("updates missed by a gradient", "bold")
     return Group(heads[0], table, heads[1], _histogram(answer.played.staleness.histogram))
 

@@ -1,12 +1,10 @@
-"""What the terminal shows: one line, one screen, and runs side by side. rich leaves colours out by itself where none belong."""
+"""What the terminal shows of one run: one line, one screen. rich leaves colours out by itself where none belong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,13 +17,13 @@ from reports.words import (
     count,
     digits,
     gigabytes,
-    gpu_hours,
     held,
     percent,
     plural,
     provenance,
     seconds,
     size,
+    spread,
     stages,
     step_of,
     tokens_per_step,
@@ -34,7 +32,7 @@ from reports.words import (
 from sim.summary import StageMemory, Summary
 
 LEAST = 0.0005  # of the step: less would show as 0.0 %
-ALWAYS = ("sequence", "global_batch")  # inputs that are shown beside every run
+UNEVEN = 0.05  # of the step: from here on it is told what uneven stages cost
 NOTES = 4  # notes on one screen; the page shows all
 
 
@@ -44,16 +42,16 @@ def verdict(summary: Summary, job: Job) -> str:
     plan = job.get("plan", {})
     batch = f", {step_of(plan['global_batch'], plan['sequence'])}" if plan.get("sequence") and plan.get("global_batch") else ""
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({plural(summary.gpus, 'GPU')}){batch}"
-    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {percent(summary.mfu)}"
+    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {mfu(summary)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     if summary.fits:
         return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
     fixes = job.get("fixes", [])
     hopeless = "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
     hint = f"; fits with {', or '.join(fixes)}" if fixes else hopeless
-    lacking, reasons = _lacking(summary), []
-    if summary.offloaded and lacking:
-        reasons.append(f"node {summary.offloaded.node} is out of {' and '.join(lacking)}")
+    missing, reasons = lacking(summary), []
+    if summary.offloaded and missing:
+        reasons.append(f"node {summary.offloaded.node} is out of {' and '.join(missing)}")
     if worst.peak > capacity:
         most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
         why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
@@ -61,7 +59,12 @@ def verdict(summary: Summary, job: Job) -> str:
     return f"{what}: {'; '.join(reasons)}{hint}; {speed} if it fitted"
 
 
-def _lacking(summary: Summary) -> list[str]:
+def mfu(summary: Summary) -> str:
+    """The model FLOPs utilisation, and of which peak."""
+    return f"{percent(summary.mfu)} of the {summary.peak_dtype} peak"
+
+
+def lacking(summary: Summary) -> list[str]:
     """What a node has too little of for what is offloaded to it."""
     node = summary.offloaded
     if node is None:
@@ -70,17 +73,11 @@ def _lacking(summary: Summary) -> list[str]:
     return [f"{name} by {size(used - has)}: {gigabytes(used)} of {gigabytes(has)} GB" for name, used, has in places if used > has]
 
 
-def _fitting(summary: Summary) -> str:
-    """Yes, or what is missing."""
-    over = summary.worst.peak - summary.memory_capacity
-    return "yes" if summary.fits else f"over by {size(over)}" if over > 0 else _lacking(summary)[0].split(":")[0]
-
-
 def one_screen(summary: Summary, job: Job) -> RenderableType:
     """What people ask first, on at most 35 lines of 100 columns: answer, breakdown, volumes, memory, notes, provenance."""
     notes = [f"note: {note}" for note in summary.notes[:NOTES]]
     if len(summary.notes) > NOTES:
-        notes.append(f"… and {len(summary.notes) - NOTES} more notes")
+        notes.append(f"… and {plural(len(summary.notes) - NOTES, 'more note')}")
     middle = Table.grid(padding=(0, 2))
     middle.add_row(_breakdown(summary), _volumes(summary) if summary.volume else "")
     return Group(
@@ -130,7 +127,7 @@ def _step(summary: Summary) -> tuple[str, str]:
     step, bar = seconds(summary.step_seconds), summary.interval
     if bar is None:
         return "step", step
-    return f"step ({100 * bar.level:.0f} % interval)", f"{step} ({seconds(bar.low)}–{seconds(bar.high)})"
+    return f"step ({100 * bar.level:.0f} % interval)", f"{step} ({spread(bar)})"
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:
@@ -186,80 +183,6 @@ def _volumes(summary: Summary) -> RenderableType:
     for axis, volume in summary.volume.items():
         table.add_row(axis, size(volume.bytes), f"{digits(volume.psi)} Ψ")
     return Group(Text("sent by a rank in a step", "bold"), table)
-
-
-# -- side by side ------------------------------------------------------------------------------------------------------------
-
-Run = tuple[str, Summary, Job]
-
-
-def comparison(runs: Sequence[Run]) -> RenderableType:
-    """Runs side by side, in the order given: the inputs that differ, the metrics, and each component's change against the first.
-
-    The run with most tokens/s/GPU among those that fit is marked. Raises ValueError without runs.
-    """
-    if not runs:
-        raise ValueError("comparison needs at least one run")
-    fitting = [run for run in runs if run[1].fits]
-    best = max(fitting, key=lambda run: run[1].tokens_per_second_per_gpu) if fitting else None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for run in runs:
-        table.add_column(Text(f"{'★ ' if run is best else ''}{run[0]}"), justify="right", style="bold" if run is best else "")
-    for name, values in _differences([job for _, _, job in runs]):
-        table.add_row(Text(name, "dim"), *(Text(value) for value in values))
-    table.add_section()
-    for label, show in _METRICS:
-        table.add_row(label, *(show(summary) for _, summary, _ in runs))
-    table.add_section()
-    for name in components(_seen(summary) for _, summary, _ in runs):
-        table.add_row(name, *_changes([summary.breakdown.get(name, 0.0) for _, summary, _ in runs]))
-    caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
-    return Group(table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"))
-
-
-def _seen(summary: Summary) -> dict[str, float]:
-    """The components that would not show as 0.0 % of the step."""
-    return {name: seconds for name, seconds in summary.breakdown.items() if seconds >= LEAST * summary.step_seconds}
-
-
-_METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
-    ("step", lambda s: seconds(s.step_seconds)),
-    ("tokens/s", lambda s: count(s.tokens_per_second)),
-    ("tokens/s/GPU", lambda s: count(s.tokens_per_second_per_gpu)),
-    ("MFU", lambda s: percent(s.mfu)),
-    ("HFU", lambda s: percent(s.hfu)),
-    ("exposed communication", lambda s: percent(s.exposed)),
-    ("bubble", lambda s: percent(s.bubble)),
-    ("peak memory", lambda s: f"{gigabytes(s.worst.peak)} of {gigabytes(s.memory_capacity)} GB"),
-    ("fits", _fitting),
-    ("GPU-hours per 10⁹ tokens", lambda s: digits(gpu_hours(s, 1e9))),
-)
-
-
-def _changes(values: Sequence[float]) -> list[str]:
-    """Seconds, and for every value but the first its change."""
-    first, *others = values
-    signs = ["+" if value >= first else "−" for value in others]
-    changes = (f" ({sign}{seconds(abs(value - first))})" for sign, value in zip(signs, others, strict=True))
-    return [seconds(first), *(seconds(value) + change for value, change in zip(others, changes, strict=True))]
-
-
-def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
-    """ALWAYS, and inputs that are not the same in all jobs, by name: nested with dots, without what identifies a run."""
-    flat = [flatten({key: value for key, value in job.items() if key not in ("command", "hash", "name")}) for job in jobs]
-    for fields in flat:
-        fields["profile"] = str(fields.get("profile", "–")).split(" (")[0]  # its name, without what it was measured on
-    names = dict.fromkeys(name for fields in flat for name in fields)
-    rows = [(name.removeprefix("plan."), [brief(fields.get(name, "–")) for fields in flat]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1 or name in ALWAYS]
-
-
-def brief(value: object) -> str:
-    """As text; of a long list how often each value follows itself: `49 × 1, 14 × 2, 49 × 1`."""
-    if not isinstance(value, list) or len(value) <= 8:
-        return str(value)
-    return ", ".join(f"{len(list(same))} × {one}" for one, same in groupby(value))
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strategies.job import Job
     from topologies.costs import Cost
 
+TOLD = 3  # inputs that are named with a reason
 HIDDEN = ("plan.accumulation", "plan.dp")
 
 
@@ -57,8 +58,18 @@ def overview(
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
-    refused = {case.refused for case in cases if case.refused}
-    return Group(*lines, *(Text(text, "dim") for text in (*prices, *(f"refused: {text}" for text in sorted(refused)))))
+    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))))
+
+
+def _refused(cases: Sequence[Case]) -> Iterator[str]:
+    """What was refused, and why; each reason once."""
+    reasons: dict[str, dict[str, None]] = {}
+    for case in cases:
+        if case.refused:
+            reasons.setdefault(case.refused, {})[_inputs(case)] = None
+    for reason, inputs in reasons.items():
+        more = f" and {plural(len(inputs) - TOLD, 'other')}" if len(inputs) > TOLD else ""
+        yield f"refused, {'; '.join(list(inputs)[:TOLD])}{more}: {reason}"
 
 
 def as_data(case: Case) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import floor, log10
 from typing import Any
 
-from sim.summary import StageMemory, Summary
+from sim.summary import Interval, StageMemory, Summary
 from sim.timeline import COMPONENTS
 from topologies.costs import Cost, Rates, cost
 from topologies.units import show
@@ -72,6 +72,21 @@ def signed(fraction: float, places: int = 1) -> str:
 def plural(number: int, thing: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def spread(interval: Interval) -> str:
+    """`1.76 s–2.02 s`."""
+    return f"{seconds(interval.low)}–{seconds(interval.high)}"
+
+
+def tie_rule() -> str:
+    """What the mark ≈ beside a plan means."""
+    from calibration.uncertainty import ORDERED, TIE
+
+    return (
+        f"≈ a tie with ★: less than {100 * TIE:.0f} % apart, where {100 * ORDERED:.0f} % of published pairs of plans came out in "
+        "the predicted order"
+    )
 
 
 def step_of(sequences: int, tokens: int) -> str:

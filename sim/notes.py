@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -22,6 +22,15 @@ def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
             f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of its "
             "own; processes that take turns on cores are another regime, several times slower, that is not priced here"
         )
+
+
+def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
+    """Where GPUs reach each other through their CPUs. kinds: of the links of a collective.
+
+    Measured rings over eight GPUs of two sockets reach from 1.2 to 28 GB/s (profile l40s, provenance of links).
+    """
+    if "host" in kinds and not prices.profile.tables:
+        yield "between sockets GPUs are taken to reach node.host, which was not measured: such nodes differ more than tenfold"
 
 
 def of_collective(

@@ -174,7 +174,7 @@ class Pricing:
                 traffic, protocol = self._choose(work, cohort)
                 table = self._table(traffic.algorithm.partition("/")[0], traffic)
                 said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
-                self.notes |= dict.fromkeys(said)
+                self.notes |= dict.fromkeys((*said, *notes.of_sockets(self.prices, self._kinds(traffic))))
                 group_of = traffic if group < 0 else traffic._replace(group=group)
                 found = self._values[value] = self._price(work, group_of, protocol, cohort)
             self._collectives[key] = found
@@ -187,6 +187,10 @@ class Pricing:
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
         return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
+
+    def _kinds(self, traffic: Traffic) -> set[str]:
+        """The kinds of links that `traffic` takes."""
+        return {self.wiring.kind[link] for demand in self.wiring.demands[traffic] for link, _ in demand.flows}
 
     def _table(self, operation: str, traffic: Traffic) -> CollectiveTable | None:
         """The measured prices of `operation` among such groups."""

@@ -40,8 +40,7 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     pricing = Pricing(program, topology, prices, fold)
     touched = pricing.touched()
     if not pricing.alike:
-        ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
-        fold = fold and ops > UNFOLDED
+        fold = fold and many(program)
         touched = touched if fold else set(range(len(program.cohorts)))
     if touched or fold != folded:
         program = expand(program, touched)
@@ -52,6 +51,12 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     player = _Player(program, pricing, fold)
     player.play()
     return player.timeline()
+
+
+def many(program: Program) -> bool:
+    """Whether ranks that are not alike are played as if they were, since one by one they would be more than UNFOLDED ops."""
+    ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
+    return ops > UNFOLDED
 
 
 class _Player:

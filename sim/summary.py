@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.links import LinkLoad, hottest
 from sim.memory import ledger
-from sim.program import Program
+from sim.program import Block, Kernel, Program
 from sim.timeline import AXES, CPU, Timeline
 from topologies.topology import Hosted
 
@@ -98,9 +98,11 @@ class Summary:
     mfu: float
     hfu: float
     flops_rule: str
+    peak_dtype: str  # whose specified peak MFU and HFU are relative to
     gpu_hours_per_step: float
     breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
     bubble: float  # fraction of the step
+    uneven: float  # the part of it that is there because stages have unequal work: they wait for the busiest
     exposed: float  # fraction of the step
     volume: dict[str, Volume]  # by axis, of the rank that sends most
     links: tuple[LinkLoad, ...]  # the hottest of each kind
@@ -140,7 +142,7 @@ def summarise(timeline: Timeline) -> Summary:
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
-        notes.append("HFU above 100 %: the counting rule takes causal attention in full, of which kernels execute about half")
+        notes.append(f"HFU above 100 %: {_above(timeline)}")
     return Summary(
         gpus=world,
         step_seconds=step,
@@ -150,9 +152,11 @@ def summarise(timeline: Timeline) -> Summary:
         mfu=program.model_flops / peak,
         hfu=program.hardware_flops / peak,
         flops_rule=FLOPS_RULE,
+        peak_dtype=program.dtype,
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
+        uneven=_uneven(timeline.busy(), timeline.step, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=hottest(timeline),
@@ -166,12 +170,29 @@ def summarise(timeline: Timeline) -> Summary:
     )
 
 
+def _above(timeline: Timeline) -> str:
+    """Why a step counts more FLOPs than the peak allows."""
+    dtype, peak = timeline.program.dtype, timeline.pricing.prices.gpu.peak
+    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
+    items = {id(run.items): run.items for block in blocks for run in block.runs}
+    others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
+    faster = sorted(other for other in others if peak[other] > peak[dtype])
+    if faster:
+        return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
+    return "the counting rule takes causal attention in full, of which kernels execute about half"
+
+
 def _masked(program: Program, peak: float) -> Iterator[str]:
     """What MFU is by the other rule in use, where the two differ much. peak: FLOPs that the GPUs could do in the step."""
     left = program.masked_flops
     if left is not None and left < program.model_flops * (1 - ATTENTION / 2):
         mfu = f"{100 * left / peak:.1f} %"
         yield f"attention is counted in full: MFU is about {mfu} when only what the causal mask leaves is counted"
+
+
+def _uneven(busy: list[float], step: float, bubble: float) -> float:
+    """A stage that is busy for b of the step waits for step − b = (step − most) + (most − b): the mean of the second part."""
+    return min(bubble, (max(busy) - sum(busy) / len(busy)) / step)
 
 
 def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:

@@ -157,6 +157,16 @@ class Timeline:
         mean[largest] += self.step - sum(mean.values())
         return mean
 
+    def busy(self) -> list[float]:
+        """By pipeline stage: seconds that a rank's compute stream does not wait for other stages, mean over the stage's ranks."""
+        total: dict[int, list[float]] = {}
+        for lane, parts in zip(self.lanes, self.breakdowns, strict=True):
+            spent = sum(seconds for name, seconds in parts.items() if name not in ("bubble", "pp exposed", "wait"))
+            sums = total.setdefault(self.program.cohorts[lane.cohort].at.get("pp", 0), [0.0, 0.0])
+            sums[0] += lane.ranks * spent
+            sums[1] += lane.ranks
+        return [total[stage][0] / total[stage][1] for stage in sorted(total)]
+
     def _incoming(self) -> list[list[Interval]]:
         """Transfers that a lane's compute may wait for: its collectives and what is sent to it."""
         result: list[list[Interval]] = [[] for _ in self.lanes]

@@ -12,6 +12,7 @@ from strategies.fixes import OPTIMIZER
 from strategies.frameworks import EVERYTHING
 from strategies.job import Job
 from strategies.layers import parts
+from strategies.plan import SEQUENCE
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
@@ -23,10 +24,11 @@ PER_GPU = 4  # sequences of the global batch per GPU, unless the job says otherw
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train: its name, what it changes of the plan, and the answer."""
+    """A way to train: its name, what it changes of the plan, the job with it, and the answer."""
 
     name: str
     changes: Changes
+    job: Job
     summary: Summary
 
 
@@ -52,7 +54,7 @@ def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | Non
     """
     batch = job.plan.global_batch or PER_GPU * job.cluster.gpus
     found: list[Candidate] = []
-    for several in (_candidates(job, depth or job.model.layers), _offloading(job)):
+    for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job)], _offloading(job)):
         if not any(one.summary.fits for one in found):
             ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
             found += [one for one in run(partial(_try, job, answer), ways) if one is not None]
@@ -69,12 +71,13 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
     (name, changes), last = way, None
     for recompute in ("none", "full"):
         plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "recompute": recompute} | changes)
+        asked = replace(job, plan=plan)
         try:
-            summary = answer(replace(job, plan=plan))
+            summary = answer(asked)
         except UserError:
             return last
         again = {} if recompute == "none" else {"recompute": recompute}
-        last = Candidate(name + (" + recompute" if again else ""), changes | again, summary)
+        last = Candidate(name + (" + recompute" if again else ""), changes | again, asked, summary)
         if summary.fits:
             break
     return last
@@ -96,6 +99,21 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
                 yield f"{degrees} + ZeRO-1", {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
             pp *= 2
         tp *= 2
+
+
+def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
+    """Ranks that share long sequences, each with at least SEQUENCE tokens of one."""
+    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    cp = 2
+    while cp <= gpus and cp * SEQUENCE <= job.plan.sequence_of(job.model):
+        tp = 1
+        while tp <= node and tp * cp <= gpus:
+            degrees = f"TP{tp} × CP{cp}" if tp > 1 else f"CP{cp}"
+            shared = {"cp": cp, "tp": tp, "pp": 1} | ({"sequence_parallel": True} if tp > 1 else {})
+            for hook, name in (("zero1", "ZeRO-1"), ("zero3", "ZeRO-3 (FSDP)")):
+                yield f"{degrees} + {name}", {"data_parallel": hook} | shared
+            tp *= 2
+        cp *= 2
 
 
 def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:

@@ -21,6 +21,7 @@ import yaml
 
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
+from strategies.importers import is_hugging_face
 from strategies.limits import hosted
 from strategies.model import Model, load_model
 from strategies.plan import Plan
@@ -65,7 +66,7 @@ class Job:
         sequence = self.plan.sequence_of(self.model)
         short = f"sequence: {sequence:,} tokens by default, of the model's {self.model.context:,}; plan.sequence says otherwise"
         mine = [short] if self.plan.sequence is None and sequence < self.model.context else []
-        return (*mine, *self.cluster.notes, *schedules[self.plan.schedule].notes, *self.remarks)
+        return (*mine, *self.cluster.notes, *self.cluster.remarks, *schedules[self.plan.schedule].notes, *self.remarks)
 
     @property
     def hash(self) -> str:
@@ -75,8 +76,10 @@ class Job:
         return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any) -> Job:
-    """The job in a file, with the fields `given` in place of the file's and `overrides` in place of both.
+def read_job(
+    path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any
+) -> Job:
+    """The job in a file (or its fields), with the fields `given` in place of the file's and `overrides` in place of both.
 
     overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}. given: fields of a job, and files of frameworks'
     settings as from_deepspeed="ds_config.json", which go before the job's own plan, model and nodes, but not before `given`.
@@ -84,8 +87,11 @@ def read_job(path: str | Path | None = None, overrides: Iterable[str] | Mapping[
     Names of files inside the file are relative to it. Raises UserError.
     """
     settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
-    data: dict[str, Any] = load_yaml(Path(path)) if path else {}
+    fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
+    data: dict[str, Any] = load_yaml(Path(path)) if path else dict(fields)
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
+    if is_hugging_face(data):
+        raise UserError(f"{where}: is a model and no job: give it as --model {where}, with --cluster")
     for field in data:
         if field not in FIELDS:
             raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")

@@ -274,7 +274,9 @@ def _expert_columns(moe: Experts, plan: Plan, where: str) -> None:
 def _nodes(moe: Experts | None, plan: Plan, where: str) -> None:
     """Exchanges in two steps, across nodes and inside them."""
     if (plan.ep_nodes == 1) != (plan.routed_nodes is None):
-        raise UserError(f"{where}: ep_nodes={plan.ep_nodes} and routed_nodes={plan.routed_nodes} go together, both or neither")
+        wanted = "routed_nodes: to how many of these nodes each token goes" if plan.routed_nodes is None else "ep_nodes above 1"
+        given = f"ep_nodes={plan.ep_nodes}" if plan.routed_nodes is None else f"routed_nodes={plan.routed_nodes}"
+        raise UserError(f"{where}: {given} needs {wanted}")
     if plan.ep_nodes == 1:
         return
     if plan.ep % plan.ep_nodes:

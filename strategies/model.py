@@ -261,7 +261,8 @@ def load_model(name_or_path: str) -> tuple[Model, list[str]]:
     if path.is_dir():
         path /= "config.json"
     if path.suffix not in _SUFFIXES and not path.exists():
-        raise UserError(f"unknown model '{name_or_path}'{nearest(name_or_path, model_names())}")
+        hint = nearest(name_or_path, model_names())
+        raise UserError(f"unknown model '{name_or_path}'{hint} or give a path to a config.json (`shardyard list models`)")
     data, ignored = load_yaml(path), list[str]()
     if is_hugging_face(data):
         data, ignored = read_hugging_face(data, str(path))

@@ -5,6 +5,7 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
@@ -64,7 +65,7 @@ class Plan(Config):
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
     chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
-    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`)")
+    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
     shard: PositiveInt | None = Field(
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
@@ -210,6 +211,14 @@ class Plan(Config):
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
+    @field_validator("sequence", "global_batch", mode="before")
+    @classmethod
+    def _no_prefix(cls, value: object) -> object:
+        """8k tokens are 8,000 to some and 8,192 to others."""
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[kKMG]i?", value.strip()):
+            raise ValueError("may be powers of 1000 or of 1024: write the whole number, such as 8192")
+        return value
+
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, name: str) -> str:
@@ -219,6 +228,9 @@ class Plan(Config):
     @field_validator("data_parallel")
     @classmethod
     def _hook(cls, name: str) -> str:
+        if name == "hsdp":
+            raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
+        name = "zero3" if name == "fsdp" else name
         hooks[name]
         return name
 

@@ -116,13 +116,14 @@ def _grid(ranks: str, tp: int, cp: int, ep: int, ep_nodes: int, dp: int, outside
 
 def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
     degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
-    inner = math.prod(degrees.values())
-    degrees["dp"] = dp = plan.dp or max(1, gpus // inner)
-    if inner * dp != gpus:
-        told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
-        product = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)}"
-        raise UserError(f"{where}: {product} = {inner * dp} ≠ {gpus} GPUs")
-    return dp
+    if plan.dp is not None:
+        degrees["dp"] = plan.dp
+    product = math.prod(degrees.values())
+    if product == gpus or (plan.dp is None and gpus % product == 0):
+        return plan.dp or gpus // product
+    told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+    formula = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)} = {product}"
+    raise UserError(f"{where}: {formula} {'does not divide' if plan.dp is None else '≠'} {gpus} GPUs")
 
 
 def _shards(plan: Plan, dp: int, where: str) -> None:

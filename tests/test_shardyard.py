@@ -14,6 +14,7 @@ import shardyard
 
 ROOT = Path(__file__).parents[1]
 JOB = str(ROOT / "examples/llama-3.1-70b.yaml")
+CONFIG = str(ROOT / "tests/data/models/mistral-7b-v0.1.json")
 
 
 def call(*arguments: str) -> Result:
@@ -23,6 +24,7 @@ def call(*arguments: str) -> Result:
 def test_public_names_are_complete_and_sorted() -> None:
     assert shardyard.__all__ == sorted(shardyard.__all__)
     assert all(getattr(shardyard, name) for name in shardyard.__all__)
+    assert dir(shardyard) == shardyard.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         shardyard.nothing  # noqa: B018
 
@@ -53,9 +55,9 @@ def test_simulate_prints_the_answer_first() -> None:
 
 KEYS = {
     "job", "gpus", "step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "model_flops_per_gpu", "mfu", "hfu",
-    "flops_rule", "gpu_hours_per_step", "breakdown", "bubble", "exposed", "volume", "links", "memory", "memory_capacity",
-    "memory_peak", "memory_over", "memory_worst_stage", "fits", "events", "profile", "notes",
-    "offloaded", "interval", "training",
+    "flops_rule", "peak_dtype", "gpu_hours_per_step", "breakdown", "bubble", "exposed", "volume", "links", "memory",
+    "memory_capacity", "memory_peak", "memory_over", "memory_worst_stage", "fits", "events", "profile", "notes",
+    "offloaded", "interval", "training", "uneven",
 }  # fmt: skip
 
 
@@ -96,6 +98,10 @@ MISTAKES = [
     (("simulate", JOB, "--nodes", "99999999"), "more than 1,048,576 GPUs"),
     (("simulate", JOB, "--set", "plan.global_batch=1000000000000"), "too many to play"),
     (("simulate", JOB, "--set", "name=[1]"), "name=[1]: must be a text"),
+    (("simulate", CONFIG), f"is a model and no job: give it as --model {CONFIG}"),
+    (("simulate", JOB, "--model", "vicuna"), "or give a path to a config.json (`shardyard list models`)"),
+    (("simulate", JOB, "--tokens", "15X"), "--tokens 15X: is no number such as 15e12, 15T or 300B"),
+    (("simulate", JOB, "--set", "plan.sequence=8k"), "sequence='8k': may be powers of 1000 or of 1024: write the whole number"),
     (("simulate", JOB, "--report", "README.md"), "must name a folder"),
     (("simulate", JOB, "--cluster", "dgx-1v"), "precision='bf16' is not possible: v100-sxm2-32gb computes in"),
     (("list", "modles"), "did you mean 'models'?"),
@@ -115,10 +121,23 @@ def test_mistakes_are_one_line_on_stderr_and_exit_code_2(arguments: tuple[str, .
     assert message in result.stderr
 
 
+def test_tokens_may_have_a_prefix() -> None:
+    long, short = (call("simulate", JOB, "--tokens", tokens).output.splitlines()[:7] for tokens in ("15e12", "15T"))
+    assert long == short
+    assert "GPU-hours for 15 T tokens" in "\n".join(short)
+
+
 def test_set_reaches_every_part_of_the_job() -> None:
     job = shardyard.read_job(JOB, ["plan.tp=4", "model.layers=8", "cluster.node.nic=200 Gb/s", "nodes=4", "profile=generic"])
     assert (job.plan.tp, job.model.layers, job.cluster.node.nic, job.cluster.nodes, job.profile) == (4, 8, 25e9, 4, "generic")
     assert shardyard.read_job(JOB, {"cluster.nodes": 16}).cluster.nodes == 16
+
+
+def test_a_job_may_be_given_as_its_fields() -> None:
+    fields = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "plan": {"tp": 2}}
+    assert shardyard.read_job(fields).hash == shardyard.read_job(**fields).hash
+    with pytest.raises(shardyard.UserError, match="job: unknown field 'plam'; did you mean 'plan'?"):
+        shardyard.read_job({"plam": {}})
 
 
 def test_a_field_given_twice_is_a_mistake(tmp_path: Path) -> None:
@@ -142,7 +161,7 @@ def test_files_named_in_a_job_lie_beside_it(tmp_path: Path) -> None:
     assert job.model.parameters == 7_241_732_096  # huggingface.co/mistralai/Mistral-7B-v0.1
     assert job.plan.tp == 2
     (tmp_path / "plan.yaml").write_text("{tp: 64}")
-    with pytest.raises(shardyard.UserError, match=r"plan\.yaml: tp·pp·dp = 64·1·1 = 64 ≠ 8 GPUs"):
+    with pytest.raises(shardyard.UserError, match=r"plan\.yaml: tp·pp = 64·1 = 64 does not divide 8 GPUs"):
         shardyard.read_job(tmp_path / "job.yaml").resolve()
 
 
@@ -197,3 +216,15 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
     result = call("simulat")
     assert result.exit_code == 2
     assert "unknown command 'simulat'; did you mean 'simulate'?" in result.output
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reports.commands import _common
+
+    now = iter((0.0, 9.0, 11.0, 11.0, 12.0, 22.0, 22.0))
+    monkeypatch.setattr(_common.time, "monotonic", lambda: next(now))
+    told: list[str] = []
+    tell = _common.seldom(told.append)
+    for text in "abcd":
+        tell(text)
+    assert told == ["b", "d"]

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 MOST = 2**20  # GPUs
+ETHERNET = 12.5e9  # bytes per second: slower NICs than 100 Gb/s are taken for plain Ethernet (assumed)
 _HERE = Path(__file__).parent
 
 
@@ -62,6 +63,21 @@ class Cluster(Config):
             raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
         self.fabric.backbone(self.node, self.nodes)  # raises when the fabric does not fit
         return self
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader must know of what is described: rates that cannot be reached, networks that were not measured."""
+        node, found = self.node, []
+        if node.nics and node.pcie:
+            into, out = node.nic * node.nics / node.rails, node.pcie * node.gpus / node.rails
+            if into > out:
+                found.append(f"node.nic: {into / 1e9:.3g} GB/s of NICs are more than {out / 1e9:.3g} GB/s of PCIe lets through")
+        if self.nodes > 1 and node.nics and node.gpu.sms and node.nic < ETHERNET:
+            found.append(
+                f"node.nic={node.nic / 1e9:.3g} GB/s: nodes are priced as joined by InfiniBand or RoCE; TCP over Ethernet was "
+                "not measured: it starts later (give node.latency.nic) and may reach less"
+            )
+        return tuple(found)
 
     def topology(self) -> Network:
         """Links and routes (a `Topology`); built once per cluster."""

@@ -56,8 +56,8 @@ def _data() -> dict[str, Any]:
 
 def rates(gpu: Gpu, price: float | None = None, where: str = "--price") -> Rates:
     """Rates of a GPU; price: dollars per GPU-hour in place of the listed one. Raises UserError for one that is no price."""
-    if price is not None and not 0 <= price < float("inf"):
-        raise UserError(f"{where}={price:g}: must be dollars per GPU-hour, and not negative")
+    if price is not None and (not isinstance(price, int | float) or not 0 <= price < float("inf")):
+        raise UserError(f"{where}={price}: must be dollars per GPU-hour, and not negative")
     data: Mapping[str, Any] = _data()
     offers, power = data["prices"].get(gpu.name), data["power"].get(gpu.name)
     usd, source = (price, "as given") if price is not None else (None, f"no price of {gpu.name} is listed: give one")

@@ -6,7 +6,8 @@ bandwidth is one direction's. Zero is the value of a part that is not there.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,7 +27,7 @@ class Gpu(Config):
     peak: dict[Dtype, FlopsPerSecond] = Field(min_length=1)  # dense, without sparsity; a dtype that is absent is not supported
     memory: Bytes = Field(gt=0)
     memory_bandwidth: BytesPerSecond = Field(gt=0)
-    power: float = Field(default=0.0, gt=0)  # watts, the board's limit
+    power: float = Field(default=0.0, gt=0)  # watts, the board's limit; a lower one slows products that reach it
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
@@ -103,7 +104,9 @@ class Node(Config):
     gpus: int = Field(ge=1)
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
-    pcie: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU slot, and per uplink of a PCIe switch
+    pcie: BytesPerSecond = Field(
+        default=0.0, gt=0
+    )  # per GPU slot, and per uplink of a PCIe switch; wiring "pcie": by default the GPU's
     gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie", copies)
     sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
@@ -118,6 +121,18 @@ class Node(Config):
     def rails(self) -> int:
         """Separate ways out of the node: the NICs, or the GPUs when several NICs serve one GPU."""
         return min(self.nics, self.gpus)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slots(cls, data: Any) -> Any:
+        """Of a PCIe tree whose rate is not given, the slots are those that the GPU has."""
+        if isinstance(data, Mapping) and data.get("wiring") == "pcie" and "pcie" not in data:
+            gpu = data.get("gpu")
+            rate = (
+                gpu.get("pcie") if isinstance(gpu, Mapping) else f"{gpu.pcie} B/s" if isinstance(gpu, Gpu) and gpu.pcie else None
+            )
+            return data if rate is None else {**data, "pcie": rate}
+        return data
 
     @field_validator("wiring")
     @classmethod

@@ -61,6 +61,19 @@ def flops(text: object) -> float:
     return _parse(text, _FLOPS, "312 TFLOP/s")
 
 
+_COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def count(text: str) -> float:
+    """A number of things as people write it: `15e12`, `15T`, `300B`. Raises ValueError."""
+    digits = text.strip().rstrip("".join(_COUNTS))
+    scale = text.strip()[len(digits) :].strip()
+    try:
+        return float(digits) * _COUNTS[scale]
+    except (ValueError, KeyError):
+        raise ValueError("is no number such as 15e12, 15T or 300B") from None
+
+
 Bytes = Annotated[float, BeforeValidator(size)]
 BytesPerSecond = Annotated[float, BeforeValidator(rate)]
 Seconds = Annotated[float, BeforeValidator(seconds)]

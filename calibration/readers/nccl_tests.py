@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from calibration.collective_rows import OPERATIONS, Row
-from topologies.reading import UserError
+from topologies.reading import UserError, nearest
 
 _HEAD = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s")
 _STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d(?:[ T]\S+)?\s*$")
@@ -52,11 +52,19 @@ def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int 
     if not halves:
         raise UserError(f"{path}: not a log of nccl-tests: no row of size, count, type, redop, root and times")
     if not operation:
-        raise UserError(f"{path}: does not name its collective; name the file after it, e.g. all_reduce_perf.log")
+        raise UserError(f"{path}: does not name its collective: say which, as --collective all_reduce")
     if ranks < 2:
         raise UserError(f"{path}: lists {ranks} ranks; say how many there were")
     rows = [Row(path.stem, operation, ranks, max(1, nodes), size, fmean(times)) for size, times, _ in halves if size and times]
     return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves), tuple(dict.fromkeys(gpus)))
+
+
+def operation_named(name: str) -> str:
+    """A collective as the user calls it: all_reduce, AllReduce, alltoall_perf. Raises UserError."""
+    plain = re.sub(r"[^a-z]", "", name.lower()).removesuffix("perf")
+    if plain in _NAMES:
+        return _operation(plain)
+    raise UserError(f"--collective {name}: unknown{nearest(name, _NAMES.values())}")
 
 
 _Halves = list[tuple[float, list[float], bool]]  # size, seconds of each half, whether a result was wrong

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+TOLD = 10.0  # seconds between lines of progress where there is no terminal
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
+
+
+def figure_option(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG."""
+
+    def check(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+        from topologies.reading import UserError
+
+        if path is not None and Path(path).suffix not in (".png", ".svg"):
+            raise UserError(f"{name} {path}: must end in .png or .svg")
+        return path
+
+    return click.option(name, metavar="FILE", help=about, callback=check)
 
 
 def framework_names() -> list[str]:
@@ -73,6 +88,19 @@ def _widest(console: Any, part: Any) -> int:
     return Measurement.get(console, console.options.update(width=1000), part).maximum
 
 
+def seldom(tell: Callable[[str], None], every: float = TOLD) -> Callable[[str], None]:
+    """`tell`, but no more often than every so many seconds, and not at once."""
+    last = time.monotonic()
+
+    def now_and_then(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            tell(text)
+
+    return now_and_then
+
+
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
     from calibration.profile_file import write_whole
@@ -111,10 +139,17 @@ def engine_options(command: Any) -> Any:
     return command
 
 
+def _number(_: Any, option: click.Parameter, text: str | None) -> float | None:
+    """What an option says, as `15T`."""
+    from topologies.units import count
+
+    return quantity(f"--{option.name}", text, count)
+
+
 def money_options(command: Any) -> Any:
     """What the whole training is, and what it costs."""
     for option in reversed((
-        click.option("--tokens", type=float, help="Tokens of the whole training, such as 15e12. [default: 10¹²]"),
+        click.option("--tokens", callback=_number, help="Tokens of the whole training, such as 15T or 15e12. [default: 10¹²]"),
         click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
     )):  # fmt: skip
         command = option(command)
@@ -123,11 +158,17 @@ def money_options(command: Any) -> Any:
 
 def tokens_of(tokens: float | None) -> float | None:
     """Tokens of a training, checked."""
+    check_positive(tokens=tokens)
+    return tokens
+
+
+def check_positive(**values: float | None) -> None:
+    """Refuse, by the option's name, what is not greater than 0."""
     from topologies.reading import UserError
 
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise UserError(f"--tokens={tokens:g}: must be greater than 0")
-    return tokens
+    for option, value in values.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{option.replace('_', '-')}={value:g}: must be greater than 0")
 
 
 def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show
+from reports.commands._common import AS_JSON, job_options, seldom, show
 from topologies.reading import plain
 
 
@@ -20,12 +22,24 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from calibration.engines import engine
     from calibration.predict import predict
+    from calibration.uncertainty import with_interval
     from strategies.advise import advise
     from strategies.job import read_job
 
     asked = read_job(job, **given)
+    tell = seldom(lambda text: click.echo(text, err=True))
+
+    def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
+        tasks = [runs.submit(way, one) for one in ways]
+        for number, task in enumerate(tasks, 1):
+            yield task.result()
+            tell(f"{number} of {len(ways)} ways simulated")
+
     with engine() as runs:
-        found = advise(asked, predict, runs.map)
+        found = advise(asked, predict, run)
+    if (best := found.best) is not None:  # the others' intervals would take ten simulations each
+        best = replace(best, summary=with_interval(best.job, best.summary))
+        found = replace(found, candidates=(best, *found.candidates[1:]))
     if as_json:
         rows = [
             {"name": one.name, "changes": {field: plain(value) for field, value in one.changes.items()}, **one.summary.to_dict()}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--samples", metavar="FILE", help="Where samples are kept and resumed from.")
 @click.option("--from", "logs", multiple=True, metavar="LOG", help="Measure nothing: fit to logs or JSON of nccl-tests, profiler "
               "traces (one per rank), or a file of samples. May be repeated.")  # fmt: skip
+@click.option("--collective", default="", metavar="NAME", help="With --from: of logs that do not name it, e.g. all_reduce.")
 @click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="For --print-launch.")
 @AS_JSON
@@ -49,6 +50,10 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
         from topologies.reading import UserError
 
         raise UserError("--nodes: only says what --print-launch prints; the ranks of a launcher know their nodes")
+    if request.collective and not logs:
+        from topologies.reading import UserError
+
+        raise UserError("--collective: says what logs are of; give them with --from")
     if logs:
         _answer(from_logs(request, [Path(path) for path in logs]), request, as_json)
         return
@@ -94,8 +99,9 @@ def _request(given: dict[str, Any]) -> Request:
     parts = tuple(part.strip() for part in given["parts"].split(",")) if given["parts"] else PARTS
     samples = Path(given["samples"]) if given["samples"] else None
     return Request(
-        Path(given["output"]), given["quick"], given["ranks"], parts, given["cluster"], given["profile"], samples, largest
-    )
+        Path(given["output"]), given["quick"], given["ranks"], parts, given["cluster"], given["profile"], samples, largest,
+        given["collective"],
+    )  # fmt: skip
 
 
 def _progress(quiet: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, show
+from reports.commands._common import AS_JSON, figure_option, show
 
 
 @click.command("collective")
@@ -20,8 +20,8 @@ from reports.commands._common import AS_JSON, show
 @click.option("--algorithm", default="auto", show_default=True, help="Algorithm and protocol: ring, ring/ll128, auto/simple.")
 @click.option("--sizes", default="1KiB:1GiB", show_default=True, metavar="FROM:TO[:FACTOR]", help="Sizes of the full buffer.")
 @click.option("--measured", metavar="LOG", help="Compare with a log or JSON of nccl-tests.")
-@click.option("--plot", metavar="FILE", help="Draw time and bandwidth against size, as PNG or SVG.")
-@click.option("--by-ranks", metavar="FILE", help="Instead draw its time against the number of ranks, up to all of the cluster.")
+@figure_option("--plot", "Draw time and bandwidth against size, as PNG or SVG.")
+@figure_option("--by-ranks", "Instead draw its time against the number of ranks, up to all of the cluster.")
 @AS_JSON
 def command(operation: str, plot: str | None, by_ranks: str | None, as_json: bool, **asked: Any) -> None:
     """Time, algbw and busbw of a collective by algorithm, protocol and size; the cheapest is what a job uses."""

@@ -22,18 +22,21 @@ from reports.commands._common import AS_JSON, job_options, show
 def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
     """Several jobs side by side: what differs, and what it does. The exit code is 2 when none fits in memory."""
     from calibration.predict import predict
+    from calibration.uncertainty import with_interval
     from reports.inputs import describe
     from strategies.job import read_job
 
     asked = [read_job(job, overrides, **given) for job in jobs]
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
     asked += [read_job(jobs[0], (*overrides, *apart.split(variant)), name=variant, **given) for variant in variants]
-    rows = [(job.name, predict(job), describe(job)) for job in asked]
+    rows = [(job.name, with_interval(job, predict(job)), describe(job)) for job in asked]
     if as_json:
         click.echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
     else:
-        from reports.tables import comparison
+        from reports.comparison import comparison
+        from topologies.costs import rates
 
-        show(comparison(rows))
+        priced = [{**inputs, "rates": rates(job.cluster.node.gpu)} for job, (_, _, inputs) in zip(asked, rows, strict=True)]
+        show(comparison([(name, summary, inputs) for (name, summary, _), inputs in zip(rows, priced, strict=True)]))
     if not any(summary.fits for _, summary, _ in rows):
         sys.exit(2)

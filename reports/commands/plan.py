@@ -6,11 +6,25 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, changing, engine_options, job_options, money_options, quantity, show, tokens_of
+from reports.commands._common import (
+    AS_JSON,
+    changing,
+    check_positive,
+    engine_options,
+    job_options,
+    money_options,
+    quantity,
+    seldom,
+    show,
+    tokens_of,
+)
+
+if TYPE_CHECKING:
+    from calibration.answer import Progress
 
 
 @click.command("plan")
@@ -65,12 +79,14 @@ def command(
     from calibration.engines import engine
     from calibration.results import Results
     from calibration.search import WINDOW, Search
+    from calibration.uncertainty import interval
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
     from strategies.search.space import default_space, load_space, parse_axis
     from topologies.reading import UserError
     from topologies.units import size, watts
 
+    check_positive(max_gpus=max_gpus, max_days=max_days, max_cost=max_cost, limit=None if limit == float("inf") else limit)
     if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
         asked = "--max-days" if max_days is not None else "--max-cost" if max_cost is not None else f"--objective {goal}"
         raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
@@ -87,26 +103,31 @@ def command(
         found = Search(
             read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell, window or WINDOW
         ).run()
+    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best else None
     if as_json:
         from reports.search import as_data
 
-        click.echo(json.dumps(as_data(found, tokens), indent=2))
+        click.echo(json.dumps(as_data(found, tokens, bar), indent=2))
     else:
         from reports.search import overview
 
-        show(overview(found, read({}), tokens, top))
+        show(overview(found, read({}), tokens, top, bar))
     if found.best is None:
         sys.exit(1 if found.interrupted else 2)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Any], None]]:
-    """A bar on the terminal: simulated of those that may have to be, the best so far, how many are ruled out."""
+    """A bar on the terminal: simulated of those that may have to be, the best so far, how many are ruled out.
+
+    Elsewhere a line now and then.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        line = seldom(lambda text: click.echo(text, err=True))
+        yield lambda state: line(f"{_told(state)}, {state.simulated:,} simulated, {state.open:,} open")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -115,10 +136,14 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         task = bar.add_task("reading", total=None)
 
         def tell(state: Any) -> None:
-            sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
-            best = f", best {state.best:.4g} {state.unit}{sure}" if state.best is not None else ""
-            out = f", {state.pruned:,} ruled out" if state.pruned else ""
             total = state.simulated + state.open if state.simulated else None
-            bar.update(task, description=f"{state.stage}{best}{out}", completed=state.simulated, total=total)
+            bar.update(task, description=_told(state), completed=state.simulated, total=total)
 
         yield tell
+
+
+def _told(state: Progress) -> str:
+    sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
+    number, unit = state.told(state.best) if state.best is not None else (0.0, "")
+    best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""
+    return f"{state.stage}{best}" + (f", {state.pruned:,} ruled out" if state.pruned else "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, tokens_of
+from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, seldom, tokens_of
 
 if TYPE_CHECKING:
     from reports.whole import Wanted
@@ -93,9 +93,12 @@ def _wanted(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal."""
+    """What is being done: all of it on a terminal, elsewhere a line now and then."""
     from rich.console import Console
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield seldom(lambda text: click.echo(text, err=True))
+        return
     with console.status("reading") as status:
         yield lambda text: status.update(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show
+from reports.commands._common import AS_JSON, figure_option, job_options, show
 
 
 @click.command("sensitivity")
@@ -18,7 +18,7 @@ from reports.commands._common import AS_JSON, job_options, show
 @AS_JSON
 @click.option("--by", type=float, default=0.1, show_default=True, help="Move each price by this fraction.")
 @click.option("--spread", is_flag=True, help="Move each price by its own standard deviation instead.")
-@click.option("--plot", metavar="FILE", help="Draw it as a tornado (PNG or SVG).")
+@figure_option("--plot", "Draw it as a tornado (PNG or SVG).")
 def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str | None, **given: Any) -> None:
     """Which price moves the answer: the step with each price lower and higher, the strongest first."""
     from math import exp
@@ -30,8 +30,6 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
 
     if not 0 < by <= 10:
         raise UserError(f"--by {by}: must be more than 0 and at most 10")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot}: must end in .png or .svg")
     asked = read_job(job, **given)
     play = Play.of(asked)
     factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
@@ -46,4 +44,4 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     if plot is not None:
         from reports.figures.tornado import tornado
 
-        tornado((asked.name, play.seconds, effects), Path(plot))
+        click.echo(f"wrote {tornado((asked.name, play.seconds, effects), Path(plot))}", err=as_json)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, report_folder, show
+from reports.commands._common import AS_JSON, figure_option, job_options, report_folder, show
 
 if TYPE_CHECKING:
     from reports.server_page import ServerReport
+    from sim.summary import Summary
     from strategies.job import Job
     from strategies.servers import Answer
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, default=100, show_default=True, help="Steps of every worker.")
 @click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
-@click.option("--plot", metavar="FILE", help="Draw throughput and staleness, as PNG or SVG.")
+@figure_option("--plot", "Draw throughput and staleness, as PNG or SVG.")
 @click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON
 def command(
@@ -44,7 +45,8 @@ def command(
     else:
         from reports.servers import overview
 
-        show(overview(answer, f"{asked.model.name} on {asked.cluster.nodes} × {asked.cluster.name}"))
+        reduced = _reduced(asked, answer)
+        show(overview(answer, f"{asked.model.name} on {asked.cluster.nodes} × {asked.cluster.name}", reduced))
     if plot:
         from pathlib import Path
 
@@ -62,13 +64,10 @@ def command(
 
 def _report(job: Job, answer: Answer, staleness: str, steps: int, jitter: float, seed: int) -> ServerReport:
     """The answer beside other staleness, other numbers of servers on the same nodes, and all-reduce on the workers' GPUs."""
-    from dataclasses import replace
-
-    from calibration.predict import predict, prices_of
+    from calibration.predict import prices_of
     from reports.inputs import describe
     from reports.server_page import ServerReport
     from strategies.servers import parameter_servers
-    from topologies.reading import UserError
 
     def ask(servers: int, how: str) -> Answer:
         return answer if (servers, how) == (answer.servers, staleness) else parameter_servers(
@@ -78,12 +77,23 @@ def _report(job: Job, answer: Answer, staleness: str, steps: int, jitter: float,
     nodes = -(-answer.servers // each)  # of servers
     by_staleness = {how: ask(answer.servers, how) for how in dict.fromkeys(("sync", "1", "4", "async", staleness))}
     numbers = sorted({answer.servers, *(2**power for power in range(10) if -(-(2**power) // each) == nodes)})
-    try:
-        alone = job.cluster.model_copy(update={"nodes": job.cluster.nodes - nodes})
-        reduced = predict(replace(job, cluster=alone))
-    except UserError:  # such as a batch that the workers cannot share
-        reduced = None
     inputs = describe(job, shlex.join(["shardyard", *sys.argv[1:]]))
     inputs |= {"servers": answer.servers, "staleness": staleness, "steps": steps, "jitter": jitter, "seed": seed}
     by_servers = {str(number): ask(number, staleness) for number in numbers}
-    return ServerReport(f"{job.model.name} on {inputs['cluster']}", inputs, answer, by_staleness, by_servers, reduced)
+    return ServerReport(
+        f"{job.model.name} on {inputs['cluster']}", inputs, answer, by_staleness, by_servers, _reduced(job, answer)
+    )
+
+
+def _reduced(job: Job, answer: Answer) -> Summary | None:
+    """All-reduce on the workers' GPUs; None where that is no job, as with a batch that they cannot share."""
+    from dataclasses import replace
+
+    from calibration.predict import predict
+    from topologies.reading import UserError
+
+    nodes = -(-answer.servers // job.cluster.node.gpus)  # of servers
+    try:
+        return predict(replace(job, cluster=job.cluster.model_copy(update={"nodes": job.cluster.nodes - nodes})))
+    except UserError:
+        return None

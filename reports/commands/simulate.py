@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from reports.commands._common import AS_JSON, job_options, money_options, report_folder, show, tokens_of
+
+if TYPE_CHECKING:
+    from sim.summary import Summary
+    from sim.timeline import Timeline
+    from strategies.job import Job
 
 
 @click.command("simulate")
@@ -26,6 +32,7 @@ def command(
     from calibration.predict import predict, simulate
     from calibration.uncertainty import with_interval
     from reports.inputs import describe
+    from reports.tables import UNEVEN
     from reports.words import training_cost
     from sim.summary import summarise
     from strategies.fixes import fixes
@@ -37,6 +44,8 @@ def command(
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    if summary.uneven > UNEVEN:
+        summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if as_json:
@@ -57,3 +66,23 @@ def command(
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
+
+
+def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
+    """What uneven stages cost, and what more even ones would take, played."""
+    from calibration.predict import predict
+    from reports.words import percent, seconds, signed
+    from strategies.balance import balanced
+    from topologies.reading import as_argument
+
+    busy = timeline.busy()
+    most = max(range(len(busy)), key=lambda stage: busy[stage])
+    what = f"stage {most} is busy for {seconds(busy[most])}, the mean stage for {seconds(sum(busy) / len(busy))}"
+    told = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"
+    other = balanced(job, busy)
+    better = predict(other) if other is not None else None
+    if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
+        return told
+    change = signed(better.step_seconds / summary.step_seconds - 1)
+    setting = as_argument("plan.layers_per_stage", other.plan.layers_per_stage)
+    return f"{told}; with --set {setting} the step takes {seconds(better.step_seconds)} ({change})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from reports.commands._common import AS_JSON, show
+from reports.commands._common import AS_JSON, figure_option, show
 
 
 @click.command("topology")
@@ -15,7 +15,7 @@ from reports.commands._common import AS_JSON, show
 @click.option("--gpu", help="Which GPU it is, where the file does not say: a name from the catalogue.")
 @click.option("--nodes", type=int, help="Number of nodes.")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. node.nic='400 Gb/s'.")
-@click.option("--draw", metavar="FILE", help="Also draw it, as PNG or SVG; at most 64 GPUs.")
+@figure_option("--draw", "Also draw it, as PNG or SVG; at most 64 GPUs.")
 @AS_JSON
 def command(
     cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[str, ...], draw: str | None, as_json: bool
@@ -29,10 +29,7 @@ def command(
     from reports.topology import as_data, overview
     from strategies.job import parse_changes
     from topologies.cluster import load_cluster
-    from topologies.reading import UserError
 
-    if draw and not draw.endswith((".png", ".svg")):
-        raise UserError(f"--draw {draw}: expected a name that ends in .png or .svg")
     described = load_cluster(cluster, nodes, parse_changes([*([f"node.gpu={gpu}"] if gpu else []), *overrides]))
     if as_json:
         click.echo(json.dumps(as_data(described), indent=2))

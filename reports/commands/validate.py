@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands import end_interrupted
-from reports.commands._common import AS_JSON, check_files, show, write_json
+from reports.commands._common import AS_JSON, check_files, figure_option, show, write_json
 
 if TYPE_CHECKING:
     from calibration.validate import Validated
@@ -50,7 +50,7 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--source", "names", multiple=True, metavar="NAME", help="Of those only this source. May be repeated.")
 @click.option("--rows", is_flag=True, help="Of those also print a line per row.")
 @click.option("--csv", "table", metavar="FILE", help="Of those write a line per row.")
-@click.option("--plot", metavar="FILE", help="PNG or SVG of predicted against measured step times.")
+@figure_option("--plot", "PNG or SVG of predicted against measured step times.")
 @AS_JSON
 @click.pass_context
 def command(context: click.Context, /, is_published: bool, plot: str | None, as_json: bool, **given: Any) -> None:
@@ -67,8 +67,6 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
     for option, path in (("--csv", given["table"]), ("--plot", plot)):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UserError(f"{option} {path}: its folder does not exist")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot}: must end in .png or .svg")
     if is_published:
         _published(plot, as_json, **{name: given[name] for name in THERE})
     else:

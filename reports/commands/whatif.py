@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, changing, engine_options, job_options, money_options, show, tokens_of
+from reports.commands._common import AS_JSON, changing, engine_options, figure_option, job_options, money_options, show, tokens_of
 
 if TYPE_CHECKING:
     from strategies.search.space import Axis
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     metavar="FIELD=VALUE[,…]",
     help="Compare with another plan at every point: where does the winner change?",
 )
-@click.option("--plot", metavar="FILE", help="Draw tokens/s/GPU as a curve over one --vary of numbers, as PNG or SVG.")
+@figure_option("--plot", "Draw tokens/s/GPU as a curve over one --vary of numbers, as PNG or SVG.")
 @money_options
 @engine_options
 @AS_JSON
@@ -45,7 +46,10 @@ def command(
     plans: tuple[str, ...], plot: str | None, tokens: float | None, price: float | None, workers: int | None, dask: str | None,
     ray: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes."""
+    """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes.
+
+    The exit code is 2 when a value is refused wherever it was tried.
+    """
     from calibration import whatif
     from calibration.engines import engine
     from calibration.relative import absolute
@@ -77,6 +81,8 @@ def command(
         from reports.whatif import curves
 
         click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
+    if whatif.impossible(rest):
+        sys.exit(2)
 
 
 def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
@@ -88,20 +94,21 @@ def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
         raise UserError("--vary: name at least one input, such as --vary nodes=8,16,32")
     if (plot or scaling) and len(vary) != 1:
         raise UserError("--plot, --weak and --strong take one --vary")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {plot}: must end in .png or .svg")
     return [parse_axis(text) for text in vary]
 
 
 def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The job's own plan under no name, and what others change."""
     from strategies.job import parse_changes
+    from strategies.search.space import known_field
 
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
     named: dict[str, dict[str, Any]] = {"": {}}
     for text in texts:
         parse_changes(apart.split(text))
         named[text] = dict(_pair(part) for part in apart.split(text))
+        for field in named[text]:
+            known_field(field, f"--also {text}")
     return named
 
 

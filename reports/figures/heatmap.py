@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reports.figures import DARK, GREY, LIGHT, WHITE, figure, ink
 from reports.words import count
@@ -55,9 +55,14 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
         _map(ax, panels[name], (tps, pps), shades, best[1] if best[0] == name else None)
         ax.set_title(name)
     drawn.colorbar(shades, ax=grid, label="tokens/s/GPU", shrink=0.9)
-    marks = [Patch(facecolor=LIGHT, edgecolor=DARK, hatch="////", label="out of memory"), Patch(facecolor=GREY, label="refused"),
-             Patch(facecolor=WHITE, edgecolor=GREY, label="not simulated")]  # fmt: skip
-    drawn.legend(handles=marks, loc="outside lower center", ncols=3, fontsize=9)
+    cells = [panel.get((tp, pp)) for panel in panels.values() for tp in tps for pp in pps]
+    marks: dict[str, dict[str, Any]] = {"out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},
+             "refused (–)": {"facecolor": GREY},
+             "not simulated": {"facecolor": WHITE, "edgecolor": GREY}}  # fmt: skip
+    there = any(c and c.value is not None and not c.fits for c in cells), any(c and c.value is None for c in cells), None in cells
+    handles = [Patch(label=name, **look) for (name, look), found in zip(marks.items(), there, strict=True) if found]
+    if handles:
+        drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
 
@@ -72,7 +77,7 @@ def _map(ax: Axes, panel: Panel, sides: tuple[list[int], list[int]], shades: obj
             cell = panel.get((tp, pp))
             known = cell is not None and cell.value is not None
             colour = WHITE if cell is None else GREY if not known else LIGHT
-            text, text_colour = "", DARK
+            text, text_colour = "" if cell is None else "–", DARK
             if cell is not None and cell.value is not None:
                 text = count(cell.value)
                 if cell.fits:

@@ -12,15 +12,20 @@ from reports.words import PRICED, seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SEEN = 1e-3  # of the step
 Answer = tuple[str, float, Sequence[Effect]]  # the job's name, its step in seconds, the strongest effect first
 
 
 @figure("tornado")
 def tornado(data: Answer) -> Figure:
-    """The step with each price lower and higher, as bars around the answer."""
+    """The step with each price lower and higher, as bars around the answer; of what moves it so little that nobody would see it,
+    only the number.
+    """
     from matplotlib.figure import Figure
 
-    name, step, effects = data
+    name, step, every = data
+    effects = [effect for effect in every if effect.swing >= SEEN * step] or list(every[:1])
+    left = len(every) - len(effects)
     made = Figure(figsize=(9, 1.2 + 0.27 * len(effects)), layout="constrained")
     axes = made.subplots()
     places = range(len(effects))
@@ -33,7 +38,7 @@ def tornado(data: Answer) -> Figure:
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.invert_yaxis()
-    axes.set_xlabel("change of the step time (%)")
+    axes.set_xlabel("change of the step time (%)" + (f"; {left} more move it by less than {100 * SEEN:g} %" if left else ""))
     axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
     by = f" (÷ and × {effects[0].factor:.3g})" if same and effects else ""
     axes.legend(loc="lower right", title=f"time of each{by}")

@@ -97,7 +97,7 @@ def _dispatch(share: Share, rows: _Rows) -> Piece:
     hidden = share.model.hidden
     moved = share.element * hidden * (share.parted + rows.own)
     there, back = _moved(share, rows, "dispatch")
-    whole = () if share.resolved.plan.sequence_parallel else share.reduce("dispatch gradient")
+    whole = () if share.resolved.plan.sequence_parallel else share.reduce("dispatch gradient", "backward")
     return Piece(
         forward=(share.memory("dispatch", "forward", moved), *there),
         input_gradient=(*back, share.memory("dispatch", "backward", moved), *whole),
@@ -110,7 +110,7 @@ def _combine(share: Share, rows: _Rows) -> Piece:
     hidden = share.model.hidden
     copies, tokens = share.element * hidden * rows.own, share.element * hidden * share.parted
     there, back = _moved(share, rows, "combine")
-    whole = () if share.resolved.plan.sequence_parallel else share.reduce("combine")
+    whole = () if share.resolved.plan.sequence_parallel else share.reduce("combine", "forward")
     return Piece(
         forward=(*back, share.memory("combine", "forward", copies + tokens), *whole),
         input_gradient=(share.memory("combine", "backward", 2 * copies + tokens), *there),

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from sim.program import Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import Narrow
 from strategies.layers.overlap import Items, beside
@@ -72,7 +73,7 @@ def column_linear(
     local = local or outputs // share.tp
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input", hidden, narrow.moved)
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved)
     again = () if share.gathers_once else gather
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * tokens * local),
@@ -80,12 +81,13 @@ def column_linear(
     )
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
-    reduce = share.reduce(f"{label} input gradient", hidden)
+    reduce = share.reduce(f"{label} input gradient", "backward", hidden)
     cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
     inputs_product = share.gemm(label, "backward", tokens, hidden, local, dtype=narrow.dtype)
     weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens, dtype=narrow.dtype), *(bias_gradient if bias else ()))
     product = share.gemm(label, "forward", tokens, local, hidden, dtype=narrow.dtype)
-    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *beside(weights, reduce))
+    turned = tuple(item for item in reduce if isinstance(item, Kernel))
+    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *turned, *beside(weights, reduce))
     return Piece(
         forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, product), *added),
         input_gradient=(*cast, inputs_product, *reduce),
@@ -104,12 +106,13 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     narrow = Narrow(share, label, hidden, local)
-    gather = share.gather(f"{label} gradient", width=narrow.moved)
+    gather = share.gather(f"{label} gradient", "backward", width=narrow.moved)
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * share.stream),
         *share.vectors(f"{label} bias", hidden),
     )
-    forward = share.before_reduce(share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype), share.reduce(label))
+    product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
+    forward = share.before_reduce(product, share.reduce(label, "forward"))
     backward = share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
     return Piece(

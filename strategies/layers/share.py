@@ -175,12 +175,21 @@ class Share:
         algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, features: int = 0, width: int = 0) -> Items:
+    def gather(self, label: str, phase: str, features: int = 0, width: int = 0) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
         without sequence parallelism.
         """
+        if not self.resolved.plan.sequence_parallel:
+            return ()
         size = (width or self.element) * self.tokens * (features or self.model.hidden)
-        return self.collective("all_gather", label, size, width) if self.resolved.plan.sequence_parallel else ()
+        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size))
+
+    def _turned(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+        """PyTorch gathers and scatters tensors along their first dimension: with several sequences tokens are the second, and all
+        is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
+        """
+        asked = self.gathers_once and self.batch > 1 and not self.overlap("pieces")
+        return (self.memory(f"{label} turned", phase, 2 * size),) if asked else ()
 
     def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
         """What a norm over the tokens of all dp and cp ranks exchanges: mean, inverse deviation and count of each rank forward,
@@ -205,10 +214,14 @@ class Share:
         return gathered(self._cut(kernel), self._round(gather))
 
     def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
-        """A product of tokens (its m) whose sums are reduced."""
+        """A product of tokens (its m) whose sums are reduced. PyTorch's asynchronous tensor parallelism brings the parts of all
+        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+        """
         if not (reduce and self.overlap("pieces")):
             return (kernel, *reduce)
-        return scattered(self._cut(kernel), self._round(reduce))
+        ring = self._round(reduce)
+        sums = (self.memory(f"{kernel.label} sums", kernel.phase, ring.bytes * (1 + 1 / self.tp)),) * self.gathers_once
+        return (*scattered(self._cut(kernel), ring), *sums)
 
     def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The product in one kernel for the tokens of each tp rank."""
@@ -220,7 +233,9 @@ class Share:
         assert isinstance(whole[0], Collective)
         return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
 
-    def reduce(self, label: str, features: int = 0) -> Items:
+    def reduce(self, label: str, phase: str, features: int = 0) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
-        operation = "reduce_scatter" if self.resolved.plan.sequence_parallel else "all_reduce"
-        return self.collective(operation, label, self.element * self.tokens * (features or self.model.hidden))
+        size = self.element * self.tokens * (features or self.model.hidden)
+        if not self.resolved.plan.sequence_parallel:
+            return self.collective("all_reduce", label, size)
+        return (*self._turned(label, phase, size), *self.collective("reduce_scatter", label, size))

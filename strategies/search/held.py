@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from sim.prices import Prices
-from sim.program import COMPUTE, Cohort, Memory, Program
+from sim.program import CACHED, COMPUTE, Cohort, Memory, Program
 from strategies.search.bounds import SLACK
 
 Ended = dict[str, int]  # of each stream: how many of its ops have ended
@@ -69,4 +69,5 @@ def _before(number: int, cohort: Cohort) -> list[Ended]:
 
 
 def _total(memory: Memory) -> float:
-    return sum(size for _, size in memory)
+    """Bytes that tensors take; what the allocator only keeps besides is not counted."""
+    return sum(size for kind, size in memory if kind != CACHED)

@@ -1,7 +1,7 @@
 """The tightest bounds on one plan: the longest path through its program, and what the program holds (`held`).
 
 Every op takes at least as long as with nothing in its way, and starts when its stream and all that it waits for are done. Blocks
-cost what `strategies.search.work` says; collectives among dp ranks their price on the first pipeline rank, and nothing on others;
+cost what `strategies.search.work` says; collectives among dp ranks their price on two pipeline ranks, and nothing on others;
 sends between nodes their bytes over one rank's NICs.
 """
 
@@ -11,6 +11,7 @@ from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
 from sim.program import Block, Cohort, Collective, Op, Program, Send
+from sim.run import many
 from strategies.job import Job
 from strategies.lower import lower
 from strategies.resolved import Resolved
@@ -37,9 +38,14 @@ def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> di
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
     local = Pricing(_program(plan, grid, at, list(blocks.values())), topology, prices)
     result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
-    first = {id(op.work): op for op in program.cohorts[0].ops if _own(op.work)}
-    talk = Pricing(_program(plan, plan.grid, {"pp": 0}, list(first.values())), topology, prices)
-    result |= {key: talk.collective(op.work, 0).alone for key, op in first.items() if isinstance(op.work, Collective | Send)}
+    for number in _talking(program):
+        cohort = program.cohorts[number]
+        own = {id(op.work): op for op in cohort.ops if _own(op.work) and (not number or isinstance(op.work, Collective))}
+        talk = Pricing(_program(plan, plan.grid, cohort.at, list(own.values())), topology, prices)
+        if talk.alike or many(program) or not number:
+            result |= {
+                key: talk.collective(op.work, 0).alone for key, op in own.items() if isinstance(op.work, Collective | Send)
+            }
     node, nic = job.cluster.node, prices.profile.links["nic"].efficiency
     rate = node.nic * max(1.0, node.nics / node.gpus) * nic
     if node.nics and not job.cluster.fabric.direct:
@@ -49,6 +55,15 @@ def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> di
                 if isinstance(op.work, Send) and where[number] != where[op.work.to]:
                     result[id(op.work)] = op.work.bytes / rate
     return result
+
+
+def _talking(program: Program) -> set[int]:
+    """The first pipeline rank, and the one whose ranks exchange most: what they exchange is priced."""
+    sizes = [
+        sum(op.work.bytes * op.work.repeat for op in cohort.ops if isinstance(op.work, Collective) and _own(op.work))
+        for cohort in program.cohorts
+    ]
+    return {0, sizes.index(max(sizes))}
 
 
 def _own(work: Block | Collective | Send) -> bool:

@@ -122,6 +122,17 @@ def parse_axis(text: str) -> Axis:
         raise UserError(f"--vary {text}: the values are not valid YAML") from None
 
 
+def known_field(field: str, where: str) -> None:
+    """Raises UserError, with the nearest name, for what is no field of a job or of its plan, nor the price."""
+    root, _, rest = field.partition(".")
+    if field == "price":
+        return
+    if root not in FIELDS or root == "name":
+        raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
+    if root == "plan" and rest.partition(".")[0] not in Plan.model_fields:
+        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
+
+
 def _axis(name: str, values: Any, where: str) -> Axis:
     if not isinstance(values, list) or not values:
         raise UserError(f"{where}: {name}={values!r}: expected a list of at least one value")
@@ -129,7 +140,7 @@ def _axis(name: str, values: Any, where: str) -> Axis:
     for value in values:
         choice = {str(k): v for k, v in value.items()} if _several(value) else {name: value}
         for field in choice:
-            _known(field, where)
+            known_field(field, where)
         if name == "plan.tp" and "plan.sequence_parallel" not in choice and isinstance(value, int):
             choice["plan.sequence_parallel"] = value > 1  # it goes with tensor parallelism unless an axis says otherwise
         if choice in choices:
@@ -140,16 +151,6 @@ def _axis(name: str, values: Any, where: str) -> Axis:
 
 def _several(value: Any) -> bool:
     return isinstance(value, Mapping) and all(str(field).split(".")[0] in FIELDS for field in value)
-
-
-def _known(field: str, where: str) -> None:
-    root, _, rest = field.partition(".")
-    if field == "price":
-        return
-    if root not in FIELDS or root == "name":
-        raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
-    if root == "plan" and rest not in Plan.model_fields:
-        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
 
 
 def default_space(job: Job) -> Space:

@@ -21,8 +21,9 @@ from calibration.fit_tables import errors, leave_out, rows, tables
 from calibration.profile_file import described, signed, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
+from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_seconds
 from sim.fusing import fused
-from sim.prices import AttentionCurve, GemmCurve, Prices, Profile, Tile, attention_seconds, gemm_seconds
+from sim.prices import Prices, Profile
 from sim.program import Collective, Kernel
 from sim.run import run
 from sim.summary import summarise
@@ -53,7 +54,7 @@ def test_products_of_a_known_core_are_found_again() -> None:
     for m in (60, 256, 1024):
         for n in (100, 512, 2048):
             for k in (64, 384, 1024):
-                traffic = WIDTH["fp32"] * (m * k + k * n + m * n)
+                traffic = WIDTH["fp32"] * (m * k + k * n), WIDTH["fp32"] * m * n
                 price = gemm_seconds(truth, CORE.peak["fp32"], CORE.memory_bandwidth, 1, (1, m, n, k), traffic)
                 samples.append(case("gemm", LAUNCH + price, batch=1, m=m, n=n, k=k, dtype="fp32", layout="forward"))
     _, points = fit_gemm(samples, CORE, "fp32", LAUNCH)
@@ -527,3 +528,16 @@ def test_compute_is_slowed_only_while_a_collective_works() -> None:
     assert profile.tables[0].working(2.0**20) == pytest.approx(
         profile.tables[0].seconds(2.0**20, alone=True) / profile.tables[0].seconds(2.0**20)
     )
+
+
+def test_a_log_that_does_not_name_its_collective_is_told_which(tmp_path: Path) -> None:
+    known = (Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log").read_text().splitlines()
+    nameless = tmp_path / "nccl.log"
+    nameless.write_text("\n".join(line for line in known if "Collective test starting" not in line))
+    ask = ("calibrate", "--output", str(tmp_path / "p.yaml"), "--cluster", "dgx-h100")
+    assert "say which, as --collective all_reduce" in call(*ask, "--from", str(nameless)).output
+    assert call(*ask, "--from", str(nameless), "--collective", "all_reduce").exit_code == 0
+    assert "did you mean 'all_reduce'?" in call(*ask, "--from", str(nameless), "--collective", "al_reduce").output
+    named = str(Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log")
+    assert "is of all_reduce" in call(*ask, "--from", named, "--collective", "AllGather").output
+    assert "--collective: says what logs are of" in call(*ask, "--collective", "all_reduce").output

@@ -49,7 +49,11 @@ def test_json(tmp_path: Path) -> None:
         ("a.log", "step 1 loss 2.3\n", "not a log of nccl-tests"),
         ("a.json", "{", "broken JSON"),
         ("a.json", "{}", "no list 'results'"),
-        ("a.log", "1024 256 float sum -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n", "does not name its collective"),
+        (
+            "a.log",
+            "1024 256 float sum -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n",
+            "does not name its collective: say which, as --collective all_reduce",
+        ),
         ("alltoall.log", "1024 256 float none -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n", "lists 0 ranks"),
     ],
 )

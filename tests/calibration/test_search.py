@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from calibration import search as module
-from calibration.answer import Answer, pareto
+from calibration.answer import Answer, order, pareto
 from calibration.engines import Engine, engine
 from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
 from calibration.search import Search
+from calibration.site import told_memory
 from reports.search import verdict
 from shardyard import read_job
 from strategies.search.candidates import candidates
@@ -64,6 +65,18 @@ def every(space: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted((row for row in rows if not row["error"] and row["fits"]), key=lambda row: row["step"])
 
 
+def test_a_deadline_that_nothing_keeps_is_proven_without_simulating_everything() -> None:
+    """Bounds rule plans out as they are tightened: one second less than the best plan needs leaves few to simulate."""
+    best = find().rows[0]
+    days = 1e12 / best["tokens_per_second"] / 86400
+    late = find(tokens=1e12, limits=Limits(days=days * (1 - 1e-6)))
+    assert late.best is None
+    assert late.pruned["days"] == late.counts["bounded"] - late.pruned["memory"]
+    assert late.counts["simulated"] < late.counts["bounded"] / 4
+    assert f"{days:,.5g} days" in late.nearest["days"]
+    assert find(tokens=1e12, limits=Limits(days=days * (1 + 1e-6))).best is not None
+
+
 def test_brute_force_finds_the_same_winners() -> None:
     space = SPACE | {"plan.data_parallel": ["zero1", "zero3"], "plan.microbatch": [1], "plan.pp": [1, 4]}
     found, brute = find(space=space, top=3), every(space)
@@ -89,6 +102,13 @@ def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
     found, brute = find(space=space, top=2), every(space)
     assert len(brute) >= 2
     assert [row["step"] for row in found.rows[:2]] == [row["step"] for row in brute[:2]]
+
+
+def test_of_equals_the_plainest_plan_comes_first() -> None:
+    plain = {"value": 1.0, "memory": 2e9, "hash": "b", "changes": {"plan.overlap": True, "plan.offload": None, "nodes": 2}}
+    others = [{"plan.overlap": False, "plan.offload": None}, {"plan.overlap": True, "plan.offload": {"optimizer": "cpu"}}]
+    rows = [plain | {"memory": 1e9, "hash": "a", "changes": changes} for changes in others]
+    assert min([*rows, plain], key=order) is plain
 
 
 def test_the_front_is_that_of_brute_force() -> None:
@@ -198,6 +218,9 @@ def test_a_time_limit_says_how_far_it_got() -> None:
     found = find(seconds=0.0)
     assert found.proven == 0
     assert "time limit" in found.interrupted
+    best = find().best
+    assert best is not None
+    assert found.rows[0]["value"] * (1 - found.gap) <= best["value"] <= found.rows[0]["value"]
 
 
 def test_threads_find_the_same_as_the_calling_thread() -> None:
@@ -270,6 +293,11 @@ def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
         except UserError:
             assert number not in kept
     assert found.same == dropped > 0
+
+
+def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -> None:
+    assert told_memory(91.7e9, 85.5e9) == "91.7 GB of 85.5 GB"
+    assert told_memory(85.5003e9, 85.5e9) == "85.5003 GB of 85.5000 GB"
 
 
 def test_time_that_is_up_while_bounds_are_tightened_is_not_told_as_nothing_to_find(monkeypatch: pytest.MonkeyPatch) -> None:

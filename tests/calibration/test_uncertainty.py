@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 
 from calibration import uncertainty
 from calibration.predict import predict
 from calibration.profiles import load_profile
+from calibration.published import published
 from calibration.sensitivity import PRICES, Play, Price
-from calibration.uncertainty import interval, spreads
+from calibration.uncertainty import interval, spreads, tied
 from strategies.job import Job, read_job
 
 BY_NAME = {price.name: price for price in PRICES}
@@ -111,3 +113,15 @@ def test_kernels_twice_as_fast_save_half_of_their_time_on_one_gpu() -> None:
         spent = play.at(price, 2.0) - play.seconds  # twice as long: once more
         assert play.seconds - faster[name] == pytest.approx(spent / 2, rel=1e-6), name
     assert not {"nvlink", "nic"} & set(faster)
+
+
+def test_what_is_no_tie_is_in_the_right_order_in_published_pairs_of_plans() -> None:
+    """vTrain: 17 plans of a model of 356 M parameters on 8 A100 with a batch of 8."""
+    sizes = {"model": {"hidden": 1024, "layers": 24}, "plan": {"global_batch": 8}}
+    rows = [row for row in published(("vtrain-2024",)) if row.gpus == 8 and row.measured["step"]
+            and all(row.fields[part].get(name) == value for part in sizes for name, value in sizes[part].items())]  # fmt: skip
+    steps = [(row.measured["step"] or 0.0, predict(row.job()).step_seconds) for row in rows]
+    told = [(one, other) for one, other in combinations(steps, 2) if not tied(one[1], other[1])]
+    right = sum((one[0] < other[0]) == (one[1] < other[1]) for one, other in told)
+    assert len(told) > 50
+    assert right / len(told) > 0.9

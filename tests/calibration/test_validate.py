@@ -77,7 +77,7 @@ def test_the_table_has_errors_and_their_median(validated):
 def test_one_job_on_one_screen(validated):
     text = printed(execution(validated[0]))
     assert "DDP on 2 processes of a machine: 500 ms per step" in text
-    assert "on the wire, by gloo's algorithms: dp 2 MB" in text
+    assert "on the wire, by gloo's algorithms: dp 2.00 MB" in text
     assert "2 blocks of 3 steps, spread ±2.0 %, 1 more disturbed" in text
     checked = replace(validated[0], execution=replace(validated[0].execution, times=None))
     assert "per step" not in printed(execution(checked))

@@ -113,6 +113,18 @@ def test_the_command_tells_a_table_and_data(tmp_path: Path) -> None:
     assert [bool(row["refused"]) for row in rows] == [False, False, True]
 
 
+def test_a_value_that_is_refused_everywhere_is_told_with_the_reason() -> None:
+    wrong = call("whatif", *JOB, "--vary", "plan.microbatch=1,3")
+    assert wrong.exit_code == 2
+    assert "refused, microbatch=3: plan: global_batch=64 is not a multiple of dp·microbatch = 8·3" in wrong.output
+    axes = ("--vary", "plan.pp=1,5", "--vary", "plan.microbatch=1,2")
+    stages = call("whatif", *JOB, *axes)
+    assert stages.exit_code == 2
+    assert "refused, pp=5, microbatch=1; pp=5, microbatch=2: " in stages.output
+    some = call("whatif", *JOB, "--vary", "plan.pp=1,8", "--vary", "plan.schedule=1f1b,pipedream")
+    assert some.exit_code == 0
+
+
 def test_a_curve_has_one_unit(tmp_path: Path) -> None:
     plot = ("--plot", str(tmp_path / "curve.svg"))
     assert call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,50 GB/s", *plot).exit_code == 0
@@ -136,7 +148,7 @@ def test_mistakes_are_one_line(options: tuple[str, ...]) -> None:
 
 def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
     space = ("--vary", "plan.tp=1,2", "--vary", "plan.pp=1", "--vary", "plan.cp=1", "--vary", "plan.schedule=1f1b")
-    data = json.loads(call("plan", *JOB, *space, "--json").output)
+    data = json.loads(call("plan", *JOB, *space, "--json").stdout)
     assert data["proven"] >= 1
     changes = data["best"]["changes"].items()
     again = [text for name, value in changes if value is not None for text in ("--set", f"{name}={json.dumps(value)}")]

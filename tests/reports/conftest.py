@@ -45,8 +45,8 @@ def summary() -> Summary:
     )
     return Summary(
         gpus=32, step_seconds=1.23, tokens_per_second=213e3, tokens_per_second_per_gpu=213e3 / 32, model_flops_per_gpu=4e14,
-        mfu=0.412, hfu=0.5, flops_rule=FLOPS_RULE, gpu_hours_per_step=32 * 1.23 / 3600, breakdown=breakdown,
-        bubble=breakdown["bubble"] / 1.23, exposed=0.3 / 1.23,
+        mfu=0.412, hfu=0.5, flops_rule=FLOPS_RULE, peak_dtype="bf16", gpu_hours_per_step=32 * 1.23 / 3600, breakdown=breakdown,
+        bubble=breakdown["bubble"] / 1.23, uneven=0.0, exposed=0.3 / 1.23,
         volume={"tp": Volume(13e9, 6.5e9, 0.8), "dp": Volume(1e9, 5e8, 0.06)},
         links=(LinkLoad("node 0 nic 0 out", "nic", 32, 5e10, 3e10, 0.49),),
         memory=stages, memory_capacity=85.5e9, fits=True, events=100, profile="h100",

@@ -108,7 +108,7 @@ def test_executed_jobs_are_read_back(tmp_path: Path) -> None:
     ("options", "says"),
     [(["--results", "no.jsonl"], "--results no.jsonl: no such file"), (["--validation", "no.csv"], "no.csv: "),
      (["--validation", __file__], "is not a table of `shardyard validate --csv`"),
-     (["--also", "plan.tp=3"], "tp·pp·dp"), (["--tokens", "0"], "--tokens=0: must be greater than 0")],
+     (["--also", "plan.tp=3"], "tp·pp"), (["--tokens", "0"], "--tokens=0: must be greater than 0")],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, options: list[str], says: str) -> None:
     result, text = report(tmp_path / "page", *ALL, *options)

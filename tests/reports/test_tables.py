@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from reports.tables import brief, comparison, one_screen, verdict
+from reports.comparison import brief, comparison
+from reports.tables import one_screen, verdict
 from reports.words import bar, count, digits, percent
 from sim.summary import Summary
 from topologies.costs import Rates
@@ -39,7 +40,8 @@ def test_long_lists_are_told_in_runs() -> None:
 
 def test_verdict_when_it_fits(summary: Summary, job: dict[str, Any]) -> None:
     assert verdict(summary, job) == (
-        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 %, fits: 61.2 of 85.5 GB on stage 0"
+        "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): 1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak, "
+        "fits: 61.2 of 85.5 GB on stage 0"
     )
 
 
@@ -47,7 +49,7 @@ def test_verdict_when_it_does_not_fit_says_where_how_much_and_why(too_big: Summa
     assert verdict(too_big, job) == (
         "Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 0 by 6.20 GB: 91.7 of 85.5 GB, "
         "mostly activation 71.5 GB, optimizer 12.0 GB; "
-        "1.23 s per step, 213 k tokens/s, MFU 41.2 % if it fitted"
+        "1.23 s per step, 213 k tokens/s, MFU 41.2 % of the bf16 peak if it fitted"
     )
 
 
@@ -68,7 +70,7 @@ def test_one_screen_fits_on_a_screen_and_answers_first(too_big: Summary, job: di
     busy = replace(too_big, notes=("a price is extrapolated",) * 9, volume=volume, memory=memory)
     text = shown(one_screen(busy, job | {"tokens": 15e12, "rates": Rates(2.0, "", 1000.0, "")}))
     lines = text.splitlines()
-    assert len(lines) <= 38
+    assert len(lines) <= 39
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("Llama-3.1 8B on 4 × DGX H100 (32 GPUs): out of memory on stage 3")
     assert "… and 5 more notes" in text
@@ -122,11 +124,32 @@ def test_comparison_shows_only_inputs_that_differ_and_changes(summary: Summary, 
     text = shown(comparison([("base", summary, job), ("small", slower, other), ("big", faster, job)]))
     assert row(text, "microbatch").split() == ["microbatch", "2", "1", "2"]
     assert not re.search(r"^\s*(tp|hash|model) (?!exposed)", text, re.MULTILINE)
-    assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50.0", "ms)", "100", "ms", "(+0", "s)"]
+    assert row(text, "forward").split() == ["forward", "100", "ms", "150", "ms", "(+50.0", "ms)", "100", "ms"]
     assert row(text, "backward").split()[:7] == ["backward", "100", "ms", "50.0", "ms", "(−50.0", "ms)"]
     assert row(text, "fits").split() == ["fits", "yes", "yes", "over", "by", "6.20", "GB"]
     assert "★ base" in text  # the fastest that fits
     assert text.index("base") < text.index("small") < text.index("big")
+
+
+def test_comparison_tells_notes_below_and_money_where_prices_differ(summary: Summary, job: dict[str, Any]) -> None:
+    """32 GPUs, 262 k tokens in 1.23 s: 10¹² tokens take 41.7 k GPU-hours, $83.5 k at $2."""
+    noted = replace(summary, notes=("rough",))
+    dear, cheap = ({**job, "notes": [], "rates": Rates(price, "", 1.0, "")} for price in (4.0, 2.0))
+    text = shown(comparison([("dear", summary, dear), ("cheap", noted, cheap)]))
+    assert row(text, "cost of").split()[-4:] == ["$167", "k", "$83.5", "k"]
+    assert "note on cheap: rough" in text
+    assert "[]" not in text
+    assert "cost of" not in shown(comparison([("one", summary, dear), ("other", summary, dear)]))
+
+
+def test_comparison_tells_ties_between_runs_of_one_profile(summary: Summary, job: dict[str, Any]) -> None:
+    near, far = (replace(summary, tokens_per_second_per_gpu=summary.tokens_per_second_per_gpu * part) for part in (0.95, 0.85))
+    foreign = replace(near, profile="other")
+    text = shown(comparison([("a", summary, job), ("b", near, job), ("c", far, job), ("d", foreign, job)]))
+    assert "★ a" in text
+    assert "≈ b" in text
+    assert "≈ c" not in text
+    assert "≈ d" not in text
 
 
 def test_comparison_when_nothing_fits(too_big: Summary, job: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_summary_of_a_dump_says_what_was_ignored(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert run("dgx-h10").exit_code == 2
     result = run("dgx-h100", "--draw", "out.gif")
-    assert (result.exit_code, result.stderr) == (2, "error: --draw out.gif: expected a name that ends in .png or .svg\n")
+    assert (result.exit_code, result.stderr) == (2, "error: --draw out.gif: must end in .png or .svg\n")
     result = run("dgx-h100", "--nodes", "9", "--draw", str(tmp_path / "out.png"))
     assert result.exit_code == 2
     assert "dgx-h100: 72 GPUs are too many to draw; at most 64, with --nodes for example" in result.stderr

@@ -88,6 +88,62 @@ def test_one_track_per_stream_and_no_slice_reaches_into_another(example: str, ch
             assert any(start <= event["ts"] <= end for start, end in tracks[event["pid"], event["tid"]])
 
 
+def faults(trace: Events) -> list[str]:
+    """What breaks the rules of "Trace Event Format" (Google, 2016): types and fields of each phase, times of less than a day
+    on a grid whose sums are exact, one name per process and thread, and flows that begin and end once, in that order, in a slice.
+    """
+    wrong = []
+    spans, named, ends = slices(trace), dict[tuple[str, int, int], str](), defaultdict[tuple[str, int], list[float]](list)
+    for event in trace:
+        kind, place = event["ph"], (event["pid"], event.get("tid", 0))
+        if not set(event) <= ALLOWED[kind] or not REQUIRED[kind] <= set(event):
+            wrong.append(f"{kind}: fields {sorted(event)}")
+        if not all(type(number) is int and 0 <= number < 2**31 for number in place):
+            wrong.append(f"pid, tid {place}")
+        times = [event[name] for name in ("ts", "dur") if name in event]
+        if any(not 0 <= time < 86_400e6 or (time * 64) % 1 for time in times):
+            wrong.append(f"times {times}")
+        if kind == "M" and named.setdefault((event["name"], *place), str(event["args"])) != str(event["args"]):
+            wrong.append(f"two of {event['name']} for {place}")
+        if kind == "C" and not all(isinstance(value, float) and value >= 0 for value in event["args"].values()):
+            wrong.append(f"counter {event['args']}")
+        if kind in "sf":
+            ends[kind, event["id"]].append(event["ts"])
+            if not any(start <= event["ts"] <= end for start, end in spans[place]):
+                wrong.append(f"flow {event['id']} outside of every slice")
+    for number in {number for _, number in ends}:
+        both = ends.get(("s", number), []), ends.get(("f", number), [])
+        if [len(side) for side in both] != [1, 1] or both[0] > both[1]:
+            wrong.append(f"flow {number}: {both}")
+    return wrong
+
+
+COMMON = {"ph", "name", "pid"}
+REQUIRED = {"X": COMMON | {"tid", "ts", "dur", "cat"}, "M": COMMON | {"args"}, "C": COMMON | {"ts", "args"},
+            "s": COMMON | {"tid", "ts", "id", "cat"}, "f": COMMON | {"tid", "ts", "id", "cat", "bp"}}  # fmt: skip
+ALLOWED = {kind: fields | {"args", "tid"} for kind, fields in REQUIRED.items()}
+
+
+def test_the_format_is_kept(trace: Events) -> None:
+    assert faults(trace) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dur": -1.0}, "times"),
+        ({"ts": 0.001}, "times"),  # not on the grid
+        ({"tid": "compute"}, "pid, tid"),
+        ({"ph": "s", "id": 10**6}, "fields"),
+    ],
+)
+def test_the_check_of_the_format_finds_faults(change: dict[str, Any], says: str, timeline: Timeline) -> None:
+    made = list(events(timeline))
+    broken = next(event for event in made if event["ph"] == "X")
+    broken |= change
+    assert any(fault.startswith(says) or says in fault for fault in faults(made))
+
+
 def test_every_op_is_a_slice_and_the_last_ends_with_the_step(trace: Events, played: Timeline) -> None:
     ops = [event for event in trace if event["ph"] == "X" and event["cat"] != "launch"]
     assert len(ops) == sum(1 for _ in played.rows())

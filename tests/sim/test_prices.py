@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.profiles import load_profile, profile_for, profile_names
-from sim.prices import Prices, unlimited_seconds
+from sim.curves import gemm_clocks
+from sim.prices import Prices
 from sim.program import ALIGNED, Kernel
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
@@ -51,6 +52,7 @@ class Gpu(NamedTuple):
     peak: Mapping[str, float]
     memory_bandwidth: float
     sms: int
+    power: float = 0.0
 
 
 def prices(name: str) -> Prices:
@@ -165,7 +167,8 @@ def at_full_clock(name: str, m: int, n: int, k: int) -> float:
     """Seconds of a product without its operands' traffic when no power limit lowers the clock."""
     price = prices(name)
     curve = price.profile.gemm["bf16"]
-    return float(unlimited_seconds(curve, price.gpu.peak["bf16"], price.gpu.memory_bandwidth, price.gpu.sms, (1, m, n, k), 0.0))
+    gpu = price.gpu
+    return float(gemm_clocks(curve, gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms, (1, m, n, k), (0.0, 0.0))[0])
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name not in ("v100", "cpu-gloo")])

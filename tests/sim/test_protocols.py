@@ -108,6 +108,26 @@ def test_laws_of_size_and_choice(name: str) -> None:
         assert options[0].algorithm not in ("ring", "tree") or busbw < load_cluster(CLUSTERS[name]).node.nvlink or name == "l40s"
 
 
+def seconds_of(nodes: int, order: tuple[str, str], tp: int, operation: str) -> float:
+    """Of 64 MiB along tp on nodes without NVLink, all groups at once."""
+    cluster = load_cluster("pcie-l40s").model_copy(update={"nodes": nodes})
+    grid, work = Grid.of(order, tp=tp, dp=8 * nodes // tp), Collective(operation, 2.0**26, "tp", "")
+    program = Program(grid, [Cohort({}, [Op("x", work)])], 1, 1, "bf16", 1, 1)
+    return Pricing(program, cluster.topology(), Prices(load_profile("l40s"), cluster.node.gpu)).collective(work, 0).alone
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_without_nvlink_a_group_in_a_node_is_never_slower_than_across(operation: str, tp: int) -> None:
+    assert seconds_of(2, ("tp", "dp"), tp, operation) <= seconds_of(2, ("dp", "tp"), tp, operation)
+
+
+def test_eight_gpus_between_two_sockets_reach_about_what_nccl_counts_on() -> None:
+    """Two Xeon 8480+ with eight RTX 5090 reach 28 GB/s (NVIDIA/nccl issue 1639); topo.h counts on 10 to 22 GB/s for Xeons."""
+    seconds = seconds_of(1, ("tp", "dp"), 8, "all_reduce")
+    assert 10e9 < 2.0**26 / seconds * bus_factor("all_reduce", 8) < 28e9
+
+
 @pytest.mark.parametrize("choice", ["ring/ll", "ring/ll128", "ring/simple", "auto/simple", "ring"])
 def test_auto_is_never_slower_than_a_forced_choice(choice: str) -> None:
     topology, prices = prices_of("h100")

@@ -63,7 +63,7 @@ def test_nothing_fits() -> None:
         ],
     )
     assert result.exit_code == 2
-    answer = json.loads(result.output)
+    answer = json.loads(result.stdout)
     assert not any(one["fits"] for one in answer["candidates"])
 
 
@@ -86,6 +86,15 @@ def test_what_fits_only_with_the_help_of_the_cpus() -> None:
         return summarise(shardyard.simulate(changed))
 
     assert "offload={optimizer: cpu" in " ".join(map(str, fixes(job, answer(job), answer)))
+
+
+@pytest.mark.parametrize(("sequence", "shared"), [(8192, False), (16384, True)])
+def test_long_sequences_may_be_shared(sequence: int, shared: bool) -> None:
+    cluster = {"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}}
+    model = "llama-3.1-8b"
+    job = shardyard.read_job(model=model, cluster=cluster, plan={"sequence": sequence}, overrides={"model.layers": 2})
+    found = advise(job, lambda changed: summarise(shardyard.simulate(changed)))
+    assert any(one.name.startswith("CP2") for one in found.candidates) == shared
 
 
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:

@@ -104,8 +104,8 @@ def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> No
     ({"expert_tp": 4, "tp": 2}, "expert_tp=4 is not simulated: only tp=2 and 1 are"),
     ({"expert_tp": 1, "tp": 2}, "expert_tp=1 with tp=2 needs sequence_parallel=true"),
     ({"expert_tp": 1, "tp": 4, "ep": 4, "sequence_parallel": True}, "ep·tp = 4·4 does not divide 8 experts"),
-    ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 and routed_nodes=None go together"),
-    ({"ep": 4, "routed_nodes": 2}, "ep_nodes=1 and routed_nodes=2 go together"),
+    ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 needs routed_nodes: to how many of these nodes each token goes"),
+    ({"ep": 4, "routed_nodes": 2}, "routed_nodes=2 needs ep_nodes above 1"),
     ({"ep": 4, "ep_nodes": 3, "routed_nodes": 2}, "ep_nodes=3 does not divide ep=4"),
     ({"ep": 4, "ep_nodes": 4, "routed_nodes": 3}, "routed_nodes=3 exceeds 2"),
 ])  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from calibration.predict import predict
 from sim.program import Collective, Kernel
 from strategies.job import read_job
 from strategies.layers import Part, parts, saved_tensors
@@ -122,3 +123,14 @@ def test_copies_of_weights_stay_beside_16_bits() -> None:
 def test_what_frameworks_have_not_is_refused(cluster: str, plan: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         job(cluster, **plan).resolve()
+
+
+def test_mfu_is_of_the_bf16_peak() -> None:
+    """As torchtitan counts. Where fp8 is ten times as fast, a step may pass it, and says why."""
+    gpu = {"based_on": "h100-sxm", "peak": {"bf16": "200 TFLOP/s", "fp32": "67 TFLOP/s", "fp8": "1979 TFLOP/s"}}
+    plan = {"sequence": 4096, **MEGATRON}
+    answer = predict(read_job(model="llama-3.1-8b", cluster={"based_on": "dgx-h100", "node": {"gpu": gpu}}, plan=plan))
+    assert answer.peak_dtype == "bf16"
+    assert answer.mfu == pytest.approx(answer.model_flops_per_gpu / 200e12)
+    assert answer.hfu > 1
+    assert "HFU above 100 %: it is of the bf16 peak, and products are in fp8" in answer.notes

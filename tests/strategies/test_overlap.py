@@ -149,3 +149,15 @@ def stages_of(job) -> list[list]:
     stages = [[work.layer(layer)] for layer in range(4)]
     assert plan.layers == (1, 1, 1, 1)
     return [[work.embedding, *stages[0]], stages[1], stages[2], [*stages[3], work.head]]
+
+
+@pytest.mark.parametrize(("kernels", "microbatch", "overlap", "copies"), [
+    ("compiled", 2, "none", 8), ("torch", 2, "none", 8), ("compiled", 1, "none", 0), ("compiled", 2, "pieces", 0),
+    ("megatron", 2, None, 0),
+])  # fmt: skip
+def test_pytorch_copies_what_it_gathers_and_scatters_along_tokens(toy_job, kernels, microbatch, overlap, copies) -> None:
+    """Two gathers and two reduce-scatters each way, each a copy of all tokens' features, read and written."""
+    job = toy_job(2, kernels=kernels, tp=2, sequence_parallel=True, microbatch=microbatch, overlap_tp=overlap)
+    layer = parts(job.model, job.resolve()).layer(0)
+    turned = [item for item in layer.forward + layer.backward if isinstance(item, Kernel) and item.label.endswith("turned")]
+    assert [item.bytes for item in turned] == [2 * 2 * 2 * 32 * 64] * copies

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from reports.glossary import explain
 from shardyard import read_job
 from strategies.plan import Plan
 from topologies.reading import UserError, build
 
 MISTAKES = [
     (dict(tp=4, pp=2, dp=3), 4, "tp·pp·dp = 4·2·3 = 24 ≠ 32 GPUs"),
+    (dict(tp=3, pp=2), 8, "tp·pp = 3·2 = 6 does not divide 64 GPUs"),
+    (dict(data_parallel="hsdp"), 1, "data_parallel='hsdp': is zero3 with shard"),
     (dict(tp=3), 3, "tp=3 does not divide 32 attention heads"),
     (dict(pp=64), 8, "pp=64 stages exceed 32 layers"),
     (dict(global_batch=33), 1, "global_batch=33 is not a multiple of dp·microbatch = 8·1"),
@@ -48,6 +51,11 @@ def test_a_sequence_is_the_models_context_but_no_more_than_8192_tokens_by_defaul
     assert job.resolve().sequence == tokens
     assert any("8,192 tokens by default, of the model's 131,072" in note for note in job.notes) == (model == "llama-3.1-8b")
     assert read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 131072}).resolve().sequence == 131072
+
+
+def test_fsdp_is_another_name_of_zero3() -> None:
+    assert Plan(data_parallel="fsdp") == Plan(data_parallel="zero3")
+    assert explain("fsdp") == explain("zero3")
 
 
 def test_layers_are_placed_not_floored() -> None:

@@ -141,7 +141,7 @@ def test_a_file_lies_beside_the_job_and_counts_in_its_hash(tmp_path: Path) -> No
     job.write_text(yaml.safe_dump({"model": "llama-3.1-8b", "cluster": "dgx-h100", "plan": {"pp": 2, "schedule": "order.csv"}}))
     before = shardyard.read_job(job)
     assert before.resolve().chunks == 2
-    assert "4 cells of communication ignored" in before.notes[0]
+    assert any("4 cells of communication ignored" in note for note in before.notes)
     known = before.hash
     written(tmp_path, MIXED.replace("3I1,3W1", "3B1"))
     assert shardyard.read_job(job).hash != known

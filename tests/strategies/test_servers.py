@@ -92,6 +92,7 @@ def test_command() -> None:
     """The screen and the JSON tell the same."""
     asked = ["server", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--nodes", "2", "--staleness", "async", "--steps", "10"]
     assert "8 workers, 1 server, asynchronous; 10 steps each" in CliRunner().invoke(shardyard.main, asked).stdout
+    assert "by all-reduce instead" in CliRunner().invoke(shardyard.main, asked).stdout
     data = json.loads(CliRunner().invoke(shardyard.main, [*asked, "--json"]).stdout)
     assert data["fits"]
     assert sum(data["played"]["staleness"]["histogram"].values()) == 8 * 9

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from topologies.cluster import cluster_names, gpu_names, load_cluster, load_gpu
+from topologies.cluster import cluster_names, gpu_names, inline_cluster, load_cluster, load_gpu
 from topologies.reading import UserError
 
 HOME = Path(__file__).parents[2] / "topologies"
@@ -133,6 +133,21 @@ def test_a_mistake_is_one_line(overrides: dict[str, Any], line: str) -> None:
 def test_an_uneven_pcie_tree_is_refused() -> None:
     with pytest.raises(UserError, match="node.gpus=8 do not spread evenly over sockets=2 and gpus_per_switch=3"):
         load_cluster("pcie-l40s", overrides={"node.gpus_per_switch": 3})
+
+
+def test_slots_of_a_pcie_tree_are_the_gpus_own_unless_given() -> None:
+    plain = {"node": {"gpu": "l40s", "gpus": 4, "wiring": "pcie"}}
+    assert inline_cluster(plain, "c").node.pcie == load_gpu("l40s").pcie == 31e9
+    assert inline_cluster({"node": plain["node"] | {"pcie": "16 GB/s"}}, "c").node.pcie == 16e9
+
+
+def test_rates_that_cannot_be_reached_and_networks_that_were_not_measured_are_told() -> None:
+    assert load_cluster("dgx-h100", 2).remarks == ()
+    fast = load_cluster("dgx-h100", 2, {"node.nic": "800 Gb/s"}).remarks
+    assert fast == ("node.nic: 100 GB/s of NICs are more than 63 GB/s of PCIe lets through",)
+    slow = load_cluster("dgx-h100", 2, {"node.nic": "25 Gb/s"}).remarks
+    assert "TCP over Ethernet was not measured" in slow[0]
+    assert load_cluster("dgx-h100", 1, {"node.nic": "25 Gb/s"}).remarks == ()
 
 
 def test_unknown_names_and_files(tmp_path: Path) -> None:

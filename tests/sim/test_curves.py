@@ -1,0 +1,71 @@
+"""The formula of products: parts of k, results that are stored, power limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calibration.profiles import load_profile
+from sim.curves import POWER, GemmCurve, Tile, gemm_clocks, gemm_seconds
+from sim.prices import Prices
+from sim.program import Kernel
+from topologies.cluster import load_gpu
+
+PEAK, BANDWIDTH, SMS = 1e12, 1e9, 8
+TILE = Tile.model_construct(m=64, n=64, efficiency=1.0)
+
+
+def curve(**numbers: Any) -> GemmCurve:
+    own = {"efficiency": 1.0, "memory": 1.0, "split": 0.0, "exposed": 0.0, "tiles": (TILE,)} | numbers
+    return GemmCurve.model_construct(**own)
+
+
+def seconds(one: GemmCurve, m: int, n: int, k: int, operands: float = 0.0, result: float = 0.0) -> float:
+    return float(gemm_seconds(one, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result)))
+
+
+def test_k_is_cut_until_every_multiprocessor_has_a_part() -> None:
+    """One tile on 8 multiprocessors: 8 parts of k. Ten tiles would take two waves; 40 fifths take five of a fifth each."""
+    full, free = 2 * 64 * 64 / (PEAK / SMS), curve(cached=1e12)
+    assert seconds(free, 64, 64, 8000) == pytest.approx(1000 * full, rel=1e-3)
+    assert seconds(free, 640, 64, 8000) == pytest.approx(5 / 4 * 8000 * full, rel=1e-3)
+    assert seconds(curve(split=1.0), 640, 64, 8000) == pytest.approx(2 * 8000 * full)
+
+
+def test_results_that_are_stored_while_nothing_is_multiplied_come_on_top() -> None:
+    """Half of 0.1 s of traffic is hidden behind 1 s of arithmetic, half is not; and no lower clock makes it longer."""
+    k = round(PEAK / (2 * 512 * 512))  # one second
+    for limit, arithmetic in ((1.0, 1.0), (0.5, 2.0)):
+        one = curve(exposed=0.5, blend=9.0, sustained=limit)
+        assert seconds(one, 512, 512, k, result=0.1 * BANDWIDTH) == pytest.approx(arithmetic + 0.05, rel=1e-3)
+
+
+def test_both_clocks_are_one_where_the_limit_is_not_reached() -> None:
+    low, high = gemm_clocks(curve(), PEAK, BANDWIDTH, SMS, (1, 64, 64, 8), (0.0, 0.1 * BANDWIDTH))
+    assert low == pytest.approx(high)
+
+
+def test_exposure_is_what_accumulation_showed() -> None:
+    """Fitted to plain products; into fp32 sums, 0.6 of the further traffic was exposed on an A100 PCIe (median of 61 shapes,
+    github.com/MooreThreads/SimuMax configs/system/a100_pcie.json).
+    """
+    assert load_profile("a100").gemm["bf16"].exposed == pytest.approx(0.6, abs=0.1)
+
+
+def product(m: int, n: int, k: int) -> Kernel:
+    return Kernel("gemm", "product", "forward", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n), "bf16", (1, m, n, k))
+
+
+def test_a_lower_power_limit_slows_products_that_reach_it() -> None:
+    """14336 × 4096 × 4096 on an A100 PCIe, 300 W: 2088 us (github.com/MooreThreads/SimuMax configs/system/a100_pcie.json); and a
+    small one is no slower.
+    """
+    sxm, pcie = load_gpu("a100-sxm-80gb"), load_gpu("a100-pcie-80gb")
+    profile = load_profile("a100")
+    assert Prices(profile, pcie).seconds(product(14336, 4096, 4096)) == pytest.approx(2088e-6, rel=0.03)
+    capped, full = (Prices(profile, sxm.model_copy(update={"power": watts})) for watts in (300.0, 400.0))
+    large, small = product(8192, 8192, 8192), product(128, 512, 512)
+    assert capped.seconds(large) / full.seconds(large) == pytest.approx((4 / 3) ** POWER, rel=0.02)
+    assert capped.seconds(small) == full.seconds(small)
+    assert Prices(profile, sxm.model_copy(update={"power": 0.0})).seconds(large) == full.seconds(large)

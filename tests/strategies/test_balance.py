@@ -1,0 +1,44 @@
+"""Stages that are given what they can do in the same time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import shardyard
+from strategies.balance import balanced
+from strategies.job import Job, read_job
+
+
+def job(**plan: object) -> Job:
+    return read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"pp": 4, "global_batch": 16, "data_parallel": "zero1"} | plan)
+
+
+def test_a_head_of_three_layers_takes_three_layers_from_the_last_stage() -> None:
+    """32 layers of 1 s and a head of 3 s are 35 s: four stages of 9, 9, 9 and 8 s."""
+    other = balanced(job(), [8.0, 8.0, 8.0, 11.0])
+    assert other is not None
+    layers = other.resolve().layers
+    assert layers[-1] == 5
+    assert sorted(layers[:-1]) == [9, 9, 9]
+
+
+@pytest.mark.parametrize("plan", [{"schedule": "interleaved"}, {"pp": 1}, {}], ids=str)
+def test_nothing_to_balance(plan: dict) -> None:
+    stages = 4 if "pp" not in plan else 1
+    assert balanced(job(**plan), [8.0] * stages) is None
+
+
+def test_waiting_for_uneven_stages_is_told_and_even_ones_are_faster() -> None:
+    """Without a head stages are even, and the bubble is that of the schedule alone."""
+    options = ["simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.pp=8", "--json"]
+    options += ["--set", "plan.global_batch=32", "--set", "plan.data_parallel=zero1"]
+    answer = json.loads(CliRunner().invoke(shardyard.main, options).output)
+    assert 0.05 < answer["uneven"] < answer["bubble"]
+    assert "waiting for uneven stages: stage 7 is busy" in answer["notes"][0]
+    setting = answer["notes"][0].partition("--set '")[2].partition("'")[0]
+    assert json.loads(CliRunner().invoke(shardyard.main, [*options, "--set", setting]).output)["uneven"] < answer["uneven"] / 2
+    even = json.loads(CliRunner().invoke(shardyard.main, [*options, "--set", "model.head=false"]).output)
+    assert even["uneven"] < 0.05
