@@ -67,6 +67,12 @@ class Resolved(Config):
         return self.dp * self.plan.cp
 
     @property
+    def reduces_each(self) -> bool:
+        """Whether every microbatch reduces its gradients, so that it makes them anew: only a rank's part is added to."""
+        sharded = self.plan.data_parallel in ("zero2", "zero3") and self.plan.gradient_sync == "every"
+        return sharded and self.copies > 1
+
+    @property
     def expert_copies(self) -> int:
         """The same for routed experts, which differ from ep rank to ep rank."""
         return self.copies // self.plan.ep

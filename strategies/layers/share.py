@@ -129,12 +129,14 @@ class Share:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). PyTorch's FSDP reduces them first, unless
-        it keeps whole ones until the last microbatch.
+        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). What every microbatch reduces is only cast,
+        which PyTorch's FSDP does with all gradients of a unit (`strategies.gathering`); a rank's part of the sum is added up
+        beside the reductions, on their stream, which is left out.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
-        if plan.pytorch_fsdp and plan.gradient_sync == "every" and self.resolved.copies > 1:
-            return 0.0
+        if self.resolved.reduces_each:
+            cast = plan.bytes_per_gradient != self.element and not plan.pytorch_fsdp
+            return float(elements * (self.element + plan.bytes_per_gradient) * cast)
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
 
@@ -144,8 +146,9 @@ class Share:
         return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
 
     def accumulated(self, elements: int) -> int:
-        """Bytes moved to accumulate so many gradient elements: written, and read when a step has more than one microbatch."""
-        return self.resolved.plan.bytes_per_gradient * elements * (1 if self.resolved.microbatches == 1 else 2)
+        """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""
+        anew = self.resolved.microbatches == 1 or self.resolved.reduces_each
+        return self.resolved.plan.bytes_per_gradient * elements * (1 if anew else 2)
 
     def memory(self, label: str, phase: str, moved: float) -> Kernel:
         """A kernel bound by `moved` bytes."""

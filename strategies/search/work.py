@@ -66,7 +66,9 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     inner: dict[tuple[object, ...], int] = {}
     grids = [inside(one) for one in plans.resolved]
     of_rule = [
-        inner.setdefault((grid, one.microbatches == 1, one.layers if one.plan.recompute_method else ()), len(inner))
+        inner.setdefault(
+            (grid, one.microbatches == 1, one.reduces_each, one.layers if one.plan.recompute_method else ()), len(inner)
+        )
         for grid, one in zip(grids, plans.resolved, strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule

@@ -307,6 +307,20 @@ def test_gradients_are_accumulated_in_their_type() -> None:
     assert not any(item.label.endswith("sum") for item in first.weight_gradient)  # nothing to add to
 
 
+@pytest.mark.parametrize("kernels", ["megatron", "apex", "torch"])
+@pytest.mark.parametrize("hook", ["zero2", "zero3"])
+def test_gradients_that_every_microbatch_reduces_are_made_anew(hook: str, kernels: str) -> None:
+    """There is nothing to add to (ZeRO, arXiv:1910.02054): a backward pass moves what that of a single microbatch does."""
+    model = Model(**GPT)
+
+    def moved(accumulation: int, **plan: Any) -> float:
+        one = Plan(kernels=kernels, accumulation=accumulation, **plan).resolve(model, 4)
+        return sum(item.bytes for item in parts(model, one).layer(0).backward if isinstance(item, Kernel))
+
+    assert moved(3, data_parallel=hook) == moved(1, data_parallel=hook)
+    assert moved(3, data_parallel="zero1") > moved(1, data_parallel="zero1")
+
+
 def test_collectives_of_a_layer() -> None:
     """Two all-reduces each way (arXiv:1909.08053 section 3); with sequence parallelism their halves, and two more gathers."""
     model = Model(**GPT)
