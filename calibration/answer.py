@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from calibration.results import Row
@@ -52,7 +52,7 @@ class Progress:
     open: int = 0  # plans that may still be better than the best
     best: float | None = None
     gap: float = 1.0  # by what fraction a plan that is open could at most be better
-    unit: str = ""
+    told: Callable[[float], tuple[float, str]] = lambda value: (value, "")  # a value and its unit, for people
     pruned: int = 0
 
 

@@ -291,7 +291,7 @@ class Search:
         best = min((one["value"] for one in self.rows), default=None)
         gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
         counts, out = self.counts, self.out.plans.total()
-        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.unit, out))
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.told, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)

@@ -47,7 +47,8 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Inter
         lines += ["", _plans("the best plans that were simulated", shown, found, tokens)]
         lines += [Text(tie_rule(), "dim")] if any(_tied(row, found) for row in shown[1:]) else []
         front = pareto(found.rows)
-        proven = "proven" if found.front else "of what was simulated; --front proves it"
+        unproven = f"not proven: {found.interrupted}" if found.interrupted else "--front proves it"
+        proven = "proven" if found.front else f"of what was simulated; {unproven}"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
         lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
@@ -64,7 +65,8 @@ def verdict(found: Answer, job: Job) -> str:
     if best is None:
         return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
     goal = found.objective
-    value = seconds(best["value"]) if goal.unit == "s" else f"{digits(best['value'], 4)} {goal.unit}"
+    number, unit = goal.told(best["value"])
+    value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
     if found.proven:
         sure = f"proven best of {found.combinations:,} combinations"
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.figures.efficiency import Scaling, Size, efficiency
 from reports.page import Launch, Picture, Section, Sheet
-from reports.words import PRICED, count, digits, dollars, percent, plural, seconds, signed, size, tokens_text
+from reports.words import PRICED, count, digits, dollars, percent, plural, rates_told, seconds, signed, size, tokens_text
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     named.sort(key=lambda pair: _cheapest(pair[1]))
     told = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
     told += [f"Not possible: {why}." for why in _refusals(named)]
+    gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
+    prices = {gpus[name]: rates_told(case.training.rates, power=False) for name, case in named if case.training}
+    told.append(f"Prices: {'; '.join(f'{gpu} {said}' for gpu, said in prices.items())}.")
     return Section(title, text=tuple(told), table=_answers("cluster", named, total))
 
 

@@ -33,13 +33,14 @@ def taking_turns(ahead: Sequence[Part], back: Sequence[Part], whole: bool) -> Bl
 def workspace(parts: Sequence[Part], direction: str, width: int, absent: float, stranded: float = 0.0) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
-    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already
-    (and of a split pass what the weight gradients need of the earlier parts is not there yet). width: bytes per parameter of
-    gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`. stranded: bytes that are counted
-    where the loss runs.
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already.
+    width: bytes per parameter of gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`.
+    stranded: bytes that are counted where the loss runs.
     """
+    if direction == INPUT:
+        return _halved(parts, absent, stranded)
     most, later = 0.0, 0.0
-    unmade = [part.held if direction == INPUT else float(width * (part.parameters - part.experts)) for part in parts]
+    unmade = [float(width * (part.parameters - part.experts)) for part in parts]
     earlier = sum(unmade)
     for part in reversed(parts):
         earlier -= unmade.pop()
@@ -47,6 +48,20 @@ def workspace(parts: Sequence[Part], direction: str, width: int, absent: float, 
         work = part.temporary + lost if direction == FORWARD else part.undo(width, absent - lost) + part.restored
         most = max(most, work - later - earlier)
         later += part.saved
+    return most
+
+
+def _halved(parts: Sequence[Part], absent: float, stranded: float) -> float:
+    """Of the first half of a split pass: what the weight gradients need takes the place of what is gone, so that less than
+    nothing may be needed besides all of both.
+    """
+    later, unmade = 0.0, sum(part.held for part in parts)
+    most = -sum(part.saved for part in parts)
+    for part in reversed(parts):
+        lost = stranded if part.loss > 0 else 0.0
+        most = max(most, part.halve(absent - lost) + part.restored - later - unmade)
+        later += part.saved
+        unmade -= part.held
     return most
 
 

@@ -138,12 +138,13 @@ class Stage:
             order = parts if forward else parts[::-1]
             runs = tuple(Run(len(list(same)), items_of(part, direction)) for part, same in groupby(order))
             kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
-            saved: Memory = (("activation", sum(part.saved for part in parts) + kept),)
-            held: Memory = (("activation", sum(part.held for part in parts)),)
             width = self.plan.plan.bytes_per_gradient if passing else 0
             most = workspace(parts, direction, width, absent)
             kept_back = workspace(parts, direction, width, absent, self._stranded) - most
-            work: Memory = (("temporary", most), (CACHED, kept_back))
+            instead = min(0.0, most)  # what is held in the place of what was saved
+            saved: Memory = (("activation", sum(part.saved for part in parts) + kept + instead),)
+            held: Memory = (("activation", sum(part.held for part in parts) + instead),)
+            work: Memory = (("temporary", most - instead), (CACHED, kept_back))
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs), taken, freed

@@ -56,11 +56,9 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
         ax.set_title(name)
     drawn.colorbar(shades, ax=grid, label="tokens/s/GPU", shrink=0.9)
     cells = [panel.get((tp, pp)) for panel in panels.values() for tp in tps for pp in pps]
-    marks: dict[str, dict[str, Any]] = {
-        "out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},
-        "refused (–)": {"facecolor": GREY},
-        "not simulated": {"facecolor": WHITE, "edgecolor": GREY},
-    }
+    marks: dict[str, dict[str, Any]] = {"out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},
+             "refused (–)": {"facecolor": GREY},
+             "not simulated": {"facecolor": WHITE, "edgecolor": GREY}}  # fmt: skip
     there = any(c and c.value is not None and not c.fits for c in cells), any(c and c.value is None for c in cells), None in cells
     handles = [Patch(label=name, **look) for (name, look), found in zip(marks.items(), there, strict=True) if found]
     if handles:

@@ -49,6 +49,7 @@ class Part:
     temporary: float  # bytes of workspace of its forward besides saved, where most is needed: not all of saved is there yet
     undoing: float  # the same of its backward besides saved and restored, of which less and less is there; without the loss
     passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
+    halving: float  # the same of the first half of a split backward pass, of which stays what the weight gradients need
     loss: float  # the same of the loss, with which the backward pass of the head begins; −∞ of other parts
     stranded: float  # bytes that the caching allocator has from its forward pass, and that its loss cannot use
     parameters: int  # elements on this rank
@@ -61,6 +62,10 @@ class Part:
     logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients: the whole, piece by piece
+
+    def halve(self, absent: float = 0.0) -> float:
+        """As `undo`, of the first half of a split backward pass."""
+        return max(self.halving, self.loss - absent)
 
     def undo(self, width: int = 0, absent: float = 0.0) -> float:
         """Bytes of workspace of its backward besides what it keeps and restores.
@@ -224,6 +229,7 @@ def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> P
         temporary=gradient + _workspace([piece.forwards for piece in pieces], kept),
         undoing=gradient + _workspace(trunk, every),
         passing=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
+        halving=gradient + _workspace(trunk, every, stay=[_held(piece.weight_gradient, share) for piece in trunk]),
         loss=-math.inf if trunk is pieces else pieces[-1].temporary,
         stranded=sum(piece.stranded for piece in pieces),
         parameters=sum(piece.parameters for piece in pieces),
@@ -269,6 +275,7 @@ def _joined(layers: tuple[Part, ...]) -> Part:
         backward=recompute + whole,
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
         recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
+        halving=max(part.halving for part in layers) + sum(part.held for part in layers[1:]),
         **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
         **{name: sum(getattr(part, name) for part in layers) for name in sums},
     )
@@ -278,18 +285,19 @@ def _chained(layers: Sequence[Part], name: str) -> Items:
     return tuple(chain.from_iterable(getattr(part, name) for part in layers))
 
 
-def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0) -> float:
+def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0, stay: Sequence[float] = ()) -> float:
     """Bytes beyond all of `tensors` that are needed at most while the pieces run one by one, forward or backward.
 
     A tensor is there while the piece that first names it and those after it run. Negative when all are never there at once.
     width: bytes per parameter of gradients, beyond all of which the bytes are then counted: backward, those of the piece and of
-    the pieces after it are there.
+    the pieces after it are there. stay: bytes that each piece leaves there, backward.
     """
-    left, gone, unmade = dict(tensors), sum(tensors.values()), 0.0
-    most = -gone - width * sum(piece.parameters - piece.experts for piece in pieces)
-    for piece in pieces:
+    left, gone, unmade, left_there = dict(tensors), sum(tensors.values()), 0.0, sum(stay)
+    most = left_there - gone - width * sum(piece.parameters - piece.experts for piece in pieces)
+    for number, piece in enumerate(pieces):
         gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner, **piece.made})
-        most = max(most, piece.temporary - gone - unmade)
+        left_there -= stay[number] if stay else 0.0
+        most = max(most, piece.temporary - gone - unmade + left_there)
         unmade += width * (piece.parameters - piece.experts)
     return most
 

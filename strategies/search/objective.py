@@ -32,6 +32,11 @@ class Objective:
     unit: str
     per_second: Callable[[Scale], float]
     meaning: str
+    inverse: str = ""  # unit of 1 / the number, where people think in that
+
+    def told(self, value: float) -> tuple[float, str]:
+        """A value as people think of it, and its unit."""
+        return (1 / value, self.inverse) if self.inverse else (value, self.unit)
 
 
 def _dollars(scale: Scale) -> float:
@@ -44,7 +49,7 @@ OBJECTIVES = {
     one.name: one
     for one in (
         Objective("step", "s", lambda scale: 1.0, "seconds of a step"),
-        Objective("throughput", "GPU·s/token", lambda s: s.gpus / s.tokens_per_step, "tokens/s/GPU: GPU-seconds per token"),
+        Objective("throughput", "GPU·s/token", lambda s: s.gpus / s.tokens_per_step, "throughput of a GPU", "tokens/s/GPU"),
         Objective("time", "days", lambda s: s.tokens / s.tokens_per_step / 86400, "days to train all tokens"),
         Objective("gpu-hours", "GPU-hours", lambda s: s.hours, "GPU-hours to train all tokens"),
         Objective("cost", "dollars", _dollars, "dollars to train all tokens"),

@@ -90,7 +90,7 @@ def test_one_track_per_stream_and_no_slice_reaches_into_another(example: str, ch
 
 def faults(trace: Events) -> list[str]:
     """What breaks the rules of "Trace Event Format" (Google, 2016): types and fields of each phase, times of less than a day
-    on a grid whose sums are exact, one name per process and thread, and flows that begin and end once, in order, inside a slice.
+    on a grid whose sums are exact, one name per process and thread, and flows that begin and end once, in that order, in a slice.
     """
     wrong = []
     spans, named, ends = slices(trace), dict[tuple[str, int, int], str](), defaultdict[tuple[str, int], list[float]](list)

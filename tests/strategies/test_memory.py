@@ -121,3 +121,13 @@ def test_torch_holds_as_much_for_its_loss() -> None:
 )
 def test_a_rank_talks_along_each_axis_and_with_all(degrees, groups) -> None:
     assert Grid.of(**degrees).communicators == groups
+
+
+def test_zero_bubble_h1_holds_what_1f1b_holds(played) -> None:
+    """In stages alike: Qi et al. 2023 (arXiv:2401.10241), where weight gradients wait for no more than 1F1B's next pass."""
+    model = {"layers": 32, "vocabulary": 64, "head": False}
+    peaks = [
+        max(ledger(timeline, lane).peak - sum(size for _, size in timeline.program.cohorts[lane].resident) for lane in range(4))
+        for timeline in (played(4, model, pp=4, schedule=name) for name in ("1f1b", "zb-h1"))
+    ]
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
