@@ -78,7 +78,7 @@ class Search:
         unseen = 0
         with uncollected():
             for changes in self.space.sites():
-                if self.sites and self._late():
+                if self.sites and time.perf_counter() - self.began > self.seconds:
                     unseen += 1
                 else:
                     self._site(changes)
