@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from calibration.site import ANOMALY
 from sim.prices import Prices
 from sim.run import run
 from sim.summary import Summary, summarise
@@ -152,10 +153,11 @@ def test_no_bound_exceeds_the_simulation(toy_job, toy_profile, job) -> None:
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 )
-def test_offloading_never_shortens_a_step(toy_job, toy_profile, job) -> None:
+def test_offloading_does_not_shorten_a_step(toy_job, toy_profile, job) -> None:
     """Hence a search asks what is known of the plan without it (`Site.floor`)."""
     offloaded = made_of(job, toy_job, toy_profile)[2]
-    assert made_of(job, toy_job, toy_profile, without="offload")[2].step_seconds <= offloaded.step_seconds
+    without = made_of(job, toy_job, toy_profile, without="offload")[2]
+    assert without.step_seconds * (1 - ANOMALY) <= offloaded.step_seconds
 
 
 def test_every_field_of_a_plan_is_drawn() -> None:
