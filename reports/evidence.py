@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.prices import Profile
     from strategies.job import Job
 
-NEAREST = 60  # published rows that are played, of the same kind of GPU
+NEAREST = 20  # published rows that are played, of the same kind of GPU
 TABLE = ("source", "rows", "mean error", "median", "bias", "worst", "80 % interval holds")
 
 
