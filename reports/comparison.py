@@ -95,11 +95,12 @@ def _costs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _tied(run: Run, best: Run) -> bool:
-    """Whether a run that fits is as good as the best, as far as prices that both share can tell."""
+    """Whether a run of the same model on as many GPUs fits and is as good as the best, as far as prices of both can tell."""
     from calibration.uncertainty import tied
 
-    (_, one, _), (_, other, _) = run, best
-    if run is best or not one.fits or one.profile != other.profile:
+    (_, one, mine), (_, other, its) = run, best
+    alike = (one.profile, one.gpus, mine.get("model")) == (other.profile, other.gpus, its.get("model"))
+    if run is best or not one.fits or not alike:
         return False
     return tied(one.tokens_per_second_per_gpu, other.tokens_per_second_per_gpu)
 

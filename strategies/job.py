@@ -88,13 +88,8 @@ def read_job(
     """
     settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
-    data: dict[str, Any] = load_yaml(Path(path)) if path else dict(fields)
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
-    if is_hugging_face(data):
-        raise UserError(f"{where}: is a model and no job: give it as --model {where}, with --cluster")
-    for field in data:
-        if field not in FIELDS:
-            raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
+    data = _checked(load_yaml(Path(path)) if path else dict(fields), where)
     found = [one for one in settings if one]
     for one in found:
         data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
@@ -121,6 +116,16 @@ def read_job(
     name = base["name"] or (Path(path).stem if path else model.name)
     remarks = tuple(remark for one in found for remark in _remarks(one, cluster))
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
+
+
+def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Fields of a job."""
+    if is_hugging_face(data):
+        raise UserError(f"{where}: is a model and no job: give it as --model {where}, with --cluster")
+    for field in data:
+        if field not in FIELDS:
+            raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
+    return data
 
 
 def _settings(field: str, file: str | Path | None) -> Found | None:

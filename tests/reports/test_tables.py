@@ -145,7 +145,9 @@ def test_comparison_tells_notes_below_and_money_where_prices_differ(summary: Sum
 def test_comparison_tells_ties_between_runs_of_one_profile(summary: Summary, job: dict[str, Any]) -> None:
     near, far = (replace(summary, tokens_per_second_per_gpu=summary.tokens_per_second_per_gpu * part) for part in (0.95, 0.85))
     foreign = replace(near, profile="other")
-    text = shown(comparison([("a", summary, job), ("b", near, job), ("c", far, job), ("d", foreign, job)]))
+    other = job | {"model": "another"}
+    text = shown(comparison([("a", summary, job), ("b", near, job), ("c", far, job), ("d", foreign, job), ("e", near, other)]))
+    assert "≈ e" not in text
     assert "★ a" in text
     assert "≈ b" in text
     assert "≈ c" not in text
