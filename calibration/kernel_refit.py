@@ -85,25 +85,25 @@ def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def known_limits(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> list[dict[str, float]]:
-    """What is known of the power limit before the fit; where it is not known, several assumptions, of which the rows that are
-    fitted to choose.
+def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dict[str, float]:
+    """What is known of the power limit before the fit.
 
     Of the same board as the H200's: everything. Of one with a published rate: that full memory bandwidth takes the same part of
-    the limit (assumed). Of others nothing: the rows that are nearer to the limit tell. Of fp8 the same, or as if a FLOP took half
-    the energy of bf16, so that a byte costs as much as twice as many.
+    the limit (assumed). Of others nothing: the rows that are nearer to the limit tell. Of fp8: that a FLOP takes half the energy
+    of bf16 (assumed), so that a byte costs as much as twice as many. No fp8 product was run at the limit: left free, its curve
+    serves as a second price that any row may choose, with a byte's energy at the bound of the fit.
     """
     if dtype == "fp8":
         other = data["gemm"]["bf16"]
-        return [{}, {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"]}]
+        return {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"]}
     source = _file("h200")["gemm"]["bf16"]
     if name in SAME_BOARD:
-        return [{key: source[key] for key in LIMIT_BOUNDS}]
+        return {key: source[key] for key in LIMIT_BOUNDS}
     if name not in SUSTAINED:
-        return [{}]
+        return {}
     board = load_gpu("h200-sxm")
     ratio = (gpu.peak["bf16"] / gpu.memory_bandwidth) / (board.peak["bf16"] / board.memory_bandwidth)
-    return [{"byte_energy": source["byte_energy"] * ratio}]
+    return {"byte_energy": source["byte_energy"] * ratio}
 
 
 def refit(tables: Path, name: str) -> None:
@@ -116,9 +116,8 @@ def refit(tables: Path, name: str) -> None:
         if dtype not in profile.gemm:
             continue
         rows, prefix = products(tables, name, dtype), "" if dtype == "bf16" else f"{dtype} "
-        limits = known_limits(data, name, dtype, gpu)
-        tried = [fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0)) for limit in limits]
-        curve, beside, errors = min(tried, key=lambda one: summary(one[2])["fit"])
+        limit = known_limit(data, name, dtype, gpu)
+        curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0))
         data["gemm"][dtype] = described(curve.model_copy(update={"aligned": profile.gemm[dtype].aligned}))
         told["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
         if dtype == "bf16":
