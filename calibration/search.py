@@ -2,8 +2,8 @@
 
 A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.search.bounds`), by its schedule
 alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The queue always
-holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat them. Every other
-simulation is a probe (`calibration.probes`).
+holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat them. After
+`PROBING` simulations every other one is a probe (`calibration.probes`).
 
 Simulations are decided in the order in which they were asked for, at most `window` ahead, so that the answer does not depend on
 the engine or on how many workers it has.
@@ -36,6 +36,7 @@ from strategies.search.space import Space
 from topologies.costs import rates
 from topologies.reading import UserError, plain
 
+PROBING = 16  # simulations after which bounds are thought to be loose
 TIGHT = 3  # ways to tighten a bound
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
 
@@ -184,8 +185,9 @@ class Search:
         return values[self.top - 1] if len(values) >= self.top else float("inf")
 
     def _probe(self) -> tuple[int, int, Job] | None:
-        """Every other time, a plan of a kind that none was simulated of yet, if it can beat what was found."""
-        found = self.probes.next(self._least()) if self.probing else None
+        """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
+        due = self.probing and len(self.asked) >= PROBING
+        found = self.probes.next(self._least()) if due else None
         return self._ask(*found) if found else None
 
     def _least(self) -> float:

@@ -114,7 +114,7 @@ def test_search_against_brute_force() -> None:
 
     given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)
-    fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8", "plan.overlap=true",
+    fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8,16,32,64", "plan.overlap=true",
              "plan.offload=[null]")  # fmt: skip
     space = default_space(job).varied(map(parse_axis, fixed))
     plans = candidates(job, space)
