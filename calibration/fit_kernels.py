@@ -26,7 +26,7 @@ from sim.curves import (
     Tile,
     attention_backward_seconds,
     attention_seconds,
-    gemm_seconds,
+    gemm_clocks,
 )
 from sim.tables import OperatorTable, Timed
 
@@ -84,7 +84,8 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
     peak, sms = gpu.peak[dtype], max(1, gpu.sms)
 
     def price(curve: GemmCurve) -> Array:
-        return np.asarray(launch + gemm_seconds(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum))
+        clocks = gemm_clocks(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum)
+        return np.asarray(launch + clocks[1])
 
     def made(found: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:

@@ -79,7 +79,7 @@ class Search:
         unseen = 0
         with uncollected():
             for changes in self.space.sites():
-                if self.sites and time.perf_counter() - self.began > self.seconds:
+                if self.sites and self._over():
                     unseen += 1
                 else:
                     self._site(changes)
@@ -173,11 +173,12 @@ class Search:
             gc.unfreeze()
             self.results.close()
 
+    def _over(self) -> bool:
+        return time.perf_counter() - self.began > self.seconds
+
     def _late(self) -> str:
         """Which limit is over; one plan is simulated whatever the limit, so that there is an answer."""
-        if not self.seen or time.perf_counter() - self.began <= self.seconds:
-            return ""
-        return f"the time limit of {self.seconds:g} s"
+        return f"the time limit of {self.seconds:g} s" if self.seen and self._over() else ""
 
     def _worst(self) -> float:
         """What the next plan must beat: the last of the top."""

@@ -102,24 +102,6 @@ class MemoryCurve(Config):
     operators: dict[str, OperatorTable] = Field(default_factory=dict)  # by `Kernel.variant`, before the rates above
 
 
-def gemm_seconds(
-    curve: GemmCurve,
-    peak: float,
-    bandwidth: float,
-    sms: int,
-    shape: Shape,
-    traffic: Traffic,
-    least: Callable[..., Any] = min,
-    rate: float = 1.0,
-) -> Any:
-    """Seconds of the product `shape` = (batch, m, n, k), with the fastest tile, at the clock that the power limit allows.
-
-    traffic: bytes of the operands, and of the result with whatever it is added to. rate: part of the tiles' rate that its
-    alignment leaves. Numbers, or arrays of one length when `least` is `np.minimum`.
-    """
-    return gemm_clocks(curve, peak, bandwidth, sms, shape, traffic, least, rate)[1]
-
-
 def gemm_clocks(
     curve: GemmCurve,
     peak: float,
@@ -131,7 +113,11 @@ def gemm_clocks(
     rate: float = 1.0,
     moved: Traffic | None = None,
 ) -> tuple[Any, Any]:
-    """The same at the highest clock, and at the one that the power limit allows.
+    """Seconds of the product `shape` = (batch, m, n, k), with the fastest tile: at the highest clock, and at the one that the
+    power limit allows.
+
+    traffic: bytes of the operands, and of the result with whatever it is added to. rate: part of the tiles' rate that its
+    alignment leaves. Numbers, or arrays of one length when `least` is `np.minimum`.
 
     The energy of a product is that of its FLOPs and of the traffic beside them, whatever the tiles; multiprocessors that wait for
     the last wave, or for results to be stored, take little. moved: of `traffic` what takes energy, where that is not all of it.

@@ -21,9 +21,8 @@ HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
-CACHED = (
-    "cached"  # of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
-)
+# of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
+CACHED = "cached"
 
 
 ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)

@@ -163,11 +163,9 @@ class _Player:
         priced = self.pricing.collective(work, cohort, groups.get(axes, -1))
         if not self.pricing.prices.profile.synchronous:
             return priced, launch + wrapping, 0.0
-        return (
-            replace(priced, latency=priced.latency + wrapping) if wrapping else priced,
-            0.0,
-            0.0,
-        )  # a CPU waits for its own work
+        if wrapping:  # a CPU waits for its own work
+            priced = replace(priced, latency=priced.latency + wrapping)
+        return priced, 0.0, 0.0
 
     def _groups_of(self, number: int) -> dict[tuple[str, ...], int]:
         """Which sibling group the rank of this lane belongs to, by axes; () for sends and pairs of cohorts."""

@@ -40,12 +40,12 @@ def command(
 
     folder, asked = report_folder(report), read_job(job, **given)
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
+    reduced = _reduced(asked, answer) if folder or not as_json else None
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2))
     else:
         from reports.servers import overview
 
-        reduced = _reduced(asked, answer)
         show(overview(answer, f"{asked.model.name} on {asked.cluster.nodes} × {asked.cluster.name}", reduced))
     if plot:
         from pathlib import Path
@@ -56,13 +56,15 @@ def command(
     if folder:
         from reports.server_page import write_server_report
 
-        paths = write_server_report(folder, _report(asked, answer, staleness, steps, jitter, seed))
+        paths = write_server_report(folder, _report(asked, answer, reduced, staleness, steps, jitter, seed))
         click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not answer.fits:
         sys.exit(2)
 
 
-def _report(job: Job, answer: Answer, staleness: str, steps: int, jitter: float, seed: int) -> ServerReport:
+def _report(
+    job: Job, answer: Answer, reduced: Summary | None, staleness: str, steps: int, jitter: float, seed: int
+) -> ServerReport:
     """The answer beside other staleness, other numbers of servers on the same nodes, and all-reduce on the workers' GPUs."""
     from calibration.predict import prices_of
     from reports.inputs import describe
@@ -74,15 +76,18 @@ def _report(job: Job, answer: Answer, staleness: str, steps: int, jitter: float,
             job, prices, servers, how, steps, jitter, seed)  # fmt: skip
 
     prices, each = prices_of(job), job.cluster.node.gpus
-    nodes = -(-answer.servers // each)  # of servers
+    nodes = _nodes(job, answer)
     by_staleness = {how: ask(answer.servers, how) for how in dict.fromkeys(("sync", "1", "4", "async", staleness))}
     numbers = sorted({answer.servers, *(2**power for power in range(10) if -(-(2**power) // each) == nodes)})
     inputs = describe(job, shlex.join(["shardyard", *sys.argv[1:]]))
     inputs |= {"servers": answer.servers, "staleness": staleness, "steps": steps, "jitter": jitter, "seed": seed}
     by_servers = {str(number): ask(number, staleness) for number in numbers}
-    return ServerReport(
-        f"{job.model.name} on {inputs['cluster']}", inputs, answer, by_staleness, by_servers, _reduced(job, answer)
-    )
+    return ServerReport(f"{job.model.name} on {inputs['cluster']}", inputs, answer, by_staleness, by_servers, reduced)
+
+
+def _nodes(job: Job, answer: Answer) -> int:
+    """Of the servers."""
+    return -(-answer.servers // job.cluster.node.gpus)
 
 
 def _reduced(job: Job, answer: Answer) -> Summary | None:
@@ -92,7 +97,7 @@ def _reduced(job: Job, answer: Answer) -> Summary | None:
     from calibration.predict import predict
     from topologies.reading import UserError
 
-    nodes = -(-answer.servers // job.cluster.node.gpus)  # of servers
+    nodes = _nodes(job, answer)
     try:
         return predict(replace(job, cluster=job.cluster.model_copy(update={"nodes": job.cluster.nodes - nodes})))
     except UserError:

@@ -21,7 +21,7 @@ from calibration.fit_tables import errors, leave_out, rows, tables
 from calibration.profile_file import described, signed, write_whole, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
-from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_seconds
+from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_clocks
 from sim.fusing import fused
 from sim.prices import Prices, Profile
 from sim.program import Collective, Kernel
@@ -55,7 +55,7 @@ def test_products_of_a_known_core_are_found_again() -> None:
         for n in (100, 512, 2048):
             for k in (64, 384, 1024):
                 traffic = WIDTH["fp32"] * (m * k + k * n), WIDTH["fp32"] * m * n
-                price = gemm_seconds(truth, CORE.peak["fp32"], CORE.memory_bandwidth, 1, (1, m, n, k), traffic)
+                price = gemm_clocks(truth, CORE.peak["fp32"], CORE.memory_bandwidth, 1, (1, m, n, k), traffic)[1]
                 samples.append(case("gemm", LAUNCH + price, batch=1, m=m, n=n, k=k, dtype="fp32", layout="forward"))
     _, points = fit_gemm(samples, CORE, "fp32", LAUNCH)
     out = [abs(point.error) for point in points if point.heldout]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calibration.profiles import load_profile
-from sim.curves import POWER, GemmCurve, Tile, gemm_clocks, gemm_seconds
+from sim.curves import POWER, GemmCurve, Tile, gemm_clocks
 from sim.prices import Prices
 from sim.program import Kernel
 from topologies.cluster import load_gpu
@@ -22,7 +22,7 @@ def curve(**numbers: Any) -> GemmCurve:
 
 
 def seconds(one: GemmCurve, m: int, n: int, k: int, operands: float = 0.0, result: float = 0.0) -> float:
-    return float(gemm_seconds(one, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result)))
+    return float(gemm_clocks(one, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result))[1])
 
 
 def test_k_is_cut_until_every_multiprocessor_has_a_part() -> None:
