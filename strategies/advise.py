@@ -13,6 +13,7 @@ from strategies.frameworks import EVERYTHING
 from strategies.job import Job
 from strategies.layers import parts
 from strategies.plan import SEQUENCE
+from strategies.search.space import doubling
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
@@ -89,31 +90,23 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
         yield name, {"data_parallel": hook, "tp": 1, "pp": 1}
     if job.cluster.nodes > 1:
         yield f"HSDP, shards of {node}", {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
-    tp = 1
-    while tp <= node:
-        pp = 1
-        while tp * pp <= gpus and pp <= min(depth, job.model.layers):
+    for tp in doubling(node):
+        for pp in doubling(min(gpus // tp, depth, job.model.layers)):
             if tp * pp > 1:
                 degrees = " × ".join(f"{axis}{degree}" for axis, degree in (("TP", tp), ("PP", pp)) if degree > 1)
                 sequence = {"sequence_parallel": True} if tp > 1 else {}
                 yield f"{degrees} + ZeRO-1", {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
-            pp *= 2
-        tp *= 2
 
 
 def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
     """Ranks that share long sequences, each with at least SEQUENCE tokens of one."""
     gpus, node = job.cluster.gpus, job.cluster.node.gpus
-    cp = 2
-    while cp <= gpus and cp * SEQUENCE <= job.plan.sequence_of(job.model):
-        tp = 1
-        while tp <= node and tp * cp <= gpus:
+    for cp in doubling(min(gpus, job.plan.sequence_of(job.model) // SEQUENCE))[1:]:
+        for tp in doubling(min(node, gpus // cp)):
             degrees = f"TP{tp} × CP{cp}" if tp > 1 else f"CP{cp}"
             shared = {"cp": cp, "tp": tp, "pp": 1} | ({"sequence_parallel": True} if tp > 1 else {})
             for hook, name in (("zero1", "ZeRO-1"), ("zero3", "ZeRO-3 (FSDP)")):
                 yield f"{degrees} + {name}", {"data_parallel": hook} | shared
-            tp *= 2
-        cp *= 2
 
 
 def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:

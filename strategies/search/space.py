@@ -159,8 +159,8 @@ def default_space(job: Job) -> Space:
     parameters travel beside compute, and what lies on the CPUs.
     """
     model, cluster = job.model, job.cluster
-    tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in _doubling(min(cluster.node.gpus, model.heads))]
-    contexts = _doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.fused_attention else [1]
+    tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in doubling(min(cluster.node.gpus, model.heads))]
+    contexts = doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.fused_attention else [1]
     schedules = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
     schedules += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
     sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]
@@ -168,9 +168,9 @@ def default_space(job: Job) -> Space:
         sharding.append(_sharding("zero3", shard=cluster.node.gpus))
     axes: dict[str, Sequence[Changes]] = {
         "plan.tp": tp,
-        "plan.pp": _each("plan.pp", _doubling(min(model.layers, cluster.gpus))),
+        "plan.pp": _each("plan.pp", doubling(min(model.layers, cluster.gpus))),
         "plan.cp": _each("plan.cp", contexts),
-        "plan.ep": _each("plan.ep", _doubling(model.experts.experts) if model.experts else [1]),
+        "plan.ep": _each("plan.ep", doubling(model.experts.experts) if model.experts else [1]),
         "plan.schedule": schedules,
         "plan.microbatch": _each("plan.microbatch", [1, 2, 4]),
         "plan.recompute": _each("plan.recompute", ["none", "selective", "full"]),
@@ -195,7 +195,8 @@ def _each(field: str, values: Iterable[Any]) -> list[Changes]:
     return [{field: value} for value in values]
 
 
-def _doubling(most: int) -> list[int]:
+def doubling(most: int) -> list[int]:
+    """1, 2, 4 … up to `most`."""
     return [2**i for i in range(most.bit_length())]
 
 
