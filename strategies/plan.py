@@ -184,6 +184,11 @@ class Plan(Config):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
+    scatter_gather: bool = Field(
+        False,
+        description="a tensor parallel rank sends its part of an activation to the next stage, whose ranks gather it "
+        "(Megatron-LM without sequence parallelism, arXiv:2104.04473 section 4.1; DeepSpeed's pipe_partitioned)",
+    )
     timers: bool = Field(
         False,
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "

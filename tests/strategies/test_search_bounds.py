@@ -42,6 +42,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
+    "scatter_gather": st.just(True),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch"]), "unpad": st.just(True),
     "loss_metrics": st.just(2),
