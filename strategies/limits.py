@@ -22,6 +22,9 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    if plan.scatter_gather != "none" and plan.sequence_parallel:
+        rule = "contradicts sequence_parallel=true, with which tp ranks have different tokens to send"
+        raise UserError(f"{where}: scatter_gather={plan.scatter_gather} {rule}")
     if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
         rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
         raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")

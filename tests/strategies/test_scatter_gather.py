@@ -1,0 +1,41 @@
+"""Pipeline sends that tp ranks share out: a part each over the NICs, the rest among themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.run import run
+from strategies.lower import lower
+from topologies.reading import UserError
+
+
+def play(job, prices):
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
+    return timeline, *([one[axis][0] for one in timeline.volumes()] for axis in ("pp", "tp"))
+
+
+@pytest.mark.parametrize(("way", "forward", "backward"), [("activations", True, False), ("all", True, True)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, forward, backward, schedule) -> None:
+    """Narayanan et al. 2021, arXiv:2104.04473, section 4.1: 1/tp of what was sent crosses the NICs; an all-gather sends
+    (tp − 1)/tp of it from each rank.
+    """
+    common = {"tp": 4, "pp": 2, "microbatch": 2, "accumulation": 4, "schedule": schedule}
+    (_, whole, plain), (_, split, more) = (
+        play(toy_job(4, 2, {"tied": False}, **common, scatter_gather=one), toy_prices()) for one in ("none", way)
+    )
+    each = whole[0]  # of all microbatches
+    assert split == [each / 4 if forward else each, each / 4 if backward else each]
+    gathered = [each * 3 / 4 if backward else 0, each * 3 / 4 if forward else 0]
+    assert [b - a for a, b in zip(plain, more, strict=True)] == pytest.approx(gathered)
+
+
+def test_it_is_worth_it_where_nics_are_slow(toy_job, toy_prices) -> None:
+    common = {"tp": 4, "pp": 2, "microbatch": 8, "node": {"nvlink": "1 TB/s", "nic": "1 GB/s"}}
+    steps = [play(toy_job(4, 2, **common, scatter_gather=way), toy_prices())[0].step for way in ("none", "activations", "all")]
+    assert steps[0] > steps[1] > steps[2]
+
+
+def test_ranks_with_different_tokens_have_nothing_to_share(toy_job) -> None:
+    with pytest.raises(UserError, match="scatter_gather=all contradicts sequence_parallel=true"):
+        toy_job(4, 2, tp=4, pp=2, sequence_parallel=True, scatter_gather="all").resolve()
