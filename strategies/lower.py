@@ -34,10 +34,10 @@ class _Lowering:
         ranks = plan.plan.pp
         self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
         self.stages: dict[int, Stage] = {}
-        for rank in range(ranks):
-            for chunk in range(plan.chunks):
-                number = self.schedule.stage(rank, ranks, chunk)
-                self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
+        places = [(rank, chunk, self.schedule.stage(rank, ranks, chunk)) for rank in range(ranks) for chunk in range(plan.chunks)]
+        self.rank_of = {number: rank for rank, _, number in places}
+        for rank, chunk, number in places:
+            self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
         self.last = len(plan.layers) - 1
         # a head that shares the embedding's matrix has a copy of it when no stage of its rank has the embedding
         self.tied = model.tied and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
@@ -46,8 +46,8 @@ class _Lowering:
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
         self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
 
-    def _parts(self, work: Parts, number: int) -> list[Part]:
-        number %= len(self.plan.layers)  # of a second copy of the model
+    def _parts(self, work: Parts, stage: int) -> list[Part]:
+        number = stage % len(self.plan.layers)  # of a second copy of the model
         first = sum(self.plan.layers[:number])
         chosen = work.stage(first, self.plan.layers[number])
         if number == 0:
@@ -56,14 +56,30 @@ class _Lowering:
             chosen.append(work.head)
         if work.batch and chosen:
             chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
+        if chosen and "F" in self.plan.plan.split_sends and number and self.rank_of[stage - 1] != self.rank_of[stage]:
+            chosen[0] = replace(chosen[0], forward=(self._rest("activations"), *chosen[0].forward))
+        ends = number == len(self.plan.layers) - 1
+        if chosen and "B" in self.plan.plan.split_sends and not ends and self.rank_of[stage + 1] != self.rank_of[stage]:
+            rest, last = self._rest("gradients"), chosen[-1]
+            chosen[-1] = replace(last, backward=(rest, *last.backward), input_gradient=(rest, *last.input_gradient))
         return chosen
+
+    def _rest(self, label: str) -> Collective:
+        """What tp ranks gather when each of them has received a part."""
+        plan = self.plan.plan
+        return Collective("all_gather", self.sent, "tp", label, plan.algorithm, 1, plan.bytes_per_element)
+
+    @property
+    def sent(self) -> float:
+        """Bytes of a microbatch's result between stages that a tp rank has."""
+        plan = self.plan.plan
+        size = plan.microbatch * (self.plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
+        # with sequence parallelism each tp rank holds, and sends, its part of the sequence
+        return size // plan.tp if plan.sequence_parallel else size
 
     def program(self) -> Program:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
-        plan, pp = self.plan, self.plan.plan.pp
-        size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
-        if plan.plan.sequence_parallel:
-            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
+        plan, pp, size = self.plan, self.plan.plan.pp, self.sent
         if plan.plan.kernels == "torch" and pp > 1:
             self._buffers(size)
         for _ in range(plan.local_steps):

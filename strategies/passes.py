@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Op, Ref, Send
+from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
 from strategies.blocks import taking_turns
 from strategies.data_parallel import Hook
 from strategies.resolved import Resolved
 from strategies.schedules import Action, Schedule, actions
 from strategies.stage import Stage
-from topologies.reading import UserError
 
 STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
@@ -53,13 +52,7 @@ class Passes:
             self.left[action.chunk] += action.kind in "BW"
         self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
         self.near = {(one.number, step): flow.neighbour(one, step) for one in self.mine for step in (-1, 1)}
-        plan = self.plan.plan
-        whole = Collective("all_gather", size, "tp", "received", plan.algorithm, width=plan.bytes_per_element)
-        self.gather = whole if plan.scatter_gather else None  # of what comes from another stage
-        if plan.scatter_gather and any(action.beside for action in self.order):
-            why = "whose passes go in pairs, is not simulated"
-            raise UserError(f"plan: scatter_gather=true with schedule={plan.schedule}, {why}")
-        self.sends = self._sends(size / plan.tp if plan.scatter_gather else size)
+        self.sends = self._sends(size)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
 
@@ -90,15 +83,8 @@ class Passes:
 
     def _pass(self, action: Action) -> tuple[Stage, Ref, bool]:
         """Add a pass; (its stage, the op that ends it, whether it is the last one back before an update)."""
-        flow, stage, last = self.flow, self._stage(action), False
-        way, step = ("F", -1) if action.kind == "F" else ("B", 1)
-        source = self.near[stage.number, step] if action.kind != "W" else None
+        flow, stage, position, last = self.flow, self._stage(action), len(self.ops), False
         held_up, self.held_up = self.held_up, ()
-        if source is not None and source.rank != self.rank and self.gather is not None:
-            whole = Op("tp received", self.gather, (), microbatch=action.microbatch)
-            held_up = (*held_up, stage.add(whole))
-            flow.waits.append((whole, (way, source.number, action.microbatch)))
-        position = len(self.ops)
         if action.kind == "F":
             ref = flow.hook.forward(stage, action.microbatch, held_up)
         elif action.kind == "I":
@@ -109,7 +95,9 @@ class Passes:
             ref = flow.ended[stage.number] = flow.hook.backward(stage, action.microbatch, held_up, last, action.kind == "W")
             # without overlap the next pass waits for the gradients that this one reduces
             self.held_up = () if self.plan.plan.overlap else tuple(stage.reduced[-1:])
-        if source is not None:
+        way, step = ("F", -1) if action.kind == "F" else ("B", 1)
+        source = self.near[stage.number, step]
+        if action.kind != "W" and source is not None:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
@@ -150,10 +138,11 @@ class Passes:
 
     def _sends(self, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
         """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
-        result, width = {}, self.plan.plan.bytes_per_element
+        result, width, split = {}, self.plan.plan.bytes_per_element, self.plan.plan.split_sends
         for number, stage in self.flow.stages.items():
             for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
                 target = self.flow.neighbour(stage, step)
                 if stage.rank == self.rank and target is not None and target.rank != self.rank:
-                    result[way, number] = stream, Send(size, target.rank, label, width=width)
+                    part = size / self.plan.plan.tp if way in split else size
+                    result[way, number] = stream, Send(part, target.rank, label, width=width)
         return result

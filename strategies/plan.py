@@ -184,10 +184,11 @@ class Plan(Config):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
-    scatter_gather: bool = Field(
-        False,
-        description="a tensor parallel rank sends its part of an activation to the next stage, whose ranks gather it "
-        "(Megatron-LM without sequence parallelism, arXiv:2104.04473 section 4.1; DeepSpeed's pipe_partitioned)",
+    scatter_gather: Literal["none", "activations", "all"] = Field(
+        "none",
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest; of "
+        "activations alone (DeepSpeed's pipeline engine up to 0.5.0) or of gradients too (later ones; Megatron-LM in 2021 and "
+        "2022, Narayanan et al. 2021, arXiv:2104.04473, section 4.1)",
     )
     timers: bool = Field(
         False,
@@ -263,6 +264,11 @@ class Plan(Config):
     def bytes_per_element(self) -> int:
         """Bytes of one weight or activation element."""
         return BYTES[self.precision]
+
+    @property
+    def split_sends(self) -> str:
+        """The ways, forward (F) and backward (B), in which the tp ranks of a stage each send a part of what all of them have."""
+        return {"none": "", "activations": "F", "all": "FB"}[self.scatter_gather]
 
     @property
     def gathers_fp8(self) -> bool:

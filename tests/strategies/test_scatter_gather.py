@@ -1,57 +1,46 @@
-"""Parts of activations between pipeline stages: what section 4.1 of Narayanan et al. 2021 (arXiv:2104.04473) says of them."""
+"""Pipeline sends that tp ranks share out: a part each over the NICs, the rest among themselves."""
 
 from __future__ import annotations
 
 import pytest
 
-from sim.prices import Prices
 from sim.run import run
-from sim.timeline import Timeline
-from strategies.job import Job
 from strategies.lower import lower
 from topologies.reading import UserError
 
-MICROBATCHES = 6
+
+def play(job, prices):
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
+    return timeline, *([one[axis][0] for one in timeline.volumes()] for axis in ("pp", "tp"))
 
 
-def played(job: Job, prices: Prices) -> Timeline:
-    return run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_stages_send_a_part_and_gather_the_whole(toy_job, toy_prices, tp) -> None:
-    """Between stages b·s·h/t goes instead of b·s·h; all-gathers among t ranks make it whole again."""
-    plan = {"tp": tp, "pp": 2, "dp": 1, "accumulation": MICROBATCHES, "sequence": 32, "kernels": "apex", "overlap_tp": "none"}
-    whole, parted = (played(toy_job(tp, 2, **plan, scatter_gather=wanted), toy_prices()).volumes()[0] for wanted in (False, True))
-    model = toy_job(tp, 2, **plan).model
-    activation = 32 * model.hidden * 2
-    assert whole["pp"][0] - parted["pp"][0] == MICROBATCHES * activation * (tp - 1) / tp
-    assert parted["tp"][0] - whole["tp"][0] == MICROBATCHES * activation * (tp - 1) / tp  # of gradients that come back
-
-
-def test_it_pays_where_links_inside_a_node_are_fast(toy_job, toy_prices) -> None:
-    """The same section: all ranks of a node would otherwise send the same over slow links between nodes."""
-    model = {"hidden": 512, "heads": 8}
-    plan = {"tp": 8, "pp": 2, "dp": 1, "accumulation": 8, "sequence": 32, "kernels": "apex", "overlap_p2p": False}
-    slow = {"nic": "0.1 GB/s"}
-    whole, parted = (
-        played(toy_job(8, 2, model=model, node=slow, **plan, scatter_gather=wanted), toy_prices()).step
-        for wanted in (False, True)
+@pytest.mark.parametrize(("way", "forward", "backward"), [("activations", True, False), ("all", True, True)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, forward, backward, schedule) -> None:
+    """Narayanan et al. 2021, arXiv:2104.04473, section 4.1: 1/tp of what was sent crosses the NICs; an all-gather sends
+    (tp − 1)/tp of it from each rank.
+    """
+    common = {"tp": 4, "pp": 2, "microbatch": 2, "accumulation": 4, "schedule": schedule}
+    (_, whole, plain), (_, split, more) = (
+        play(toy_job(4, 2, {"tied": False}, **common, scatter_gather=one), toy_prices()) for one in ("none", way)
     )
-    assert parted < 0.8 * whole
+    each = whole[0]  # of all microbatches
+    assert split == [each / 4 if forward else each, each / 4 if backward else each]
+    gathered = [each * 3 / 4 if backward else 0, each * 3 / 4 if forward else 0]
+    assert [b - a for a, b in zip(plain, more, strict=True)] == pytest.approx(gathered)
+
+
+def test_it_is_worth_it_where_nics_are_slow(toy_job, toy_prices) -> None:
+    common = {"tp": 4, "pp": 2, "microbatch": 8, "node": {"nvlink": "1 TB/s", "nic": "1 GB/s"}}
+    steps = [play(toy_job(4, 2, **common, scatter_gather=way), toy_prices())[0].step for way in ("none", "activations", "all")]
+    assert steps[0] > steps[1] > steps[2]
 
 
 @pytest.mark.parametrize(("plan", "said"), [
-    ({"tp": 1, "pp": 2}, "scatter_gather=true needs tp > 1 and pp > 1, and tp=1, pp=2"),
-    ({"tp": 2, "pp": 1}, "scatter_gather=true needs tp > 1 and pp > 1, and tp=2, pp=1"),
-    ({"tp": 2, "pp": 2, "sequence_parallel": True}, "scatter_gather=true contradicts sequence_parallel=true"),
+    ({"tp": 1, "pp": 2}, "needs tp > 1 and pp > 1, and tp=1, pp=2"),
+    ({"tp": 2, "pp": 1}, "needs tp > 1 and pp > 1, and tp=2, pp=1"),
+    ({"tp": 4, "pp": 2, "sequence_parallel": True}, "contradicts sequence_parallel=true"),
 ])  # fmt: skip
 def test_what_it_goes_with(toy_job, plan, said) -> None:
-    with pytest.raises(UserError, match=said):
-        toy_job(8, **plan, scatter_gather=True).resolve()
-
-
-def test_paired_passes_are_refused(toy_job) -> None:
-    job = toy_job(4, tp=2, pp=2, schedule="1f1b-overlapped", accumulation=4, scatter_gather=True)
-    with pytest.raises(UserError, match="scatter_gather=true with schedule=1f1b-overlapped"):
-        lower(job.model, job.resolve())
+    with pytest.raises(UserError, match=f"scatter_gather=all {said}"):
+        toy_job(4, 2, **plan, scatter_gather="all").resolve()
