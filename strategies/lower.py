@@ -54,16 +54,22 @@ class _Lowering:
             chosen.insert(0, work.embedding)
         if number == len(self.plan.layers) - 1:
             chosen.append(work.head)
-        if work.batch and chosen:
-            chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
+        if not chosen:
+            return chosen
+        ahead = work.batch + (work.received if number else ())
+        if ahead:
+            chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
+        if work.returned and number < len(self.plan.layers) - 1:
+            end, back = chosen[-1], work.returned
+            chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
         return chosen
 
     def program(self) -> Program:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
         plan, pp = self.plan, self.plan.plan.pp
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
-        if plan.plan.sequence_parallel:
-            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
+        if plan.plan.sequence_parallel or plan.plan.sends_parts:
+            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence, or sends a part of what all hold
         if plan.plan.kernels == "torch" and pp > 1:
             self._buffers(size)
         for _ in range(plan.local_steps):

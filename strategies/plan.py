@@ -277,6 +277,11 @@ class Plan(Config):
         return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
 
     @property
+    def sends_parts(self) -> bool:
+        """Whether each tp rank sends a part of what all of them hold to the next stage (`strategies.layers.exchanged`)."""
+        return self.deepspeed is not None and self.pp > 1 and self.tp > 1 and not self.sequence_parallel
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element
