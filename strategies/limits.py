@@ -26,7 +26,7 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         (plan.tp == 1 or plan.pp == 1, f"needs tp > 1 and pp > 1, and tp={plan.tp}, pp={plan.pp}"),
         (plan.sequence_parallel, "contradicts sequence_parallel=true, with which tp ranks have different tokens to send"),
     ):
-        if plan.scatter_gather != "none" and wrong:
+        if plan.scatter_gather not in (None, "none") and wrong:
             raise UserError(f"{where}: scatter_gather={plan.scatter_gather} {why}")
     if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
         rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"

@@ -28,6 +28,8 @@ MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
+ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+
 
 class Plan(Config):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
@@ -184,11 +186,11 @@ class Plan(Config):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
-    scatter_gather: Literal["none", "activations", "all"] = Field(
-        "none",
-        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest; of "
-        "activations alone (DeepSpeed's pipeline engine up to 0.5.0) or of gradients too (later ones; Megatron-LM in 2021 and "
-        "2022, Narayanan et al. 2021, arXiv:2104.04473, section 4.1)",
+    scatter_gather: ScatterGather | None = Field(
+        None,
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
+        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
+        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
     )
     timers: bool = Field(
         False,
@@ -266,9 +268,19 @@ class Plan(Config):
         return BYTES[self.precision]
 
     @property
-    def split_sends(self) -> str:
-        """The ways, forward (F) and backward (B), in which the tp ranks of a stage each send a part of what all of them have."""
-        return {"none": "", "activations": "F", "all": "FB"}[self.scatter_gather]
+    def scatters(self) -> ScatterGather:
+        """`scatter_gather`, or its default."""
+        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
+        return self.scatters in ("deepspeed", "deepspeed_forward")
+
+    def splits(self, way: str) -> bool:
+        """Whether tp ranks send a part each of what all of them have, forward (F) or backward (B)."""
+        return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
 
     @property
     def gathers_fp8(self) -> bool:

@@ -44,7 +44,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch"]), "unpad": st.just(True),
-    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["activations", "all"]),
+    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
