@@ -157,8 +157,8 @@ class Plan(Config):
     )
     complex_rotary: bool = Field(
         False,
-        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in fp32, "
-        "as in Meta's Llama and torchtitan, which torch.compile does not fuse",
+        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
+        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
     )
     repeated_keys: bool = Field(
         False,
