@@ -152,6 +152,21 @@ class Plan(Config):
         "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
         "more); the last two gather nothing twice under sequence parallelism",
     )
+    joined_products: bool | None = Field(
+        None,
+        description="queries, keys and values are made by one product, and so are gate and up of an MLP; by default not with "
+        "kernels=torch or compiled, as most PyTorch models have a matrix for each (GPT-2 and llm-foundry join them)",
+    )
+    complex_rotary: bool = Field(
+        False,
+        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
+        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
+    )
+    repeated_keys: bool = Field(
+        False,
+        description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
+        "attention (torchtitan's and Hugging Face's repeat_kv)",
+    )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
     )
@@ -313,6 +328,11 @@ class Plan(Config):
     def fused_attention(self) -> bool:
         """Whether attention is one kernel that writes no scores."""
         return self.attention != "materialised"
+
+    @property
+    def separate_products(self) -> bool:
+        """Whether queries, keys, values, gate and up are products of their own."""
+        return self.kernels in ("torch", "compiled") if self.joined_products is None else not self.joined_products
 
     @property
     def fused_accumulation(self) -> bool:
