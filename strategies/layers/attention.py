@@ -61,9 +61,11 @@ def _flash(share: Share) -> Piece:
     values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
     sums = LOG_SUM_EXP * share.tokens * share.heads
     shapes, (coming, returning) = blocks(share), passed_on(share, keys)
+    result = share.made("attention", "forward", element * results)
+    gradients = share.made("attention", "backward", element * (queries + keys + values))
     return Piece(
-        forward=(*coming, *(_fused(share, shape, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
+        input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         core=True,
         inner={"log-sum-exp": sums},
@@ -106,7 +108,8 @@ def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
     plan, name = share.resolved.plan, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
-    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant)
+    ordered = backward and plan.deterministic
+    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
 def _materialised(share: Share) -> list[Piece]:
