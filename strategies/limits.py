@@ -60,6 +60,8 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
     _fp8(plan, where)
+    if plan.deterministic:
+        _deterministic(plan, model, where)
     if plan.gradient_sync == "last":
         _late(plan, where)
     offload = plan.offload
@@ -81,6 +83,22 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
 
 ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")
 SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}
+
+
+def _deterministic(plan: Plan, model: Model, where: str) -> None:
+    """What the deterministic mode excludes (megatron/training/arguments.py), and what it is not written down for."""
+    if plan.overlap_tp == "pieces" or plan.loss not in (None, "operators"):
+        said = "overlap_tp=pieces" if plan.overlap_tp == "pieces" else f"loss={plan.loss}"
+        raise UserError(f"{where}: deterministic=true contradicts {said}, which Megatron-LM's --deterministic-mode refuses")
+    unknown = {
+        f"kernels={plan.kernels}": plan.kernels != "megatron",
+        f"attention={plan.attention}": plan.attention not in ("flash", "flash2"),
+        "fp8": plan.fp8 is not None, f"cp={plan.cp}": plan.cp > 1, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "sync_norm=true": plan.sync_norm,
+    }  # fmt: skip
+    for what, there in unknown.items():
+        if there:
+            raise UserError(f"{where}: deterministic=true is not simulated with {what}")
 
 
 def _fp8(plan: Plan, where: str) -> None:

@@ -136,10 +136,11 @@ class Plan(Config):
         description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
         "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
     )
-    loss: Literal["fused", "torch"] | None = Field(
+    loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
+        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
     )
     loss_metrics: NonNegativeInt = Field(
         0,
@@ -166,6 +167,12 @@ class Plan(Config):
         False,
         description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
         "attention (torchtitan's and Hugging Face's repeat_kv)",
+    )
+    deterministic: bool = Field(
+        False,
+        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
+        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
+        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"

@@ -92,6 +92,9 @@ def column_linear(
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
     reduce = share.reduce(f"{label} input gradient", "backward", hidden, fused and len(sizes) == 1)
     cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
+    counted = label != "head"  # PyTorch's product, not Transformer Engine's
+    result = share.made(label, "forward", share.element * tokens * local) if counted else ()
+    cast += share.made(f"{label} input gradient", "backward", gathered) if counted else ()
     gradients = tuple(share.gemm(label, "backward", tokens, hidden, size, dtype=narrow.dtype) for size in sizes)
     made = tuple(
         item for size in sizes for item in share.weight_gemm(f"{label} weight", size, hidden, tokens, dtype=narrow.dtype)
@@ -102,7 +105,12 @@ def column_linear(
     back = share.before_reduce(summed, reduce, fused) if share.gathers_once else (*summed, *reduce)
     hidden_behind = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     return Piece(
-        forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, products, fused), *added),
+        forward=(
+            *narrow.taken(share.parted * hidden, bool(gather)),
+            *result,
+            *share.after_gather(gather, products, fused),
+            *added,
+        ),
         input_gradient=(*cast, *back),
         weight_gradient=(*recast, *again, *weights),
         whole=hidden_behind if share.overlap("weight_gradient") and not share.gathers_once else (),
@@ -134,12 +142,14 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
         *share.vectors(f"{label} bias", hidden),
     )
     product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
+    result = share.made(label, "forward", share.element * tokens * hidden)
     forward = share.before_reduce((product,), share.reduce(label, "forward"))
     backward = share.after_gather(gather, (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
+    made = share.made(f"{label} input gradient", "backward", share.element * tokens * local)
     return Piece(
-        forward=(*narrow.taken(tokens * local), *forward),
-        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *backward),
+        forward=(*narrow.taken(tokens * local), *result, *forward),
+        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *made, *backward),
         weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
@@ -188,8 +198,8 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
         if not whole:  # written out: see strategies.layers.eager
             kept[f"{label} normed"] = size
-    forward: Items = share.run(label, "forward", elements, ways.forward)
-    backward: Items = share.run(label, "backward", elements, ways.backward)
+    forward: Items = (*share.made(label, "forward", size), *share.run(label, "forward", elements, ways.forward))
+    backward: Items = (*share.made(label, "backward", size), *share.run(label, "backward", elements, ways.backward))
     if share.resolved.plan.sync_norm:
         gather, reduce = share.statistics(label, features)
         forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)
