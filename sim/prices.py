@@ -164,7 +164,8 @@ class Prices:
         memory = self.profile.memory
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)
-        efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        efficiency = memory.fractions.get(kernel.variant, usual)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
     def _peak(self, dtype: str) -> float:

@@ -46,12 +46,17 @@ def _reduce(*moved: float, operator: str = "") -> Passes:
     return tuple(Pass("reduction", bytes_, operator) for bytes_ in moved)
 
 
-def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
-    """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own."""
-    if kernels not in ("torch", "apex"):
-        return Ways(_stream(2 * width), _reduce(3 * width))
+def norm(kernels: Kernels, rms: bool, width: float, persistent: bool = False) -> Ways:
+    """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own.
+
+    persistent: by Apex's FastLayerNorm, which keeps rows in registers (github.com/NVIDIA/apex pull 1037), as Transformer Engine.
+    """
+    if kernels == "megatron" or persistent:
+        return Ways(_stream(2 * width, operator="persistent norm"), _reduce(3 * width, operator="persistent norm backward"))
+    if kernels == "compiled":
+        return Ways(_stream(2 * width, operator="compiled norm"), _reduce(3 * width, operator="compiled norm backward"))
     if kernels == "apex":
-        return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
+        return Ways(_stream(2 * width, operator="apex norm"), _reduce(3 * width, 2 * width))
     if not rms:
         back = (*_reduce(3 * width, operator="norm backward"), *_reduce(2 * width))
         return Ways(_stream(2 * width, operator="norm"), back)

@@ -174,6 +174,9 @@ class Plan(Config):
         "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
         "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
     )
+    persistent_norm: bool = Field(
+        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
+    )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
     )

@@ -16,6 +16,7 @@ from calibration.profiles import load_profile, profile_for, profile_names
 from sim.curves import gemm_clocks, ordered_stretch
 from sim.prices import Prices
 from sim.program import ALIGNED, Kernel
+from strategies.elementwise import norm
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -356,3 +357,20 @@ def test_flash_attention_2_on_blackwell(tokens: int, forward: float, backward: f
     for kind, seconds in (("attention_forward", forward), ("attention_backward", backward)):
         kernel = replace(attention(1, 128, tokens, tokens, 128, kind=kind), variant="flash2")
         assert 1e3 * price.seconds(kernel) == pytest.approx(seconds, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernels", "persistent", "rows", "features", "forward", "backward"),
+    [
+        ("a100-sxm-40gb", "apex", False, 16384, 1024, 75.1e-6, 176.2e-6),  # github.com/NVIDIA/apex pull 1037
+        ("a100-sxm-40gb", "apex", True, 16384, 1024, 53.5e-6, 86.6e-6),
+        ("a100-pcie-80gb", "compiled", False, 2048, 8192, 79.9e-6, 260.1e-6),  # github.com/linkedin/Liger-Kernel benchmark/data
+        ("a100-pcie-80gb", "compiled", False, 2048, 16384, 156.7e-6, 490.5e-6),
+    ],
+)
+def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, features, forward, backward) -> None:
+    prices = Prices(profile_for(gpu), load_gpu(gpu))
+    ways = norm(kernels, kernels == "compiled", 2, persistent)
+    for passes, seconds in ((ways.forward, forward), (ways.backward, backward)):
+        moved = [Kernel(way.kind, "norm", "forward", 0.0, rows * features * way.moved, variant=way.operator) for way in passes]
+        assert sum(map(prices.seconds, moved)) == pytest.approx(seconds, rel=0.06)
