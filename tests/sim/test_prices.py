@@ -16,7 +16,7 @@ from calibration.profiles import load_profile, profile_for, profile_names
 from sim.curves import gemm_clocks, ordered_stretch
 from sim.prices import Prices
 from sim.program import ALIGNED, Kernel
-from strategies.elementwise import norm
+from strategies.elementwise import norm, residual
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -374,3 +374,14 @@ def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, feature
     for passes, seconds in ((ways.forward, forward), (ways.backward, backward)):
         moved = [Kernel(way.kind, "norm", "forward", 0.0, rows * features * way.moved, variant=way.operator) for way in passes]
         assert sum(map(prices.seconds, moved)) == pytest.approx(seconds, rel=0.06)
+
+
+def test_dropout_takes_as_long_as_published() -> None:
+    """2 × 4096 × 4096 elements of fp16 on a V100: 572 GB/s read and written, besides the mask (github.com/facebookresearch/
+    xformers pull 14)."""
+    elements = 2 * 4096 * 4096
+    way = residual("torch", 2, mask=True).forward[0]
+    kernel = Kernel(way.kind, "dropout", "forward", 0.0, elements * way.moved, "fp16", variant=way.operator)
+    assert Prices(profile_for("v100-sxm2-32gb"), load_gpu("v100-sxm2-32gb")).seconds(kernel) == pytest.approx(
+        4 * elements / 572e9, rel=0.02
+    )
