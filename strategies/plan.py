@@ -282,6 +282,12 @@ class Plan(Config):
         return self.deepspeed is not None and self.pp > 1 and self.tp > 1 and not self.sequence_parallel
 
     @property
+    def casts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
+        wider = self.bytes_per_gradient > self.bytes_per_element
+        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element

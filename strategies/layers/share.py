@@ -122,8 +122,18 @@ class Share:
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
         product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
-        added = 0.0 if fused else self._added(elements)
-        return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
+        return (product, *(() if fused else self._sum(label, elements)))
+
+    def _sum(self, label: str, elements: int) -> tuple[Kernel, ...]:
+        """Kernels that add a gradient to those before. DeepSpeed's optimizer of 16-bit parameters with fp32 gradients casts it in
+        one and adds in another (deepspeed/runtime/bf16_optimizer.py of 0.6.5, update_hp_grads).
+        """
+        plan, moved = self.resolved.plan, self._added(elements)
+        if plan.casts_gradients:
+            width = plan.bytes_per_gradient
+            cast = self.memory(f"{label} cast", "backward", elements * (self.element + width))
+            return cast, self.memory(f"{label} sum", "backward", 3 * elements * width)
+        return (self.memory(f"{label} sum", "backward", moved),) if moved else ()
 
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
@@ -142,8 +152,7 @@ class Share:
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that add the gradients of `count` vectors of parameters to those before."""
-        moved = 0.0 if self.resolved.plan.kernels == "compiled" else self._added(elements)
-        return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
+        return () if self.resolved.plan.kernels == "compiled" else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""
