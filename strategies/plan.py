@@ -189,6 +189,10 @@ class Plan(Config):
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
     )
+    blocking_launches: bool = Field(
+        False,
+        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1, as BLOOM was trained)",
+    )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
     )
