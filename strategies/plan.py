@@ -191,7 +191,7 @@ class Plan(Config):
     )
     blocking_launches: bool = Field(
         False,
-        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1, as BLOOM was trained)",
+        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
