@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sim.program import ALIGNED, Collective, Kernel
+from sim.program import ALIGNED, EARLY, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items, gathered, scattered
 from strategies.model import Model
 from strategies.resolved import Resolved
 
+VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
@@ -104,12 +105,14 @@ class Share:
         self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
     ) -> Kernel:
         """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
-        default n and k: m are tokens.
+        default n and k: m are tokens. Kernels of 2020 to 2022 came with a cuBLAS that had few kernels for batches of products
+        whose rows are no multiple of 16 bytes.
         """
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
-        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
+        early = self.resolved.plan.kernels == "apex" and batch > 1 and alignment * width % VECTOR
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY if early else "", alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
