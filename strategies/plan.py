@@ -147,8 +147,8 @@ class Plan(Config):
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it with the cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more); the last two gather nothing twice under sequence parallelism",
+        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
+        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
