@@ -5,9 +5,9 @@ A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole r
 
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
-* apex: Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm. The bias of queries, keys and values is
-  added, and gradients of scaled scores are scaled, by kernels of their own (megatron/model/transformer.py); so is every step of
-  the loss (megatron/mpu/cross_entropy.py).
+* apex: Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm and cuBLAS before CUDA 11.7. The bias of
+  queries, keys and values is added, and gradients of scaled scores are scaled, by kernels of their own
+  (megatron/model/transformer.py); so is every step of the loss (megatron/mpu/cross_entropy.py).
 * compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
 * torch: eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 """

@@ -150,8 +150,8 @@ class Plan(Config):
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more); the last two gather nothing twice under sequence parallelism",
+        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
+        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
     )
     joined_products: bool | None = Field(
         None,
@@ -221,6 +221,10 @@ class Plan(Config):
         False,
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
+    blocking_launches: bool = Field(
+        False,
+        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
@@ -323,6 +327,12 @@ class Plan(Config):
         FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
         """
         return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+
+    @property
+    def casts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
+        wider = self.bytes_per_gradient > self.bytes_per_element
+        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
 
     @property
     def least_gathered(self) -> int:

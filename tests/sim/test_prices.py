@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from calibration.profiles import load_profile, profile_for, profile_names
 from sim.curves import gemm_clocks, ordered_stretch
 from sim.prices import Prices
-from sim.program import ALIGNED, Kernel
+from sim.program import ALIGNED, EARLY, Kernel
 from strategies.elementwise import norm, residual
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
@@ -96,6 +96,15 @@ def test_rows_that_are_not_aligned_slow_products_down() -> None:
     contexts = {134: 88.6, 136: 115.6, 144: 127.1}
     found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, dim, 2048, 64)) for dim in contexts}
     assert found == pytest.approx(contexts, rel=0.25)
+
+
+def test_an_early_cublas_multiplies_batches_of_unaligned_rows_slowly() -> None:
+    """TFLOP/s of 384 products of (1024, 1024) by (1024, 140) with CUDA 11.6 and 11.7 (github.com/pytorch/pytorch issue 83272)."""
+    price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
+    work = 384 * 2e-12 * 1024 * 1024 * 140
+    for variant, rates in ((EARLY, {"fp16": 53.9, "bf16": 12.2}), ("", {"fp16": 85.8, "bf16": 85.6})):
+        kernels = {dtype: replace(rowed(1024, 140, 1024, 384), dtype=dtype, variant=variant) for dtype in rates}
+        assert {dtype: work / price.seconds(kernel) for dtype, kernel in kernels.items()} == pytest.approx(rates, rel=0.1)
 
 
 def rowed(m: int, n: int, k: int, batch: int = 1) -> Kernel:
