@@ -20,7 +20,7 @@ from dataclasses import replace
 from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
-from strategies.tensors import matrices
+from strategies.tensors import matrices, vectors
 
 NARROW = 1  # bytes of a quantised parameter
 SECONDARY = "secondary"  # the stream of the communicator of a node's ranks, from which hpZ gathers
@@ -66,6 +66,27 @@ class Gathering:
         vectors = sum(self.elements(part)) - sum(size * count for size, count in sizes)
         small = sum(size * count for size, count in sizes if size <= threshold)
         return small + (vectors if stage.model.hidden <= threshold else 0)
+
+    def tensors(self, part: int) -> list[int]:
+        """Elements of each tensor of the part that comes and goes."""
+        own = self.stage.tied if part == len(self.stage.parts) - 1 else 0
+        found = matrices(self.stage.parts[part], self.stage.model, own)
+        sizes = [rows * columns for (rows, columns), count in found.items() for _ in range(count)]
+        large = [size for size in sizes if size > self.options.stage3_param_persistence_threshold]
+        rest = self.moving(part) - sum(large)  # norms and biases, where they are not kept
+        count = min(rest, vectors(self.stage.parts[part], self.stage.model))
+        return [*large, *(rest // count + (number < rest % count) for number in range(count))]
+
+    def count(self, part: int) -> int:
+        """Tensors of the part."""
+        own = self.stage.tied if part == len(self.stage.parts) - 1 else 0
+        found = matrices(self.stage.parts[part], self.stage.model, own)
+        return sum(found.values()) + vectors(self.stage.parts[part], self.stage.model)
+
+    def filled(self, part: int, elements: int, ref: Ref, backward: bool) -> None:
+        """Before it is gathered, the memory of so many elements is set to zero."""
+        moved = float(elements * self.width(part))
+        self._copy("zeros to gather into", "backward" if backward else "forward", (moved,), ref, first=True)
 
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
@@ -145,10 +166,14 @@ class Gathering:
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""
-        elements = sum(self.persistent(part) for part in range(len(self.stage.parts)))
+        parts = range(len(self.stage.parts))
+        elements = sum(self.persistent(part) for part in parts)
         if elements and self.stage.plan.copies > 1:
-            width = self.stage.plan.plan.bytes_per_element
-            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False)
+            width, pieces = self.stage.plan.plan.bytes_per_element, 0
+            if not self.options.coalesced:  # one list, and of each tensor a copy of every rank's part
+                kept = sum(self.count(part) - len(self.tensors(part)) for part in parts)
+                pieces = self.stage.plan.shards * (1 + kept)
+            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False, pieces=pieces)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
@@ -165,14 +190,16 @@ class Gathering:
 
     def _gather(
         self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
-        quantised: bool = True, stream: str = "dp",
+        quantised: bool = True, stream: str = "dp", pieces: int = 0,
     ) -> Ref:  # fmt: skip
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
         width = NARROW if narrow else width
         key = elements, along, width
         if key not in self._works:
             size = float(elements * width)
-            self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
+            self._works[key] = Collective(
+                "all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along, pieces=pieces
+            )
         return self.stage.add(Op(stream, self._works[key], after, allocate=allocate))
 
     def _pass(self, label: str, phase: str, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:

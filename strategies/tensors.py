@@ -60,6 +60,16 @@ def matrices(part: Part, model: Model, tied: int = 0) -> dict[Matrix, int]:
     return found
 
 
+def vectors(part: Part, model: Model) -> int:
+    """Biases and norms of a part, roughly: each matrix of a layer has a bias or none has one."""
+    of_norm = 2 if model.norm == "layernorm" else 1
+    if part.name == "embedding":
+        return of_norm * model.embedding_norm
+    if part.name == "head":
+        return of_norm * model.final_norm
+    return of_norm * (model.norms + 2 * model.qk_norm) + model.mlp_bias * sum(weight.copies for weight in _weights(part, model, 0))
+
+
 def _weights(part: Part, model: Model, tied: int) -> Iterator[Weight]:
     if part.name == "embedding":
         extra = (model.context if model.positions == "learned" else 0, model.token_types)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from sim.program import Memory, Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
+from strategies.one_by_one import OneByOne
 from strategies.plan import Plan
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
@@ -45,6 +46,7 @@ class Zero3(Hook):
         self._gathered: dict[int, Ref] = {}  # DeepSpeed: parts on their way
         self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
+        self._one_by_one: dict[int, OneByOne] = {}  # DeepSpeed of 2021
         self._quantised = Quantised()
         self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
         self._whole: set[int] = set()  # stages whose parameters are there when a pass begins
@@ -131,6 +133,8 @@ class Zero3(Hook):
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
             return ref
+        if not gathering.options.coalesced:
+            return self._turns(stage).passes(backward, after, lambda part, waits: compute(stage, microbatch, part, waits))
         if stage.plan.plan.deepspeed:
             return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
@@ -181,6 +185,11 @@ class Zero3(Hook):
             after = () if overlap else tuple(stage.reduced[-1:])
         return ref
 
+    def _turns(self, stage: Stage) -> OneByOne:
+        if stage.number not in self._one_by_one:
+            self._one_by_one[stage.number] = OneByOne(stage, self._of(stage))
+        return self._one_by_one[stage.number]
+
     def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What the first gather of a pass waits for: the last compute of the pass before."""
         before = stage.last_compute()
@@ -188,6 +197,8 @@ class Zero3(Hook):
 
     def _released(self, stage: Stage, part: int, backward: bool) -> Memory:
         """What the part's pass gives back."""
+        if not self._of(stage).options.coalesced and not self._of(stage).kept:
+            return self._turns(stage).released(part, backward)
         if stage.plan.plan.deepspeed and not self._of(stage).kept:
             trace, count = self._traces[stage.number], len(stage.parts)
             released = trace[2 * count - 1 - part if backward else part].release
@@ -256,17 +267,19 @@ class Zero3(Hook):
         if self._waiting:
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
-            self._send(stage, (dense, experts), self._waiting[-1][1], ())
+            tensors = 0 if self._of(stage).options.coalesced else sum(self._of(stage).count(part) for part, _ in self._waiting)
+            self._send(stage, (dense, experts), self._waiting[-1][1], (), tensors)
             self._waiting.clear()
 
-    def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory) -> None:
+    def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory, tensors: int = 0) -> None:
         plan = stage.plan.plan
         dense, experts = (count * plan.bytes_per_gradient for count in elements)
         if plan.deepspeed and plan.deepspeed.zero_quantized_gradients and stage.plan.copies > 1:
             self._quantised.reduce(stage, elements[0], after)
             return
-        count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
-        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
+        count = tensors or (in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1)
+        pieces = stage.plan.shards if tensors else 0
+        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts, pieces=pieces)
 
 
 def _tied(stage: Stage) -> bool:
