@@ -21,7 +21,7 @@ from topologies.reading import UserError
 from topologies.topology import Topology
 
 COPY = "copy"  # the protocol of copies to and from the host
-VIEW = 2e-6  # host seconds for a piece of a tensor, made in Python: 2.1 us of narrow, append and get_rank, torch 2.13 on a server CPU
+VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
 
 
@@ -321,7 +321,7 @@ class Pricing:
         return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
 
     def wrapping(self, item: Item | Send) -> float:
-        """Host seconds that PyTorch's wrapper adds to a collective, when it is started: of a list, a view and a copy per piece."""
+        """Host seconds that PyTorch's wrapper adds to a collective when it is started: to a list a view and a copy per piece."""
         work = item.collective if isinstance(item, Start) else item
         if not isinstance(work, Collective):
             return 0.0

@@ -67,26 +67,14 @@ class Gathering:
         small = sum(size * count for size, count in sizes if size <= threshold)
         return small + (vectors if stage.model.hidden <= threshold else 0)
 
+    def vectors(self, part: int) -> int:
+        """Biases and norms of the part."""
+        return vectors(self.stage.parts[part], self.stage.model)
+
     def tensors(self, part: int) -> list[int]:
-        """Elements of each tensor of the part that comes and goes."""
-        own = self.stage.tied if part == len(self.stage.parts) - 1 else 0
-        found = matrices(self.stage.parts[part], self.stage.model, own)
-        sizes = [rows * columns for (rows, columns), count in found.items() for _ in range(count)]
-        large = [size for size in sizes if size > self.options.stage3_param_persistence_threshold]
-        rest = self.moving(part) - sum(large)  # norms and biases, where they are not kept
-        count = min(rest, vectors(self.stage.parts[part], self.stage.model))
-        return [*large, *(rest // count + (number < rest % count) for number in range(count))]
-
-    def count(self, part: int) -> int:
-        """Tensors of the part."""
-        own = self.stage.tied if part == len(self.stage.parts) - 1 else 0
-        found = matrices(self.stage.parts[part], self.stage.model, own)
-        return sum(found.values()) + vectors(self.stage.parts[part], self.stage.model)
-
-    def filled(self, part: int, elements: int, ref: Ref, backward: bool) -> None:
-        """Before it is gathered, the memory of so many elements is set to zero."""
-        moved = float(elements * self.width(part))
-        self._copy("zeros to gather into", "backward" if backward else "forward", (moved,), ref, first=True)
+        """Elements of each matrix of the part."""
+        found = matrices(self.stage.parts[part], self.stage.model, self.stage.tied if part == len(self.stage.parts) - 1 else 0)
+        return [rows * columns for (rows, columns), count in found.items() for _ in range(count)]
 
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
@@ -171,7 +159,9 @@ class Gathering:
         if elements and self.stage.plan.copies > 1:
             width, pieces = self.stage.plan.plan.bytes_per_element, 0
             if not self.options.coalesced:  # one list, and of each tensor a copy of every rank's part
-                kept = sum(self.count(part) - len(self.tensors(part)) for part in parts)
+                least = self.options.stage3_param_persistence_threshold
+                kept = sum(size <= least for part in parts for size in self.tensors(part))
+                kept += sum(map(self.vectors, parts)) if self.stage.model.hidden <= least else 0
                 pieces = self.stage.plan.shards * (1 + kept)
             self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False, pieces=pieces)
 

@@ -150,7 +150,10 @@ def _one_by_one(plan: Plan, where: str) -> None:
         (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it describes zero3"),
         (options.hierarchical or options.zero_quantized_weights, "ZeRO++, which is of 2023"),
         (plan.offload is not None, "offload, which is not simulated with it"),
-        (plan.recompute == "operators" or plan.recompute_method == "uniform", "this recomputation, which is not simulated with it"),
+        (
+            plan.recompute == "operators" or plan.recompute_method == "uniform",
+            "this recomputation, which is not simulated with it",
+        ),
     ):
         if wrong:
             raise UserError(f"{where}: deepspeed.coalesced=false contradicts {why}")

@@ -1,146 +1,169 @@
 """DeepSpeed's ZeRO-3 of 2021 (0.3.13 to 0.5.4): parameters are gathered and gradients reduced one tensor at a time.
 
 deepspeed/runtime/zero/stage3.py (PartitionedParameterCoordinator, PrefetchCoordinator, reduce_ipg_grads) and
-partition_parameters.py (_allgather_param, _allgather_params, _reduce_scatter_gradient) of these releases, contiguous_gradients on:
+partition_parameters.py (_allgather_param, _allgather_params, _reduce_scatter_gradient) of these releases, with
+contiguous_gradients:
 
 * `torch.distributed.all_gather` and `reduce_scatter` over a list with a piece per rank. The host makes every piece, a view, and
   launches a copy of each between the list and the flat buffer that NCCL knows (torch 1.8, ProcessGroupNCCL.cpp): its time grows
-  with tensors times ranks (`Collective.pieces`). The buffer is filled with zeros before.
-* The host waits for the whole GPU (torch.cuda.synchronize) before each gather, and for the gathers of a module before it launches
-  the module. The next parameters are gathered beside the module only when nothing is on its way and fewer than
+  with tensors times ranks (`Collective.pieces`).
+* The host waits for the whole GPU (torch.cuda.synchronize) before each gather, and before each module whose parameters were
+  gathered. Parameters of later modules are gathered beside a module only when nothing is on its way and fewer than
   stage3_max_live_parameters are there, until there are stage3_prefetch_bucket_size of them: mostly one tensor.
 * A recomputed layer gathers for its second forward pass, and again for its backward pass what that has released.
 * Parameters that are never released are gathered in one list after the update, and copied from there piece by piece.
 
 Since 0.6 (2022) each of these is one collective over flat buffers, and the host waits for events only: `strategies.prefetch`.
-Its unit is a tensor; here passes are of parts: what is gathered ahead is beside the part before, not the tensor before.
+Gradients are reduced when the pass of a part is over, not of a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from math import inf
+from typing import NamedTuple
 
-from sim.program import Collective, Memory, Op, Ref
+from sim.program import COMPUTE, Block, Collective, Item, Join, Kernel, Memory, Op, Ref, Run, Start
+from strategies.blocks import BACKWARD, FORWARD, items_of
 from strategies.gathering import Gathering
+from strategies.layers import Items
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
+from strategies.tensors import weights
 
-Tensor = tuple[int, int]  # number of its part, number in it
-
-
-@dataclass
-class Turn:
-    """A pass of a part: sizes of the tensors that are gathered for it when they are needed, and ahead, beside what comes before;
-    elements of the part that stay after it.
-    """
-
-    part: int
-    needed: list[int] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)
-    left: int = 0
+Tensors = tuple[int, ...]  # by number
 
 
-def turns(parts: Sequence[Sequence[int]], again: Sequence[bool], limits: DeepSpeed) -> list[Turn]:
-    """Turns of a forward pass over parts with tensors of these sizes, and of the backward pass.
+class Use(NamedTuple):
+    """Of a module: tensors to gather because they are not there, those to gather ahead, those to release afterwards."""
 
-    again: whether a part runs forward once more just before its backward pass.
-    """
-    count = len(parts)
-    found = [Turn(part) for part in [*range(count), *reversed(range(count))]]
-    trace: list[tuple[int, Tensor]] = []
-    for number, turn in enumerate(found):
-        order = [(turn.part, place) for place in range(len(parts[turn.part]))]
-        uses = order if number < count else [*(order if again[turn.part] else ()), *reversed(order)]
-        trace += [(number, tensor) for tensor in uses]
-    coming = _distances(trace, parts)
-    live: dict[Tensor, int] = {}
-    flying: set[Tensor] = set()
-    for now, (number, tensor) in enumerate(trace):
-        if tensor not in live:
-            found[number].needed.append(parts[tensor[0]][tensor[1]])
-            live[tensor] = parts[tensor[0]][tensor[1]]
+    needed: Tensors
+    ahead: Tensors
+    released: Tensors
+
+
+def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> list[Use]:
+    """What modules do with tensors of `sizes` elements. trace: which tensors the modules of a forward and a backward pass use."""
+    coming = _distances(trace, sizes)
+    live: set[int] = set()
+    flying: set[int] = set()
+    found, there = [], 0
+    for now, mine in enumerate(trace):
+        needed = tuple(tensor for tensor in mine if tensor not in live)
+        if needed or flying & set(mine):
             flying.clear()  # the host waits for all that is on its way
-        elif tensor in flying:
-            flying.clear()
-        if not flying and sum(live.values()) < limits.stage3_max_live_parameters:
-            taken = 0
-            for later, other in trace[now + 1 :]:
-                if other not in live:
-                    size = live[other] = parts[other[0]][other[1]]
-                    flying.add(other)
-                    found[later].ahead.append(size)
-                    taken += size
-                    if taken >= limits.stage3_prefetch_bucket_size:
+        live |= set(needed)
+        there += sum(sizes[tensor] for tensor in needed)
+        ahead: list[int] = []
+        if not flying and there < limits.stage3_max_live_parameters:
+            for tensor in (tensor for later in trace[now + 1 :] for tensor in later):
+                if tensor not in live:
+                    ahead.append(tensor)
+                    live.add(tensor)
+                    if sum(sizes[one] for one in ahead) >= limits.stage3_prefetch_bucket_size:
                         break
-        if coming[now] >= limits.stage3_max_reuse_distance:
-            del live[tensor]
-        found[number].left = sum(size for (part, _), size in live.items() if part == tensor[0])
+        flying |= set(ahead)
+        there += sum(sizes[tensor] for tensor in ahead)
+        released = mine if coming[now] >= limits.stage3_max_reuse_distance else ()
+        live -= set(released)
+        there -= sum(sizes[tensor] for tensor in released)
+        found.append(Use(needed, tuple(ahead), released))
     return found
 
 
-def _distances(trace: Sequence[tuple[int, Tensor]], parts: Sequence[Sequence[int]]) -> list[float]:
-    """Elements used between each use of a tensor and its next one; infinitely many after the last."""
-    result, before, used = [inf] * len(trace), dict[Tensor, tuple[int, int]](), 0
-    for now, (_, tensor) in enumerate(trace):
-        if tensor in before:
-            earlier, then = before[tensor]
+def _distances(trace: Sequence[Tensors], sizes: Sequence[int]) -> list[float]:
+    """Elements used between each use of tensors and the next one; infinitely many after the last."""
+    result, before, used = [inf] * len(trace), dict[Tensors, tuple[int, int]](), 0
+    for now, mine in enumerate(trace):
+        if mine in before:
+            earlier, then = before[mine]
             result[earlier] = used - then
-        used += parts[tensor[0]][tensor[1]]
-        before[tensor] = now, used
+        used += sum(sizes[tensor] for tensor in mine)
+        before[mine] = now, used
     return result
 
 
 class OneByOne:
-    """Gathers of a stage in turns."""
+    """Passes of a stage's parts, module by module."""
 
     def __init__(self, stage: Stage, gathering: Gathering) -> None:
-        plan = stage.plan.plan
         self.stage, self.gathering = stage, gathering
-        again = [plan.recompute == "full" and bool(part.recompute) for part in stage.parts]
-        parts = [gathering.tensors(part) for part in range(len(stage.parts))]
-        self.turns = turns(parts, again, gathering.options)
-        self._works: dict[tuple[int, ...], Collective] = {}  # each distinct piece of work is priced once
+        self.sizes: list[int] = []
+        self._pieces: dict[tuple[str, int], list[Block]] = {}
+        self._uses: dict[tuple[str, int], list[Use]] = {}
+        self._works: dict[int, Collective] = {}  # by size: each distinct piece of work is priced once
+        self._there: dict[int, Ref] = {}  # the gathers of tensors
+        own = [self._numbered(part) for part in range(len(stage.parts))]
+        order = [(FORWARD, part) for part in range(len(own))] + [(BACKWARD, part) for part in reversed(range(len(own)))]
+        trace: list[Tensors] = []
+        for way, part in order:
+            modules = list(self._modules(way, part, own[part]))
+            self._pieces[way, part] = [Block(way, (Run(1, items),)) for items, _ in modules]
+            trace += [tensors for _, tensors in modules]
+        found = uses(trace, self.sizes, gathering.options)
+        for key in order:
+            count = len(self._pieces[key])
+            self._uses[key], found = found[:count], found[count:]
 
-    def passes(self, backward: bool, after: tuple[Ref, ...], compute: Callable[[int, tuple[Ref, ...]], Ref]) -> Ref:
-        """Add the turns of a forward or of a backward pass. The host waits for each gather, and before it for everything."""
-        count, overlap = len(self.stage.parts), self.stage.plan.plan.overlap
-        for number in range(count, 2 * count) if backward else range(count):
-            turn, gathers = self.turns[number], self.stage.last("dp")
-            if turn.needed:
-                gathers = self._gather(turn.needed, self._moving(number) - self._early(number))
-            if number + 1 < len(self.turns) and self.turns[number + 1].ahead:
-                self._gather(self.turns[number + 1].ahead, self._early(number + 1))
-            ref = compute(turn.part, (*after, *((gathers,) if gathers else ())))
-            self.stage.cohort.ops[ref.op].held = True
-            if turn.needed or turn.ahead:
-                self.gathering.filled(turn.part, sum(turn.needed + turn.ahead), ref, backward)
-            after = () if overlap else tuple(self.stage.reduced[-1:])
+    def play(self, way: str, microbatch: int, part: int, after: tuple[Ref, ...], memory: tuple[Memory, Memory]) -> Ref:
+        """Add a part's pass, which takes and gives back `memory`. The host waits for gathers, and before them for everything."""
+        stage, taken, modules = self.stage, memory[0], list(zip(self._pieces[way, part], self._uses[way, part], strict=True))
+        for number, (block, use) in enumerate(modules):
+            for tensor in use.needed:
+                self._gather(tensor)
+            mine = tuple(self._there.values())
+            for tensor in use.ahead:
+                self._gather(tensor)
+            free: Memory = (("temporary", float(sum(map(self._bytes, use.released)))),) if use.released else ()
+            free += memory[1] if number == len(modules) - 1 else ()
+            ref = stage.add(Op(COMPUTE, block, (*after, *mine), taken, free, microbatch, held=True))
+            for tensor in use.released:
+                del self._there[tensor]
+            after, taken = (), ()
         return ref
 
-    def released(self, part: int, backward: bool) -> Memory:
-        """What the part's pass gives back."""
-        turn = self.turns[2 * len(self.stage.parts) - 1 - part if backward else part]
-        gone = self.gathering.moving(part) - turn.left
-        return (("temporary", gone * self.gathering.width(part)),) if gone else ()
+    def _numbered(self, part: int) -> dict[str, Tensors]:
+        """Numbers of the part's tensors by the label of their product, "" of those without one."""
+        found: dict[str, Tensors] = {}
+        least = self.gathering.options.stage3_param_persistence_threshold
+        last = part == len(self.stage.parts) - 1
+        left = self.gathering.moving(part)
+        for weight in weights(self.stage.parts[part], self.stage.model, self.stage.tied if last else 0):
+            size = weight.rows * weight.columns
+            if size > least:
+                label = weight.label.removesuffix(" weight") if weight.label.endswith(" weight") else ""
+                found[label] = (*found.get(label, ()), *range(len(self.sizes), len(self.sizes) + weight.copies))
+                self.sizes += [size] * weight.copies
+                left -= size * weight.copies
+        count = min(left, self.gathering.vectors(part))  # norms and biases, where they come and go
+        found[""] = (*found.get("", ()), *range(len(self.sizes), len(self.sizes) + count))
+        self.sizes += [left // count + (number < left % count) for number in range(count)]
+        return found
 
-    def _moving(self, number: int) -> int:
-        """Elements for which a turn takes memory."""
-        turn, count = self.turns[number], len(self.stage.parts)
-        return self.gathering.moving(turn.part) - (self.turns[turn.part].left if number >= count else 0)
+    def _modules(self, way: str, part: int, own: dict[str, Tensors]) -> Iterator[tuple[Items, Tensors]]:
+        """A pass cut before each product with a weight, and the tensors that each piece uses."""
+        mine, joined, begun = own[""], 0, list[Item]()
+        for item in items_of(self.stage.parts[part], way):
+            tensors = own.get(item.label, ()) if isinstance(item, Kernel) and item.kind == "gemm" and not joined else ()
+            if tensors and begun and mine:
+                yield tuple(begun), mine
+                begun, mine = [], ()
+            mine += tensors
+            joined += isinstance(item, Start) - isinstance(item, Join)
+            begun.append(item)
+        if begun:
+            yield tuple(begun), mine
 
-    def _early(self, number: int) -> int:
-        """Of them, those that are gathered ahead."""
-        return min(sum(self.turns[number].ahead), self._moving(number))
+    def _bytes(self, tensor: int) -> float:
+        return float(self.sizes[tensor] * self.stage.plan.plan.bytes_per_element)
 
-    def _gather(self, sizes: Sequence[int], taken: int) -> Ref:
-        """Gather tensors of these sizes, for which so many elements more are held."""
-        stage, plan, key = self.stage, self.stage.plan.plan, tuple(sizes)
-        width = plan.bytes_per_element
-        if key not in self._works:
-            mean = sum(sizes) / len(sizes) * width
-            self._works[key] = Collective("all_gather", mean, "dp", "parameters", plan.algorithm, len(sizes), width,
-                                          along=stage.plan.sharing, pieces=stage.plan.shards)  # fmt: skip
+    def _gather(self, tensor: int) -> None:
+        stage, plan, size = self.stage, self.stage.plan.plan, self._bytes(tensor)
+        if self.sizes[tensor] not in self._works:
+            self._works[self.sizes[tensor]] = Collective(
+                "all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element, along=stage.plan.sharing,
+                pieces=stage.plan.shards,
+            )  # fmt: skip
         everything = tuple(ref for ref in (stage.last_compute(), stage.last("dp")) if ref is not None)
-        return stage.add(Op("dp", self._works[key], everything, (("temporary", float(taken * width)),), held=True))
+        work = self._works[self.sizes[tensor]]
+        self._there[tensor] = stage.add(Op("dp", work, everything, (("temporary", size),), held=True))

@@ -88,7 +88,7 @@ class DeepSpeed(Config):
     )
     coalesced: bool = Field(
         True,
-        description="zero3: several tensors are gathered or reduced by one collective over one buffer (since 0.6, 2022); otherwise "
+        description="zero3: several tensors are gathered or reduced by one collective over one buffer (since 0.6, 2022); if not, "
         "one by one over lists with a piece per rank, and the host waits for the GPU (0.3.13 to 0.5.4, 2021)",
     )
     zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")

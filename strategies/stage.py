@@ -132,6 +132,10 @@ class Stage:
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
+    def memory(self, direction: str, part: int, passing: bool = False) -> tuple[Memory, Memory]:
+        """What a part's pass takes and gives back. passing: besides its parameters' gradients, which are made in it."""
+        return self._block(direction, part, part + 1, passing)[1:]
+
     def _block(
         self, direction: str, first: int, last: int, passing: bool = False, absent: float = 0.0
     ) -> tuple[Block, Memory, Memory]:

@@ -8,7 +8,8 @@ microbatches, in any order, m + 1 passes gather them (1 without `reshard`). Redu
 pp > 1 after it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are
 all-reduced over the replicas. With overlap the next part is gathered while the present one computes (prefetch depth 1). With
 `deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.prefetch`), gradients are reduced in its
-buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the
+buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`); in 2021 all of this was tensor by tensor
+(`strategies.one_by_one`). With `offload` parameters come from the
 host, gradients go there.
 
 Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Memory, Ref
+from strategies.blocks import BACKWARD, FORWARD
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
 from strategies.one_by_one import OneByOne
@@ -124,7 +126,7 @@ class Zero3(Hook):
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
         ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
-        there = gathering.kept or stage.number in self._whole
+        there = gathering.kept or stage.number in self._whole or not gathering.options.coalesced
         stays = self._keeps if backward else not stage.plan.plan.reshard
         (self._whole.add if stays else self._whole.discard)(stage.number)
         self._absent = 0.0
@@ -133,8 +135,6 @@ class Zero3(Hook):
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
             return ref
-        if not gathering.options.coalesced:
-            return self._turns(stage).passes(backward, after, lambda part, waits: compute(stage, microbatch, part, waits))
         if stage.plan.plan.deepspeed:
             return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
@@ -185,7 +185,8 @@ class Zero3(Hook):
             after = () if overlap else tuple(stage.reduced[-1:])
         return ref
 
-    def _turns(self, stage: Stage) -> OneByOne:
+    def _modules(self, stage: Stage) -> OneByOne:
+        """Of DeepSpeed as of 2021."""
         if stage.number not in self._one_by_one:
             self._one_by_one[stage.number] = OneByOne(stage, self._of(stage))
         return self._one_by_one[stage.number]
@@ -197,8 +198,8 @@ class Zero3(Hook):
 
     def _released(self, stage: Stage, part: int, backward: bool) -> Memory:
         """What the part's pass gives back."""
-        if not self._of(stage).options.coalesced and not self._of(stage).kept:
-            return self._turns(stage).released(part, backward)
+        if not self._of(stage).options.coalesced:
+            return ()
         if stage.plan.plan.deepspeed and not self._of(stage).kept:
             trace, count = self._traces[stage.number], len(stage.parts)
             released = trace[2 * count - 1 - part if backward else part].release
@@ -210,6 +211,8 @@ class Zero3(Hook):
         return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        if not self._of(stage).options.coalesced:
+            return self._modules(stage).play(FORWARD, microbatch, part, after, stage.memory(FORWARD, part))
         return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
@@ -223,7 +226,11 @@ class Zero3(Hook):
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
             gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
         waits, absent = (*after, *stage.crowded), self._absent
-        ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
+        if self._of(stage).options.coalesced:
+            ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
+        else:
+            taken, given_back = stage.memory(BACKWARD, part, bool(gradient))
+            ref = self._modules(stage).play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
         self._reduce(stage, part, ref, lingers=True)
         return ref
 
@@ -267,7 +274,9 @@ class Zero3(Hook):
         if self._waiting:
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
-            tensors = 0 if self._of(stage).options.coalesced else sum(self._of(stage).count(part) for part, _ in self._waiting)
+            of = self._of(stage)
+            parts = [] if of.options.coalesced else [part for part, _ in self._waiting]
+            tensors = sum(len(of.tensors(part)) + of.vectors(part) for part in parts)
             self._send(stage, (dense, experts), self._waiting[-1][1], (), tensors)
             self._waiting.clear()
 
