@@ -9,8 +9,7 @@ pp > 1 after it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` 
 all-reduced over the replicas. With overlap the next part is gathered while the present one computes (prefetch depth 1). With
 `deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.prefetch`), gradients are reduced in its
 buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`); in 2021 all of this was tensor by tensor
-(`strategies.one_by_one`). With `offload` parameters come from the
-host, gradients go there.
+(`strategies.one_by_one`). With `offload` parameters come from the host, gradients go there.
 
 Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
 buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
@@ -277,7 +276,10 @@ class Zero3(Hook):
             of = self._of(stage)
             parts = [] if of.options.coalesced else [part for part, _ in self._waiting]
             tensors = sum(len(of.tensors(part)) + of.vectors(part) for part in parts)
-            self._send(stage, (dense, experts), self._waiting[-1][1], (), tensors)
+            # without overlap_comm reductions are on the compute stream, behind all that was launched
+            made = self._waiting[-1][1] if stage.plan.plan.overlap else stage.last_compute()
+            assert made is not None
+            self._send(stage, (dense, experts), made, (), tensors)
             self._waiting.clear()
 
     def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory, tensors: int = 0) -> None:
