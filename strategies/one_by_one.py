@@ -12,9 +12,9 @@ contiguous_gradients:
   stage3_max_live_parameters are there, until there are stage3_prefetch_bucket_size of them: mostly one tensor.
 * A recomputed layer gathers for its second forward pass, and again for its backward pass what that has released.
 * Parameters that are never released are gathered in one list after the update, and copied from there piece by piece.
+* When a gradient has no room in the bucket, those that are in it are reduced: a reduce-scatter for each.
 
 Since 0.6 (2022) each of these is one collective over flat buffers, and the host waits for events only: `strategies.prefetch`.
-Gradients are reduced when the pass of a part is over, not of a module.
 """
 
 from __future__ import annotations
@@ -93,11 +93,16 @@ class OneByOne:
         self._uses: dict[tuple[str, int], list[Use]] = {}
         self._works: dict[int, Collective] = {}  # by size: each distinct piece of work is priced once
         self._there: dict[int, Ref] = {}  # the gathers of tensors
+        self._bucket: list[tuple[int, int, Ref]] = []  # gradients that wait: elements, tensors, what has made them
+        self._makes: list[dict[int, Tensors]] = []  # of each part: which modules of its backward pass make whose gradients
         own = [self._numbered(part) for part in range(len(stage.parts))]
         order = [(FORWARD, part) for part in range(len(own))] + [(BACKWARD, part) for part in reversed(range(len(own)))]
         trace: list[Tensors] = []
         for way, part in order:
             modules = list(self._modules(way, part, own[part]))
+            if way == BACKWARD:  # the last use of a tensor
+                latest = {tensor: number for number, (_, tensors) in enumerate(modules) for tensor in tensors}
+                self._makes.insert(0, {number: tuple(t for t, n in latest.items() if n == number) for number in latest.values()})
             self._pieces[way, part] = [Block(way, (Run(1, items),)) for items, _ in modules]
             trace += [tensors for _, tensors in modules]
         found = uses(trace, self.sizes, gathering.options)
@@ -119,8 +124,32 @@ class OneByOne:
             ref = stage.add(Op(COMPUTE, block, (*after, *mine), taken, free, microbatch, held=True))
             for tensor in use.released:
                 del self._there[tensor]
+            if way == BACKWARD:
+                self._collect(part, number, number == len(modules) - 1, ref)
             after, taken = (), ()
         return ref
+
+    def flush(self) -> None:
+        """Reduce what is in the bucket."""
+        if self._bucket:
+            stage, tensors = self.stage, sum(count for _, count, _ in self._bucket)
+            size = sum(elements for elements, _, _ in self._bucket) * stage.plan.plan.bytes_per_gradient
+            # without overlap_comm reductions are on the compute stream, behind all that was launched
+            after = self._bucket[-1][2] if stage.plan.plan.overlap else stage.last_compute() or self._bucket[-1][2]
+            stage.reduce("reduce_scatter", size / tensors, tensors, (after,), pieces=stage.plan.shards)
+            self._bucket.clear()
+
+    def _collect(self, part: int, number: int, last: bool, ref: Ref) -> None:
+        """Put the gradients that a module has made in the bucket; those of biases and norms with the part's last."""
+        made = [(self.sizes[tensor], 1) for tensor in self._makes[part].get(number, ())]
+        if last:
+            vectors = self.gathering.vectors(part)
+            rest = self.gathering.elements(part)[0] - sum(self.sizes[one] for mine in self._makes[part].values() for one in mine)
+            made += [(rest, max(1, vectors))] if rest else []
+        for elements, count in made:
+            if sum(one for one, _, _ in self._bucket) + elements > self.gathering.options.reduce_bucket_size:
+                self.flush()
+            self._bucket.append((elements, count, ref))
 
     def _numbered(self, part: int) -> dict[str, Tensors]:
         """Numbers of the part's tensors by the label of their product, "" of those without one."""

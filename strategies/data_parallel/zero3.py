@@ -225,11 +225,10 @@ class Zero3(Hook):
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
             gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
         waits, absent = (*after, *stage.crowded), self._absent
-        if self._of(stage).options.coalesced:
-            ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
-        else:
+        if not self._of(stage).options.coalesced:
             taken, given_back = stage.memory(BACKWARD, part, bool(gradient))
-            ref = self._modules(stage).play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
+            return self._modules(stage).play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
+        ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self._reduce(stage, part, ref, lingers=True)
         return ref
 
@@ -270,27 +269,25 @@ class Zero3(Hook):
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""
+        if not self._of(stage).options.coalesced:
+            self._modules(stage).flush()
         if self._waiting:
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
-            of = self._of(stage)
-            parts = [] if of.options.coalesced else [part for part, _ in self._waiting]
-            tensors = sum(len(of.tensors(part)) + of.vectors(part) for part in parts)
             # without overlap_comm reductions are on the compute stream, behind all that was launched
             made = self._waiting[-1][1] if stage.plan.plan.overlap else stage.last_compute()
             assert made is not None
-            self._send(stage, (dense, experts), made, (), tensors)
+            self._send(stage, (dense, experts), made, ())
             self._waiting.clear()
 
-    def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory, tensors: int = 0) -> None:
+    def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory) -> None:
         plan = stage.plan.plan
         dense, experts = (count * plan.bytes_per_gradient for count in elements)
         if plan.deepspeed and plan.deepspeed.zero_quantized_gradients and stage.plan.copies > 1:
             self._quantised.reduce(stage, elements[0], after)
             return
-        count = tensors or (in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1)
-        pieces = stage.plan.shards if tensors else 0
-        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts, pieces=pieces)
+        count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
+        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
 
 
 def _tied(stage: Stage) -> bool:
