@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 MEASURED = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM", "h200": "H100-SXM"}  # profile -> gpu of the table
 IMPLEMENTATIONS = {"flash2": "FA2", "flash1": "FA1", "triton": "FA1"}  # plan.attention -> name in the table
+# PyTorch's build of FlashAttention-2 (scaled_dot_product_attention): rate of its backward pass over that of its forward pass,
+# which is the authors' (329 TFLOP/s of 24 heads of 128, 4,608 tokens, without a mask, on an H100, by the curve 372:
+# github.com/meta-pytorch/tritonbench pull 97). Backward on an H100 183 TFLOP/s in Llama-3 8B (github.com/pytorch/pytorch issue
+# 135431; that products behind the mask are not counted is assumed), where the forward curve says 370 of 8,192 tokens; on an A100
+# medians over many shapes of 136.4 TFLOP/s forward and 78.6 of both (github.com/pytorch/pytorch pull 192799).
+PYTORCH = {"a100": 0.49, "h100": 0.495, "h200": 0.495}
 OWN = {"a100": "flash2"}  # profile -> the older kernel that is its GPU's own
 BACKWARD = 0.8  # rate of the backward pass over that of the forward pass: assumed, only both together were published
 BOUNDS = {"efficiency": (0.05, 1.0), "head_half": (0.0, 100.0), "keys_half": (0.0, 2000.0)}
@@ -72,12 +78,14 @@ def refit(tables: Path, name: str) -> None:
         data["older"][attention] = described(curve)
         told |= {attention: tidy(float(np.median(np.abs(errors)))), f"{attention} worst": tidy(float(np.max(np.abs(errors))))}
         print(name, attention, impl, told, flush=True)
+    data["older"]["sdpa"] = data["older"]["flash2"] | {"backward": PYTORCH[name]}
     data["provenance"]["older"] = {
         "measured": True, "machine": MEASURED[name], "versions": "not named by the source", "date": "not dated by the source",
         "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
         "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
         "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
-        "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel."
+        "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel. PyTorch's build of FlashAttention-2, sdpa: "
+        f"its backward pass at {PYTORCH[name]} of the forward pass's rate, as calibration/attention_fit.py derives."
         + {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}.get(name, ""),
         "errors": told,
     }  # fmt: skip

@@ -305,9 +305,29 @@ def test_no_older_kernel_beats_the_fastest(name, dim) -> None:
                 prices(name).seconds(Kernel(f"attention_{way}", "a", way, 0.0, 0.0, "bf16", shape, variant))
                 for way in ("forward", "backward")
             )
-            for variant in ("", "flash2", "flash1", "triton")
+            for variant in ("", "flash2", "sdpa", "flash1", "triton")
         }
         assert min(cost.values()) == cost[""]
+
+
+@pytest.mark.parametrize(("way", "shape", "rate"), [
+    ("forward", (1, 24, 24, 4608, 4608, 128, 0), 329), ("backward", (2, 32, 32, 8192, 8192, 128, 1), 183),
+])  # fmt: skip
+def test_attention_of_pytorch_itself(way, shape, rate) -> None:
+    """On an H100: forward github.com/meta-pytorch/tritonbench pull 97; backward, of Llama-3 8B, github.com/pytorch/pytorch issue
+    135431.
+    """
+    batch, heads, _, queries, keys, dim, causal = shape
+    flops = 4.0 * batch * heads * queries * keys * dim * (0.5 if causal else 1.0) * (2.5 if way == "backward" else 1.0)
+    kernel = Kernel(f"attention_{way}", "a", way, flops, 0.0, "bf16", shape, "sdpa")
+    assert flops / prices("h100").seconds(kernel) / 1e12 == pytest.approx(rate, rel=0.15)
+
+
+def test_attention_of_pytorch_where_it_was_not_measured() -> None:
+    """On Blackwell torchtitan asks for cuDNN's, the GPU's fastest (github.com/pytorch/torchtitan pull 1196)."""
+    ways = [attention(1, 8, 8192, 8192, 128), replace(attention(1, 8, 8192, 8192, 128), variant="sdpa")]
+    assert len({prices("b200").seconds(kernel) for kernel in ways}) == 1
+    assert "PyTorch's own was not measured" in (prices("b200").extrapolation(ways[1]) or "")
 
 
 def test_a_backward_pass_starts_and_ends_once() -> None:
