@@ -6,6 +6,7 @@ and numpy arrays share, so the fit and the simulation use the same code.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
@@ -26,6 +27,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 POWER = 0.35
 Shape = tuple[Any, Any, Any, Any]  # batch, m, n, k: numbers, or arrays of one length
 Traffic = tuple[Any, Any]  # bytes of a product's operands and of its result
+KEYS = 128  # in a block of FlashAttention-2's backward pass
 PARTS = (1, 2, 3, 4, 5, 6, 8)  # into which k may be cut, so that there are more tiles
 
 
@@ -81,6 +83,13 @@ class GemmCurve(Config):
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
 
 
+class Ordered(Config):
+    """A fused backward pass of attention that adds up query gradients in a fixed order, and so has the same bits every time."""
+
+    rate: Positive  # over that of one that does not
+    scratch: NotNegative = 0.0  # bytes of workspace per score, which PyTorch fills before
+
+
 class AttentionCurve(Config):
     """Fused attention: blocks of queries spread over multiprocessors."""
 
@@ -92,6 +101,7 @@ class AttentionCurve(Config):
     fixed: Seconds = 0.0  # start and end of a kernel
     keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
     backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
+    ordered: Ordered | None = None  # None: as FlashAttention-2, `ordered_stretch`
 
 
 class MemoryCurve(Config):
@@ -184,3 +194,29 @@ def attention_backward_seconds(curve: AttentionCurve, forward: Any) -> Any:
     arXiv:2307.08691, counts 5 products for 2), and the start and end of one kernel, too.
     """
     return curve.fixed + (forward - curve.fixed) * 2.5 / curve.backward
+
+
+def ordered_splits(sms: int, shape: tuple[Any, ...]) -> int:
+    """Thread blocks among which FlashAttention-2 deals out a head's keys, when query gradients are added up in a fixed order: so
+    many that every multiprocessor has one (csrc/flash_attn/src/flash_bwd_launch_template.h, run_flash_bwd_seqk_parallel).
+    """
+    return -(-max(1, sms) // int(shape[0] * shape[1]))
+
+
+def ordered_stretch(sms: int, shape: tuple[Any, ...]) -> float:
+    """How many times as long FlashAttention-2's backward pass takes in that order.
+
+    Otherwise every block of keys has a thread block of its own, which spread evenly; now a few have many each. Thread blocks go
+    to multiprocessors in turn, one at a time on each (it takes 144 KB of shared memory): often a second wave leaves most idle.
+    """
+    batch, heads, _, _, keys, _, causal = shape
+    splits, blocks = ordered_splits(sms, shape), -(-keys // KEYS)
+    dealt = [range(first, blocks, splits) for first in range(splits)]
+    work = [
+        sum(blocks - block for block in those) if causal else len(those) for those in dealt
+    ]  # blocks of queries that see them
+    free = [0] * max(1, sms)
+    for _ in range(batch * heads):
+        for each in work:
+            heapq.heapreplace(free, free[0] + each)
+    return max(free) * max(1, sms) / float(batch * heads * sum(work))

@@ -25,6 +25,8 @@ from sim.curves import (
     attention_backward_seconds,
     attention_seconds,
     gemm_clocks,
+    ordered_splits,
+    ordered_stretch,
 )  # fmt: skip
 from sim.program import WRAPPING, Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
@@ -209,7 +211,23 @@ class Prices:
         peak = self._peak(kernel.dtype) * min(1.0, self._share)  # it was measured at the limit, or near it
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
-        return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
+        bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0
+        if kernel.ordered:
+            arithmetic, added = self._ordered(curve, kernel.shape, arithmetic)
+        return max(arithmetic, curve.fixed + kernel.bytes / bandwidth) + added / bandwidth
+
+    def _ordered(self, curve: AttentionCurve, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
+        """(seconds of arithmetic, further bytes) of a backward pass that adds up gradients in a fixed order.
+
+        FlashAttention-2 has fp32 query gradients for each split, zeros at first (csrc/flash_attn/flash_api.cpp, mha_bwd), which
+        PyTorch fills before that; they are added up at the end.
+        """
+        batch, heads, _, queries, keys, dim, _ = shape
+        if curve.ordered is not None:
+            return seconds / curve.ordered.rate, curve.ordered.scratch * batch * heads * queries * keys
+        splits = ordered_splits(self._sms, shape)
+        sums = 4.0 * batch * heads * queries * dim * (2 * splits + splits - 1)
+        return curve.fixed + (seconds - curve.fixed) * ordered_stretch(self._sms, shape), sums
 
     def extrapolation(self, kernel: Kernel) -> str | None:
         """Why the price of `kernel` lies outside what was measured, or None when it is inside."""

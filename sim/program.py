@@ -52,6 +52,7 @@ class Kernel:
     shape: tuple[int, ...] = ()
     variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
+    ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
 
 
 @dataclass(frozen=True, slots=True)

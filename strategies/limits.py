@@ -22,6 +22,12 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: sequence_parallel=true needs tp > 1, and tp=1")
     if plan.sequence_parallel and sequence % plan.tp:
         raise UserError(f"{where}: tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs")
+    for wrong, why in (
+        (plan.tp == 1 or plan.pp == 1, f"needs tp > 1 and pp > 1, and tp={plan.tp}, pp={plan.pp}"),
+        (plan.sequence_parallel, "contradicts sequence_parallel=true, with which tp ranks have different tokens to send"),
+    ):
+        if plan.scatter_gather not in (None, "none") and wrong:
+            raise UserError(f"{where}: scatter_gather={plan.scatter_gather} {why}")
     if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
         rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
         raise UserError(f"{where}: overlap_tp={plan.overlap_tp} {rule}")
@@ -54,6 +60,8 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
         raise UserError(f"{where}: powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd")
     _deepspeed(plan, where)
     _fp8(plan, where)
+    if plan.deterministic:
+        _deterministic(plan, model, where)
     if plan.gradient_sync == "last":
         _late(plan, where)
     offload = plan.offload
@@ -75,6 +83,22 @@ def belongs(plan: Plan, model: Model, where: str) -> None:
 
 ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")
 SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}
+
+
+def _deterministic(plan: Plan, model: Model, where: str) -> None:
+    """What the deterministic mode excludes (megatron/training/arguments.py), and what it is not written down for."""
+    if plan.overlap_tp == "pieces" or plan.loss not in (None, "operators"):
+        said = "overlap_tp=pieces" if plan.overlap_tp == "pieces" else f"loss={plan.loss}"
+        raise UserError(f"{where}: deterministic=true contradicts {said}, which Megatron-LM's --deterministic-mode refuses")
+    unknown = {
+        f"kernels={plan.kernels}": plan.kernels != "megatron",
+        f"attention={plan.attention}": plan.attention not in ("flash", "flash2"),
+        "fp8": plan.fp8 is not None, f"cp={plan.cp}": plan.cp > 1, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "sync_norm=true": plan.sync_norm,
+    }  # fmt: skip
+    for what, there in unknown.items():
+        if there:
+            raise UserError(f"{where}: deterministic=true is not simulated with {what}")
 
 
 def _fp8(plan: Plan, where: str) -> None:

@@ -28,6 +28,8 @@ MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
+ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+
 
 class Plan(Config):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
@@ -126,7 +128,7 @@ class Plan(Config):
     attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
         "flash",
         description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
-        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), whose backward pass is slower, "
+        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
         "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
     )
     unpad: bool = Field(
@@ -134,10 +136,11 @@ class Plan(Config):
         description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
         "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
     )
-    loss: Literal["fused", "torch"] | None = Field(
+    loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
+        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
     )
     loss_metrics: NonNegativeInt = Field(
         0,
@@ -164,6 +167,12 @@ class Plan(Config):
         False,
         description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
         "attention (torchtitan's and Hugging Face's repeat_kv)",
+    )
+    deterministic: bool = Field(
+        False,
+        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
+        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
+        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -198,6 +207,12 @@ class Plan(Config):
         True,
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
+    )
+    scatter_gather: ScatterGather | None = Field(
+        None,
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
+        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
+        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
     )
     timers: bool = Field(
         False,
@@ -273,6 +288,21 @@ class Plan(Config):
     def bytes_per_element(self) -> int:
         """Bytes of one weight or activation element."""
         return BYTES[self.precision]
+
+    @property
+    def scatters(self) -> ScatterGather:
+        """`scatter_gather`, or its default."""
+        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
+        return self.scatters in ("deepspeed", "deepspeed_forward")
+
+    def splits(self, way: str) -> bool:
+        """Whether tp ranks send a part each of what all of them have, forward (F) or backward (B)."""
+        return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
 
     @property
     def gathers_fp8(self) -> bool:

@@ -25,6 +25,8 @@ def attention(share: Share) -> list[Piece]:
     flash = share.resolved.plan.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
     core = _unpadded(share, core) if share.resolved.plan.unpad else core
+    if (share.resolved.plan.kernels, share.resolved.plan.attention, share.cp) == ("megatron", "flash2", 1):
+        core = _sequences_first(share, core)
     return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
 
 
@@ -81,15 +83,35 @@ def _flash(share: Share) -> Piece:
         keys = values = queries
     sums = LOG_SUM_EXP * share.tokens * share.heads
     shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.plan.repeated_keys else keys)
+    result = share.made("attention", "forward", element * results)
+    gradients = share.made("attention", "backward", element * (queries + keys + values))
     return Piece(
-        forward=(*coming, *(_fused(share, shape, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
+        input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         core=True,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
         flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
     )
+
+
+def _sequences_first(share: Share, core: list[Piece]) -> list[Piece]:
+    """FlashAttention-2 by Transformer Engine: Megatron-LM's tensors have tokens first, FlashAttention's have sequences. Queries,
+    keys and values are copied, and so is the result of several sequences, which both keep; gradients pass as views
+    (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FlashAttention.forward).
+    """
+
+    def copied(elements: int) -> tuple[Kernel, ...]:
+        size = share.element * elements
+        return *share.made("attention copy", "forward", size), share.memory("attention copy", "forward", 2 * size)
+
+    dim, result = share.model.head_dim, share.tokens * share.heads * share.model.head_dim
+    given = (result, *(share.tokens * share.kv_heads * dim,) * 2)
+    before = Piece(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=share.element * sum(given))
+    if share.batch == 1:
+        return [before, *core]
+    return [before, *core, Piece(forward=copied(result), saved={"attention result": share.element * result})]
 
 
 def _unpadded(share: Share, core: list[Piece]) -> list[Piece]:
@@ -126,7 +148,8 @@ def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
     plan, name = share.resolved.plan, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
-    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant)
+    ordered = backward and plan.deterministic
+    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
 def _materialised(share: Share) -> list[Piece]:

@@ -94,6 +94,9 @@ def column_linear(
     whole_input = bool(gather) and share.gathers_once
     cast, recast = narrow.gradient(tokens * local), narrow.again((tokens if whole_input else share.parted) * hidden, whole_input)
     taken = narrow.taken((tokens if narrow.late else share.parted) * hidden, bool(gather))
+    counted = label != "head"  # PyTorch's product, not Transformer Engine's
+    result = share.made(label, "forward", share.element * tokens * local) if counted else ()
+    cast += share.made(f"{label} input gradient", "backward", gathered) if counted else ()
     gradients = tuple(share.gemm(label, "backward", tokens, hidden, size, dtype=narrow.dtype) for size in sizes)
     made = tuple(
         item for size in sizes for item in share.weight_gemm(f"{label} weight", size, hidden, tokens, dtype=narrow.dtype)
@@ -105,6 +108,7 @@ def column_linear(
     hidden_behind = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     return Piece(
         forward=(
+            *result,
             *((*gather, *taken, *products) if narrow.late else (*taken, *share.after_gather(gather, products, fused))),
             *added,
         ),
@@ -139,14 +143,16 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
         *share.vectors(f"{label} bias", hidden),
     )
     product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
+    result = share.made(label, "forward", share.element * tokens * hidden)
     forward = share.before_reduce((product,), share.reduce(label, "forward"))
     cast = narrow.gradient((tokens if narrow.late else share.parted) * hidden, bool(gather))
     product_back = (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),)
     backward = (*gather, *cast, *product_back) if narrow.late else (*cast, *share.after_gather(gather, product_back))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
+    made = share.made(f"{label} input gradient", "backward", share.element * tokens * local)
     return Piece(
-        forward=(*narrow.taken(tokens * local), *forward),
-        input_gradient=backward,
+        forward=(*narrow.taken(tokens * local), *result, *forward),
+        input_gradient=(*made, *backward),
         weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
@@ -195,8 +201,8 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
         if not whole:  # written out: see strategies.layers.eager
             kept[f"{label} normed"] = size
-    forward: Items = share.run(label, "forward", elements, ways.forward)
-    backward: Items = share.run(label, "backward", elements, ways.backward)
+    forward: Items = (*share.made(label, "forward", size), *share.run(label, "forward", elements, ways.forward))
+    backward: Items = (*share.made(label, "backward", size), *share.run(label, "backward", elements, ways.backward))
     if share.resolved.plan.sync_norm:
         gather, reduce = share.statistics(label, features)
         forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)

@@ -117,13 +117,14 @@ class Share:
         """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
         fused, elements = self.resolved.plan.fused_accumulation, batch * outputs * inputs
         written = self.accumulated(elements) if fused else self.element * elements
+        made = () if fused or label == "head weight" else self.made(label, "backward", self.element * elements)
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
         product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
         added = 0.0 if fused else self._added(elements)
-        return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
+        return (*made, product, self.memory(f"{label} sum", "backward", added)) if added else (*made, product)
 
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
@@ -157,6 +158,15 @@ class Share:
     def reduction(self, label: str, phase: str, moved: float) -> Kernel:
         """The same of a kernel that needs whole rows or columns."""
         return Kernel("reduction", label, phase, 0.0, float(moved), self.resolved.plan.precision)
+
+    def made(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+        """With `plan.deterministic`, the kernel that fills a new tensor of `size` bytes before its contents are made.
+
+        torch.empty and all that calls it fill (ATen's empty_cuda and empty_strided_cuda): results of Transformer Engine and
+        FlashAttention, casts, copies. What ATen's structured operators make is not filled: products, sums, activations; nor
+        what compiled functions make (Inductor allocates below torch.empty), such as bias, dropout and residual addition.
+        """
+        return (self.memory(f"{label} fill", phase, size),) if self.resolved.plan.deterministic else ()
 
     def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
         """A kernel per pass over so many elements."""
