@@ -22,7 +22,8 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 # The clock that a limit allows grows with its watts to this power: 47 products (m, n, k of 2048 and more) take 1.106 times as
 # long (median) on an A100 PCIe of 300 W (github.com/MooreThreads/SimuMax configs/system/a100_pcie.json) as by the prices of an
-# A100 SXM of 400 W and as many multiprocessors. Voltage that falls as the clock does would give 1/3.
+# A100 SXM of 400 W and as many multiprocessors. Voltage that falls as the clock does would give 1/3, one that stays 1; power that
+# does not depend on the clock makes it more.
 POWER = 0.35
 Shape = tuple[Any, Any, Any, Any]  # batch, m, n, k: numbers, or arrays of one length
 Traffic = tuple[Any, Any]  # bytes of a product's operands and of its result

@@ -78,8 +78,15 @@ def gelu(width: float) -> Ways:
     return Ways(_stream(2 * width, operator="gelu"), _stream(3 * width, operator="gelu backward"))
 
 
-def rotary(kernels: Kernels, width: float) -> Ways:
-    """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum."""
+def rotary(kernels: Kernels, width: float, in_complex: bool = False) -> Ways:
+    """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum.
+
+    Of complex numbers (apply_rotary_emb of torchtitan's model.py): a cast to fp32, the product, a cast back. torch.compile
+    generates no code for the product (github.com/pytorch/torchtitan issue 15), so that the casts, too, are kernels of their own.
+    """
+    if in_complex:
+        cast = width + FLOAT if width != FLOAT else 0.0
+        return Ways(_stream(cast, 2 * FLOAT, cast), _stream(cast, 2 * FLOAT, cast))
     if kernels == "torch":
         turned = (width, 2 * width)  # half is negated, the halves are joined
         back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed

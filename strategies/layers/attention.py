@@ -35,10 +35,12 @@ def _projections(share: Share) -> list[Piece]:
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
     local = (share.heads + 2 * share.kv_heads) * dim
+    plan, parts = share.resolved.plan, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
-    joined = () if share.resolved.plan.kernels == "compiled" else (2 * share.element * (queries + 2 * keys),)
+    apart = plan.kernels == "compiled" or plan.separate_products
+    joined = () if apart else (2 * share.element * (queries + 2 * keys),)
     pieces = [
-        column_linear(share, "qkv", outputs, model.attention_bias, local),
+        column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
         Piece(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
@@ -48,7 +50,23 @@ def _projections(share: Share) -> list[Piece]:
     if model.positions == "rotary":
         turned = queries + keys
         pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))
+    if plan.repeated_keys and share.kv_heads < share.heads:
+        pieces.append(_repeated(share, queries, keys))
     return pieces
+
+
+def _repeated(share: Share, queries: int, keys: int) -> Piece:
+    """Keys and values copied for each of their query heads; backward, the gradients of the copies are summed. torch.compile
+    writes the copies where rotary positions and the product would have written one.
+    """
+    less = 0 if share.eager else keys
+    copied = share.memory("repeat keys and values", "forward", 2 * share.element * (queries + keys - less))
+    summed = share.reduction if share.eager else share.memory
+    return Piece(
+        forward=(copied,),
+        input_gradient=(summed("repeat keys and values", "backward", 2 * share.element * (queries + keys - less)),),
+        temporary=2 * share.element * queries,
+    )
 
 
 def _flash(share: Share) -> Piece:
@@ -61,8 +79,10 @@ def _flash(share: Share) -> Piece:
     model, dim, element = share.model, share.model.head_dim, share.element
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
+    if share.resolved.plan.repeated_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
+        keys = values = queries
     sums = LOG_SUM_EXP * share.tokens * share.heads
-    shapes, (coming, returning) = blocks(share), passed_on(share, keys)
+    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.plan.repeated_keys else keys)
     result = share.made("attention", "forward", element * results)
     gradients = share.made("attention", "backward", element * (queries + keys + values))
     return Piece(

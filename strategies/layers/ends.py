@@ -41,9 +41,9 @@ def _tokens(share: Share) -> Piece:
     zeros = share.memory("token embedding zeros", "backward", share.element * parameters)
     scatter = share.memory("token embedding", "backward", 3 * size)
     return Piece(
-        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward")),
+        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward", fused=False)),
         weight_gradient=(
-            *share.gather("token embedding gradient", "backward"),
+            *share.gather("token embedding gradient", "backward", fused=False),
             *share.made("token embedding", "backward", share.element * parameters),
             zeros,
             scatter,

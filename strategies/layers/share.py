@@ -188,20 +188,20 @@ class Share:
         algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, phase: str, features: int = 0, width: int = 0) -> Items:
+    def gather(self, label: str, phase: str, features: int = 0, width: int = 0, fused: bool = True) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
-        without sequence parallelism.
+        without sequence parallelism. fused: asynchronous tensor parallelism joins it with the products beside it.
         """
         if not self.resolved.plan.sequence_parallel:
             return ()
         size = (width or self.element) * self.tokens * (features or self.model.hidden)
-        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size))
+        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size, fused))
 
-    def _turned(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+    def _turned(self, label: str, phase: str, size: float, fused: bool) -> tuple[Kernel, ...]:
         """PyTorch gathers and scatters tensors along their first dimension: with several sequences tokens are the second, and all
         is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
         """
-        asked = self.gathers_once and self.batch > 1 and not self.overlap("pieces")
+        asked = self.gathers_once and self.batch > 1 and not (fused and self.overlap("pieces"))
         return (self.memory(f"{label} turned", phase, 2 * size),) if asked else ()
 
     def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
@@ -220,18 +220,22 @@ class Share:
         asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
         return self.tp > 1 and (asked == what or asked == "pieces")
 
-    def after_gather(self, gather: Items, kernel: Kernel) -> Items:
-        """A product of tokens (its m) that are gathered."""
-        if not (gather and self.overlap("pieces")):
-            return (*gather, kernel)
-        return gathered(self._cut(kernel), self._round(gather))
+    def after_gather(self, gather: Items, products: tuple[Kernel, ...], fused: bool = True) -> Items:
+        """Products of tokens (their m) that are gathered."""
+        if not (gather and self.overlap("pieces") and (fused or not self.gathers_once)):
+            return (*gather, *products)
+        pieces = tuple(zip(*(self._cut(product) for product in products), strict=True))
+        return gathered(pieces, self._round(gather))
 
-    def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
+    def before_reduce(self, kernels: tuple[Kernel, ...], reduce: Items, fused: bool = True) -> Items:
         """A product of tokens (its m) whose sums are reduced. PyTorch's asynchronous tensor parallelism brings the parts of all
-        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory); it does
+        so where the reduction takes a product's result, not the sum of several (fuse_matmul_reduce_scatter in
+        torch/_inductor/fx_passes/micro_pipeline_tp.py).
         """
-        if not (reduce and self.overlap("pieces")):
-            return (kernel, *reduce)
+        kernel = kernels[0]
+        if not (reduce and self.overlap("pieces")) or (self.gathers_once and (len(kernels) > 1 or not fused)):
+            return (*kernels, *reduce)
         ring = self._round(reduce)
         sums = (self.memory(f"{kernel.label} sums", kernel.phase, ring.bytes * (1 + 1 / self.tp)),) * self.gathers_once
         return (*scattered(self._cut(kernel), ring), *sums)
@@ -246,9 +250,11 @@ class Share:
         assert isinstance(whole[0], Collective)
         return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
 
-    def reduce(self, label: str, phase: str, features: int = 0) -> Items:
-        """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
+    def reduce(self, label: str, phase: str, features: int = 0, fused: bool = True) -> Items:
+        """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each. fused: as
+        in `gather`.
+        """
         size = self.element * self.tokens * (features or self.model.hidden)
         if not self.resolved.plan.sequence_parallel:
             return self.collective("all_reduce", label, size)
-        return (*self._turned(label, phase, size), *self.collective("reduce_scatter", label, size))
+        return (*self._turned(label, phase, size, fused), *self.collective("reduce_scatter", label, size))

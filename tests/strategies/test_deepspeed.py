@@ -6,6 +6,7 @@ import pytest
 
 from sim.links import link_loads
 from sim.memory import ledger
+from sim.program import Block, Collective, Send
 from sim.run import run
 from sim.summary import summarise
 from sim.timeline import Timeline
@@ -191,3 +192,30 @@ def test_gradients_of_16_bits_stay_beside_those_of_32(played) -> None:
         )
 
     assert (held(gradients="fp32"), held(gradients="same")) == (6, 2)
+
+
+# -- between the stages of a pipeline -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "sent", "gathers"), [({}, 1 / 2, 1), (None, 1, 0)])
+def test_tp_ranks_send_a_part_each_and_gather_the_whole(toy_job, options, sent, gathers) -> None:
+    """DeepSpeed's pipeline engine: of every microbatch a rank sends 1/tp of the activations on, and gathers them where they come
+    in; and backward 1/tp of the gradients, before which the other stage gathers its result and the gradients.
+    """
+    job = toy_job(4, 1, data_parallel="zero1", deepspeed=options, pp=2, tp=2, microbatch=2, accumulation=3)
+    first, second = (cohort.ops for cohort in lower(job.model, job.resolve()).cohorts)
+    whole = 2 * 2 * 32 * 64  # bytes, sequences, tokens, features
+    for ops in (first, second):
+        assert [op.work.bytes for op in ops if isinstance(op.work, Send)] == [whole * sent] * 3
+    expected = {
+        ("stage input", "forward"): second,
+        ("stage output", "backward"): first,
+        ("stage output gradient", "backward"): first,
+    }
+    for (label, direction), where in expected.items():
+        for ops in (first, second):
+            items = [
+                item for op in ops if isinstance(op.work, Block) and op.work.name == direction for _, item in op.work.items()
+            ]
+            found = [item.bytes for item in items if isinstance(item, Collective) and item.label == label]
+            assert found == [whole] * 3 * gathers * (ops is where)
