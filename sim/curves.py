@@ -81,6 +81,8 @@ class GemmCurve(Config):
     cached: float = Field(1.0, ge=1)  # the cache, which holds partial results, is so many times as fast as the memory
     exposed: Share = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
+    early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
+    # multiple of 16 bytes reach at most with cuBLAS before CUDA 11.7
 
 
 class Ordered(Config):
@@ -110,7 +112,8 @@ class MemoryCurve(Config):
     efficiency: Fraction  # of the specified memory bandwidth
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
-    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # by `Kernel.variant`, before the rates above
+    fractions: dict[str, Fraction] = Field(default_factory=dict)  # by `Kernel.variant`, instead of the rates above
+    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first
 
 
 def gemm_clocks(

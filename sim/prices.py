@@ -28,7 +28,7 @@ from sim.curves import (
     ordered_splits,
     ordered_stretch,
 )  # fmt: skip
-from sim.program import WRAPPING, Kernel
+from sim.program import EARLY, WRAPPING, Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.tables import CollectiveTable, Wrapping
 from topologies.board import KINDS, UNPRICED
@@ -165,7 +165,8 @@ class Prices:
         memory = self.profile.memory
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)
-        efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        efficiency = memory.fractions.get(kernel.variant, usual)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
     def _peak(self, dtype: str) -> float:
@@ -200,7 +201,10 @@ class Prices:
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
         rate = curve.aligned.get(kernel.alignment, 1.0)
         shape = batch, m, n, k
-        return float(gemm_clocks(curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved)[1])
+        seconds = float(gemm_clocks(curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved)[1])
+        if kernel.variant == EARLY and kernel.dtype in curve.early:
+            return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
+        return seconds
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention

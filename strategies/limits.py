@@ -36,6 +36,8 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
         raise UserError(f"{where}: overlap_tp=weight_gradient {rule}")
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         raise UserError(f"{where}: overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for")
+    if plan.persistent_norm and plan.kernels != "apex":
+        raise UserError(f"{where}: persistent_norm=true is for kernels=apex, not {plan.kernels}")
     if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
         raise UserError(f"{where}: unpad=true is for fused attention without cp and without latent attention")
     for field in ("complex_rotary", "repeated_keys"):

@@ -79,7 +79,7 @@ class _Lowering:
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.plan.precision, tokens, psi, steps=plan.local_steps,
-                       eager=plan.plan.kernels != "compiled")  # fmt: skip
+                       eager=plan.plan.kernels != "compiled", blocking=plan.plan.blocking_launches)  # fmt: skip
 
     def _buffers(self, size: float) -> None:
         """What PyTorch's pipeline stages hold for transfers, besides activations."""

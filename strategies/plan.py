@@ -150,8 +150,8 @@ class Plan(Config):
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more); the last two gather nothing twice under sequence parallelism",
+        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
+        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
     )
     joined_products: bool | None = Field(
         None,
@@ -173,6 +173,9 @@ class Plan(Config):
         description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
         "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
         "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
+    )
+    persistent_norm: bool = Field(
+        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -218,6 +221,10 @@ class Plan(Config):
         False,
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
+    blocking_launches: bool = Field(
+        False,
+        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
@@ -320,6 +327,12 @@ class Plan(Config):
         FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
         """
         return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+
+    @property
+    def casts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
+        wider = self.bytes_per_gradient > self.bytes_per_element
+        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
 
     @property
     def least_gathered(self) -> int:

@@ -188,7 +188,10 @@ def _materialised(share: Share) -> list[Piece]:
     if share.attention_dropout:
         moved = (2 * element + 1) * scores
         kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
-        work = [(share.memory("attention dropout", phase, moved),) for phase in ("forward", "backward")]
+        work = [
+            (replace(share.memory("attention dropout", phase, moved), variant=variant),)
+            for phase, variant in (("forward", "dropout"), ("backward", ""))
+        ]
         pieces.append(Piece(work[0], work[1], core=True, inner=kept, temporary=2 * element * scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]

@@ -192,7 +192,7 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     kernels, elements = share.resolved.plan.kernels, share.parted * features
-    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element)
+    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element, share.resolved.plan.persistent_norm)
     apart = residual and kernels != "compiled"
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     kept = {source or f"{label} input": size}

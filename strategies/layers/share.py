@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sim.program import ALIGNED, Collective, Kernel
+from sim.program import ALIGNED, EARLY, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items, gathered, scattered
 from strategies.model import Model
 from strategies.resolved import Resolved
 
+VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
@@ -104,12 +105,14 @@ class Share:
         self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
     ) -> Kernel:
         """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
-        default n and k: m are tokens.
+        default n and k: m are tokens. Kernels of 2020 to 2022 came with a cuBLAS that had few kernels for batches of products
+        whose rows are no multiple of 16 bytes.
         """
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
-        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
+        early = self.resolved.plan.kernels == "apex" and batch > 1 and alignment * width % VECTOR
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY if early else "", alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
@@ -123,8 +126,18 @@ class Share:
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
         product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
-        added = 0.0 if fused else self._added(elements)
-        return (*made, product, self.memory(f"{label} sum", "backward", added)) if added else (*made, product)
+        return (*made, product, *(() if fused else self._sum(label, elements)))
+
+    def _sum(self, label: str, elements: int) -> tuple[Kernel, ...]:
+        """Kernels that add a gradient to those before. DeepSpeed's optimizer of 16-bit parameters with fp32 gradients casts it in
+        one and adds in another (deepspeed/runtime/bf16_optimizer.py of 0.6.5, update_hp_grads).
+        """
+        plan, moved = self.resolved.plan, self._added(elements)
+        if plan.casts_gradients:
+            width = plan.bytes_per_gradient
+            cast = self.memory(f"{label} cast", "backward", elements * (self.element + width))
+            return cast, self.memory(f"{label} sum", "backward", 3 * elements * width)
+        return (self.memory(f"{label} sum", "backward", moved),) if moved else ()
 
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
@@ -143,8 +156,7 @@ class Share:
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that add the gradients of `count` vectors of parameters to those before."""
-        moved = 0.0 if self.resolved.plan.kernels == "compiled" else self._added(elements)
-        return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
+        return () if self.resolved.plan.kernels == "compiled" else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""

@@ -6,10 +6,11 @@ import pytest
 
 from sim.links import link_loads
 from sim.memory import ledger
-from sim.program import Block, Collective, Send
+from sim.program import Block, Collective, Kernel, Send
 from sim.run import run
 from sim.summary import summarise
 from sim.timeline import Timeline
+from strategies.layers import parts
 from strategies.lower import lower
 from strategies.options import DeepSpeed
 from strategies.prefetch import steps
@@ -219,3 +220,12 @@ def test_tp_ranks_send_a_part_each_and_gather_the_whole(toy_job, options, sent, 
             ]
             found = [item.bytes for item in items if isinstance(item, Collective) and item.label == label]
             assert found == [whole] * 3 * gathers * (ops is where)
+
+
+@pytest.mark.parametrize(("options", "moved"), [({}, [6, 12]), (None, [10])])
+def test_fp32_gradients_are_cast_and_then_added_to(toy_job, options, moved) -> None:
+    """hp_grad.add_(grad.to(fp32)): 2 + 4 bytes for the cast, 4 + 4 + 4 for the sum; one kernel would move 2 + 4 + 4."""
+    job = toy_job(2, 1, data_parallel="zero1", deepspeed=options, accumulation=3, gradients="fp32", kernels="apex")
+    layer = parts(job.model, job.resolve()).layers[0]
+    found = [item for item in layer.backward if isinstance(item, Kernel) and item.label.startswith("mlp up weight ")]
+    assert [item.bytes / (64 * 256) for item in found] == moved
