@@ -158,6 +158,8 @@ def _deepspeed(plan: Plan, where: str) -> None:
     three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_"))}
     if three and plan.data_parallel != "zero3":
         raise UserError(f"{where}: deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3")
+    if not options.coalesced:
+        _one_by_one(plan, where)
     if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
         raise UserError(f"{where}: deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part")
     if plan.data_parallel != "zero3":
@@ -171,6 +173,23 @@ def _deepspeed(plan: Plan, where: str) -> None:
     ):
         if wrong:
             raise UserError(f"{where}: deepspeed with data_parallel=zero3 contradicts {why}")
+
+
+def _one_by_one(plan: Plan, where: str) -> None:
+    """What DeepSpeed of 2021 had, or is not simulated of it."""
+    options = plan.deepspeed
+    assert options is not None
+    for wrong, why in (
+        (plan.data_parallel != "zero3", f"data_parallel={plan.data_parallel}; it describes zero3"),
+        (options.hierarchical or options.zero_quantized_weights, "ZeRO++, which is of 2023"),
+        (plan.offload is not None, "offload, which is not simulated with it"),
+        (
+            plan.recompute == "operators" or plan.recompute_method == "uniform",
+            "this recomputation, which is not simulated with it",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"{where}: deepspeed.coalesced=false contradicts {why}")
 
 
 def neighbours(plan: Plan, dp: int, per_node: int, where: str) -> int:

@@ -39,8 +39,8 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
     "blocking_launches": st.just(True), "accumulation_fusion": st.booleans(), "joined_products": st.booleans(),
-    "complex_rotary": st.just(True), "repeated_keys": st.just(True), "sync_norm": st.just(True),
-    "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
+    "complex_rotary": st.just(True),
+    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
@@ -61,7 +61,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
         "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
         "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
         "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
-        "zero_quantized_gradients": st.booleans(),
+        "zero_quantized_gradients": st.booleans(), "coalesced": st.booleans(),
         "zero_hpz_partition_size": st.sampled_from([2, 4]),
     }),
 }  # fmt: skip
