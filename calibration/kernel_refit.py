@@ -43,7 +43,7 @@ def tidy(value: float, unit: str = "") -> float | str:
 
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
-    data = curve.model_dump()
+    data = {name: value for name, value in curve.model_dump().items() if value is not None}
     for optional in ("aligned", "early"):
         if not data.get(optional):
             data.pop(optional, None)
@@ -150,7 +150,7 @@ def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardwar
         other = pd.read_csv(tables / "kernels" / "attention_other.csv")
         other = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd")]
         curve = curve.model_copy(update={"backward": fit_backward(other[other.causal.astype(str) == "True"], gpu, curve)})
-    data["attention"] = described(curve)
+    data["attention"] = described(curve.model_copy(update={"ordered": load_profile(name).attention.ordered}))
     length = rows.isl.to_numpy()
     ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
     note(data, "attention", errors, ranges | {"queries": length, "keys": length})

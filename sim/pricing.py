@@ -21,6 +21,7 @@ from topologies.reading import UserError
 from topologies.topology import Topology
 
 COPY = "copy"  # the protocol of copies to and from the host
+VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
 
 
@@ -186,7 +187,7 @@ class Pricing:
             return "send", work.bytes, work.route, self._at[cohort], self._at[work.to]
         pair = work.cohorts and (self._at[work.cohorts[0]], self._at[work.cohorts[1]])
         at = pair or _across(self._at[cohort], work.axes)
-        return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, at
+        return work.operation, work.bytes, work.repeat, work.axes, work.algorithm, work.counts, work.pieces, at
 
     def _kinds(self, traffic: Traffic) -> set[str]:
         """The kinds of links that `traffic` takes."""
@@ -236,6 +237,8 @@ class Pricing:
             working = table.working(work.bytes)
         elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
+        if isinstance(work, Collective) and work.pieces:
+            latency += self._listed(work)
         alone = latency = on_grid(repeat * latency)
         parts, short = [], sum(transfers) / SHORT
         for demand, transfer in zip(demands, transfers, strict=True):
@@ -249,6 +252,11 @@ class Pricing:
             alone += on_grid(transfer * repeat) if flows else 0.0
         volume = sent(self.topology, self.program.grid, traffic, self._at[cohort]) * work.bytes * repeat
         return Priced(traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
+
+    def _listed(self, work: Collective) -> float:
+        """Seconds in which the GPU copies the pieces of a list, one by one."""
+        memory, bandwidth = self.prices.profile.memory, self.prices.gpu.memory_bandwidth
+        return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
 
     def _wire(self, operation: str, traffic: Traffic) -> float:
         """How many times as long as needed the library keeps links busy."""
@@ -313,12 +321,14 @@ class Pricing:
         return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
 
     def wrapping(self, item: Item | Send) -> float:
-        """Host seconds that PyTorch's wrapper adds to a collective, when it is started."""
+        """Host seconds that PyTorch's wrapper adds to a collective when it is started: to a list a view and a copy per piece."""
         work = item.collective if isinstance(item, Start) else item
         if not isinstance(work, Collective):
             return 0.0
-        found = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}")
-        return on_grid(found.seconds(work.bytes) * work.repeat) if found else 0.0
+        found, listed = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
+        if work.pieces:
+            listed = work.pieces * (VIEW + self.prices.profile.launch)
+        return on_grid((found.seconds(work.bytes) + listed if found else listed) * work.repeat)
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)

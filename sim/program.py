@@ -53,6 +53,7 @@ class Kernel:
     shape: tuple[int, ...] = ()
     variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING, EARLY
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
+    ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Collective:
     cohorts: instead of groups along `axis`, pairs of ranks of these two cohorts that share their other coordinates (tied
     embeddings).
     counts: of an all_to_allv, what member i of the group has for member j, in equal units; `bytes` is the largest row.
+    pieces: tensors of a list that the host makes for each time, one per rank, and the GPU copies to or from the buffer of NCCL
+    (torch.distributed.all_gather, reduce_scatter); 0 where they take one buffer (all_gather_into_tensor).
     """
 
     operation: str
@@ -79,6 +82,7 @@ class Collective:
     cohorts: tuple[int, int] | None = None
     counts: tuple[tuple[int, ...], ...] = ()
     along: tuple[str, ...] = ()
+    pieces: int = 0
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
 from strategies.stage import Stage
-from strategies.tensors import matrices
+from strategies.tensors import matrices, vectors
 
 NARROW = 1  # bytes of a quantised parameter
 SECONDARY = "secondary"  # the stream of the communicator of a node's ranks, from which hpZ gathers
@@ -66,6 +66,15 @@ class Gathering:
         vectors = sum(self.elements(part)) - sum(size * count for size, count in sizes)
         small = sum(size * count for size, count in sizes if size <= threshold)
         return small + (vectors if stage.model.hidden <= threshold else 0)
+
+    def vectors(self, part: int) -> int:
+        """Biases and norms of the part."""
+        return vectors(self.stage.parts[part], self.stage.model)
+
+    def tensors(self, part: int) -> list[int]:
+        """Elements of each matrix of the part."""
+        found = matrices(self.stage.parts[part], self.stage.model, self.stage.tied if part == len(self.stage.parts) - 1 else 0)
+        return [rows * columns for (rows, columns), count in found.items() for _ in range(count)]
 
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
@@ -145,10 +154,16 @@ class Gathering:
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""
-        elements = sum(self.persistent(part) for part in range(len(self.stage.parts)))
+        parts = range(len(self.stage.parts))
+        elements = sum(self.persistent(part) for part in parts)
         if elements and self.stage.plan.copies > 1:
-            width = self.stage.plan.plan.bytes_per_element
-            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False)
+            width, pieces = self.stage.plan.plan.bytes_per_element, 0
+            if not self.options.coalesced:  # one list, and of each tensor a copy of every rank's part
+                least = self.options.stage3_param_persistence_threshold
+                kept = sum(size <= least for part in parts for size in self.tensors(part))
+                kept += sum(map(self.vectors, parts)) if self.stage.model.hidden <= least else 0
+                pieces = self.stage.plan.shards * (1 + kept)
+            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False, pieces=pieces)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
@@ -165,14 +180,16 @@ class Gathering:
 
     def _gather(
         self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
-        quantised: bool = True, stream: str = "dp",
+        quantised: bool = True, stream: str = "dp", pieces: int = 0,
     ) -> Ref:  # fmt: skip
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
         width = NARROW if narrow else width
         key = elements, along, width
         if key not in self._works:
             size = float(elements * width)
-            self._works[key] = Collective("all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along)
+            self._works[key] = Collective(
+                "all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along, pieces=pieces
+            )
         return self.stage.add(Op(stream, self._works[key], after, allocate=allocate))
 
     def _pass(self, label: str, phase: str, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:

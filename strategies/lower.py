@@ -34,10 +34,10 @@ class _Lowering:
         ranks = plan.plan.pp
         self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
         self.stages: dict[int, Stage] = {}
-        for rank in range(ranks):
-            for chunk in range(plan.chunks):
-                number = self.schedule.stage(rank, ranks, chunk)
-                self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
+        places = [(rank, chunk, self.schedule.stage(rank, ranks, chunk)) for rank in range(ranks) for chunk in range(plan.chunks)]
+        self.rank_of = {number: rank for rank, _, number in places}
+        for rank, chunk, number in places:
+            self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
         self.last = len(plan.layers) - 1
         # a head that shares the embedding's matrix has a copy of it when no stage of its rank has the embedding
         self.tied = model.tied and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
@@ -46,8 +46,8 @@ class _Lowering:
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
         self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
 
-    def _parts(self, work: Parts, number: int) -> list[Part]:
-        number %= len(self.plan.layers)  # of a second copy of the model
+    def _parts(self, work: Parts, stage: int) -> list[Part]:
+        number = stage % len(self.plan.layers)  # of a second copy of the model
         first = sum(self.plan.layers[:number])
         chosen = work.stage(first, self.plan.layers[number])
         if number == 0:
@@ -56,10 +56,11 @@ class _Lowering:
             chosen.append(work.head)
         if not chosen:
             return chosen
-        ahead = work.batch + (work.received if number else ())
+        own = self.rank_of[stage]
+        ahead = work.batch + (work.received if number and self.rank_of[stage - 1] != own else ())
         if ahead:
             chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
-        if work.returned and number < len(self.plan.layers) - 1:
+        if work.returned and number < len(self.plan.layers) - 1 and self.rank_of[stage + 1] != own:
             end, back = chosen[-1], work.returned
             chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
         return chosen
@@ -68,8 +69,8 @@ class _Lowering:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
         plan, pp = self.plan, self.plan.plan.pp
         size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
-        if plan.plan.sequence_parallel or plan.plan.sends_parts:
-            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence, or sends a part of what all hold
+        if plan.plan.sequence_parallel:
+            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
         if plan.plan.kernels == "torch" and pp > 1:
             self._buffers(size)
         for _ in range(plan.local_steps):

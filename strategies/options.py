@@ -63,7 +63,8 @@ class Offload(Config):
 
 
 class DeepSpeed(Config):
-    """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements.
+    """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements; and
+    `coalesced`, which its version says.
 
     Without this group buckets are PyTorch's (`bucket`, in bytes), and zero3 is FSDP2: a part of the model (a layer) is gathered
     while the one before computes, and released after use. DeepSpeed's overlap_comm is the plan's `overlap`. Its unit is a
@@ -84,6 +85,11 @@ class DeepSpeed(Config):
     )
     stage3_max_reuse_distance: ElementsOrNone = Field(
         1_000_000_000, description="zero3: parameters are not released when they are used again before so many others"
+    )
+    coalesced: bool = Field(
+        True,
+        description="zero3: several tensors are gathered or reduced by one collective over one buffer (since 0.6, 2022); if not, "
+        "one by one over lists with a piece per rank, and the host waits for the GPU (0.3.13 to 0.5.4, 2021)",
     )
     zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")
     zero_hpz_partition_size: PositiveInt = Field(

@@ -143,5 +143,6 @@ class Passes:
             for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
                 target = self.flow.neighbour(stage, step)
                 if stage.rank == self.rank and target is not None and target.rank != self.rank:
-                    result[way, number] = stream, Send(size, target.rank, label, width=width)
+                    part = size / self.plan.plan.tp if self.plan.plan.splits(way) else size
+                    result[way, number] = stream, Send(part, target.rank, label, width=width)
         return result

@@ -28,6 +28,8 @@ MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
+ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+
 
 class Plan(Config):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
@@ -123,21 +125,22 @@ class Plan(Config):
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
         "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
-    attention: Literal["flash", "flash2", "flash1", "triton", "materialised"] = Field(
+    attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
         "flash",
         description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
-        "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
-        "scores written to memory (materialised)",
+        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
+        "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
     )
     unpad: bool = Field(
         False,
         description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
         "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
     )
-    loss: Literal["fused", "torch"] | None = Field(
+    loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
+        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
     )
     loss_metrics: NonNegativeInt = Field(
         0,
@@ -149,6 +152,30 @@ class Plan(Config):
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
         "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
         "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
+    )
+    joined_products: bool | None = Field(
+        None,
+        description="queries, keys and values are made by one product, and so are gate and up of an MLP; by default not with "
+        "kernels=torch or compiled, as most PyTorch models have a matrix for each (GPT-2 and llm-foundry join them)",
+    )
+    complex_rotary: bool = Field(
+        False,
+        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
+        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
+    )
+    repeated_keys: bool = Field(
+        False,
+        description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
+        "attention (torchtitan's and Hugging Face's repeat_kv)",
+    )
+    deterministic: bool = Field(
+        False,
+        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
+        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
+        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
+    )
+    persistent_norm: bool = Field(
+        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -183,6 +210,12 @@ class Plan(Config):
         True,
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
+    )
+    scatter_gather: ScatterGather | None = Field(
+        None,
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
+        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
+        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
     )
     timers: bool = Field(
         False,
@@ -264,6 +297,21 @@ class Plan(Config):
         return BYTES[self.precision]
 
     @property
+    def scatters(self) -> ScatterGather:
+        """`scatter_gather`, or its default."""
+        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
+        return self.scatters in ("deepspeed", "deepspeed_forward")
+
+    def splits(self, way: str) -> bool:
+        """Whether tp ranks send a part each of what all of them have, forward (F) or backward (B)."""
+        return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
+
+    @property
     def gathers_fp8(self) -> bool:
         """Whether parameters of linear layers are gathered in fp8."""
         return self.fp8 is not None and self.fp8.gather
@@ -279,11 +327,6 @@ class Plan(Config):
         FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
         """
         return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
-
-    @property
-    def sends_parts(self) -> bool:
-        """Whether each tp rank sends a part of what all of them hold to the next stage (`strategies.layers.exchanged`)."""
-        return self.deepspeed is not None and self.pp > 1 and self.tp > 1 and not self.sequence_parallel
 
     @property
     def casts_gradients(self) -> bool:
@@ -305,6 +348,11 @@ class Plan(Config):
     def fused_attention(self) -> bool:
         """Whether attention is one kernel that writes no scores."""
         return self.attention != "materialised"
+
+    @property
+    def separate_products(self) -> bool:
+        """Whether queries, keys, values, gate and up are products of their own."""
+        return self.kernels in ("torch", "compiled") if self.joined_products is None else not self.joined_products
 
     @property
     def fused_accumulation(self) -> bool:

@@ -89,11 +89,15 @@ class Stage:
         op.chunk = self.chunk
         return Ref(self.rank, self.cohort.add(op))
 
-    def last_compute(self) -> Ref | None:
-        """The op that is last so far on the compute stream of the stage's rank."""
+    def last(self, stream: str) -> Ref | None:
+        """The op that is last so far on a stream of the stage's rank."""
         ops = self.cohort.ops
-        last = next((number for number in range(len(ops) - 1, -1, -1) if ops[number].stream == COMPUTE), None)
+        last = next((number for number in range(len(ops) - 1, -1, -1) if ops[number].stream == stream), None)
         return None if last is None else Ref(self.rank, last)
+
+    def last_compute(self) -> Ref | None:
+        """The same of its compute stream."""
+        return self.last(COMPUTE)
 
     def forward(
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
@@ -127,6 +131,10 @@ class Stage:
         """Second half of a backward pass."""
         block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+
+    def memory(self, direction: str, part: int, passing: bool = False) -> tuple[Memory, Memory]:
+        """What a part's pass takes and gives back. passing: besides its parameters' gradients, which are made in it."""
+        return self._block(direction, part, part + 1, passing)[1:]
 
     def _block(
         self, direction: str, first: int, last: int, passing: bool = False, absent: float = 0.0
@@ -176,9 +184,10 @@ class Stage:
         return result
 
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
-               width: int | None = None) -> Ref:  # fmt: skip
+               width: int | None = None, pieces: int = 0) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts. width: bytes of an element on its way. What is offloaded then leaves the GPU.
+        the ranks that have the same experts. width: bytes of an element on its way; pieces: as in `Collective`. What is offloaded
+        then leaves the GPU.
         """
         if self.plan.copies == 1:
             ref = (
@@ -188,7 +197,7 @@ class Stage:
             )
             self.reduced.append(ref)
             return ref
-        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width)
+        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width, pieces)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
@@ -201,13 +210,15 @@ class Stage:
 
     def _reduction(
         self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory,
-        width: int | None = None,
+        width: int | None = None, pieces: int = 0,
     ) -> Ref:  # fmt: skip
         key = operation, size, count, along
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
             plan = self.plan.plan
             element = width or plan.bytes_per_gradient
-            self._reductions[key] = Collective(operation, size, "dp", "gradients", plan.algorithm, count, element, along=along)
+            self._reductions[key] = Collective(
+                operation, size, "dp", "gradients", plan.algorithm, count, element, along=along, pieces=pieces
+            )
         return self.add(Op("dp", self._reductions[key], after, free=free))
 
     def _replicate(self, size: float, count: int, after: Ref) -> Ref:

@@ -32,9 +32,9 @@ def tensors(parts: Sequence[Part], model: Model, tied: int, apart: bool) -> list
     result = []
     for position, part in enumerate(parts):
         own = tied if position == len(parts) - 1 else 0
-        weights = [elements for weight in _weights(part, model, own) for elements in _elements(weight, model, apart)]
-        whole, rest = divmod(part.parameters + own - sum(weights), model.hidden)
-        result += weights + [model.hidden] * whole + [rest] * (rest > 0)
+        matrix = [elements for weight in weights(part, model, own) for elements in _elements(weight, model, apart)]
+        whole, rest = divmod(part.parameters + own - sum(matrix), model.hidden)
+        result += matrix + [model.hidden] * whole + [rest] * (rest > 0)
     return result
 
 
@@ -55,12 +55,23 @@ def matrices(part: Part, model: Model, tied: int = 0) -> dict[Matrix, int]:
     The product that makes a weight's gradient has the weight's shape; embeddings, which are looked up, have no product.
     """
     found: dict[Matrix, int] = {}
-    for _, rows, columns, count in _weights(part, model, tied):
+    for _, rows, columns, count in weights(part, model, tied):
         found[rows, columns] = found.get((rows, columns), 0) + count
     return found
 
 
-def _weights(part: Part, model: Model, tied: int) -> Iterator[Weight]:
+def vectors(part: Part, model: Model) -> int:
+    """Biases and norms of a part, roughly: each matrix of a layer has a bias or none has one."""
+    of_norm = 2 if model.norm == "layernorm" else 1
+    if part.name == "embedding":
+        return of_norm * model.embedding_norm
+    if part.name == "head":
+        return of_norm * model.final_norm
+    return of_norm * (model.norms + 2 * model.qk_norm) + model.mlp_bias * sum(weight.copies for weight in weights(part, model, 0))
+
+
+def weights(part: Part, model: Model, tied: int) -> Iterator[Weight]:
+    """The matrices of a part; those of products as the products that make their gradients are called."""
     if part.name == "embedding":
         extra = (model.context if model.positions == "learned" else 0, model.token_types)
         for rows in (_vocabulary_rows(part, model, sum(extra)), *extra):

@@ -8,8 +8,8 @@ microbatches, in any order, m + 1 passes gather them (1 without `reshard`). Redu
 pp > 1 after it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are
 all-reduced over the replicas. With overlap the next part is gathered while the present one computes (prefetch depth 1). With
 `deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.prefetch`), gradients are reduced in its
-buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`). With `offload` parameters come from the
-host, gradients go there.
+buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`); in 2021 all of this was tensor by tensor
+(`strategies.one_by_one`). With `offload` parameters come from the host, gradients go there.
 
 Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
 buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Memory, Ref
+from strategies.blocks import BACKWARD, FORWARD
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.gathering import Gathering
+from strategies.one_by_one import OneByOne
 from strategies.plan import Plan
 from strategies.prefetch import Step, steps
 from strategies.quantised import Quantised
@@ -45,6 +47,7 @@ class Zero3(Hook):
         self._gathered: dict[int, Ref] = {}  # DeepSpeed: parts on their way
         self._there: dict[int, Ref] = {}  # DeepSpeed: what has made parts ready that are there
         self._waiting: list[tuple[int, Ref]] = []  # DeepSpeed: parts whose gradients are in the bucket
+        self._one_by_one: dict[int, OneByOne] = {}  # DeepSpeed of 2021
         self._quantised = Quantised()
         self._lingering: Memory = ()  # PyTorch: the buffer from which the part before was reduced
         self._whole: set[int] = set()  # stages whose parameters are there when a pass begins
@@ -122,7 +125,7 @@ class Zero3(Hook):
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
         ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
-        there = gathering.kept or stage.number in self._whole
+        there = gathering.kept or stage.number in self._whole or not gathering.options.coalesced
         stays = self._keeps if backward else not stage.plan.plan.reshard
         (self._whole.add if stays else self._whole.discard)(stage.number)
         self._absent = 0.0
@@ -181,6 +184,12 @@ class Zero3(Hook):
             after = () if overlap else tuple(stage.reduced[-1:])
         return ref
 
+    def _modules(self, stage: Stage) -> OneByOne:
+        """Of DeepSpeed as of 2021."""
+        if stage.number not in self._one_by_one:
+            self._one_by_one[stage.number] = OneByOne(stage, self._of(stage))
+        return self._one_by_one[stage.number]
+
     def _turn(self, stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What the first gather of a pass waits for: the last compute of the pass before."""
         before = stage.last_compute()
@@ -188,6 +197,8 @@ class Zero3(Hook):
 
     def _released(self, stage: Stage, part: int, backward: bool) -> Memory:
         """What the part's pass gives back."""
+        if not self._of(stage).options.coalesced:
+            return ()
         if stage.plan.plan.deepspeed and not self._of(stage).kept:
             trace, count = self._traces[stage.number], len(stage.parts)
             released = trace[2 * count - 1 - part if backward else part].release
@@ -199,6 +210,8 @@ class Zero3(Hook):
         return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        if not self._of(stage).options.coalesced:
+            return self._modules(stage).play(FORWARD, microbatch, part, after, stage.memory(FORWARD, part))
         return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
@@ -212,6 +225,9 @@ class Zero3(Hook):
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
             gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
         waits, absent = (*after, *stage.crowded), self._absent
+        if not self._of(stage).options.coalesced:
+            taken, given_back = stage.memory(BACKWARD, part, bool(gradient))
+            return self._modules(stage).play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
         ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self._reduce(stage, part, ref, lingers=True)
         return ref
@@ -253,10 +269,15 @@ class Zero3(Hook):
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""
+        if not self._of(stage).options.coalesced:
+            self._modules(stage).flush()
         if self._waiting:
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
-            self._send(stage, (dense, experts), self._waiting[-1][1], ())
+            # without overlap_comm reductions are on the compute stream, behind all that was launched
+            made = self._waiting[-1][1] if stage.plan.plan.overlap else stage.last_compute()
+            assert made is not None
+            self._send(stage, (dense, experts), made, ())
             self._waiting.clear()
 
     def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory) -> None:

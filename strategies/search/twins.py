@@ -17,8 +17,8 @@ from strategies.search.space import Axis, column
 Ids = NDArray[np.int64]
 # Fields, and what must be more than 1 (offload: anything) for any of them to mean something.
 MEANING = {
-    "schedule": ("pp",), "chunks": ("pp",), "overlap_p2p": ("pp",), "sequence_parallel": ("tp",), "overlap_tp": ("tp",),
-    "cp_method": ("cp",), "data_parallel": ("dp", "cp", "offload"), "reshard": ("dp", "cp", "offload"),
+    "schedule": ("pp",), "chunks": ("pp",), "overlap_p2p": ("pp",), "scatter_gather": ("pp",), "sequence_parallel": ("tp",),
+    "overlap_tp": ("tp",), "cp_method": ("cp",), "data_parallel": ("dp", "cp", "offload"), "reshard": ("dp", "cp", "offload"),
     "shard": ("dp", "cp", "offload"), "overlap": ("dp", "cp", "offload"), "bucket": ("dp", "cp", "offload"),
 }  # fmt: skip
 

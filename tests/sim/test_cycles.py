@@ -9,7 +9,7 @@ from calibration.profiles import profile_for
 from sim.collectives.cycles import ring_cycles
 from sim.prices import Prices
 from sim.sweep import bus_factor, sweep
-from topologies.cluster import load_cluster
+from topologies.cluster import inline_cluster, load_cluster
 
 
 def used(rings: tuple[tuple[int, ...], ...], size: int) -> np.ndarray:
@@ -64,3 +64,14 @@ def test_uneven_nodes_use_all_nics_that_they_can() -> None:
 def test_a_dgx_1v_reaches_most_of_its_links() -> None:
     """Six rings of 25 GB/s hold 150 GB/s at most; one ring in rank order would reach a sixth."""
     assert 100e9 < busbw("dgx-1v", 1, 8) < 150e9
+
+
+def test_two_links_between_each_two_of_four_make_six_rings() -> None:
+    """NCCL's rings fill all links of Jean Zay's nodes of four V100: its all-reduce of 4 GB has a busbw of 989 to 1004 Gb/s
+    (github.com/bigscience-workshop/bigscience experiments/bandwidth/single_node_*_all_reduce_bench.txt).
+    """
+    wired = {"gpu": "v100-sxm2-32gb", "gpus": 4, "wiring": "mesh", "nvlink": "150 GB/s"}
+    place = inline_cluster({"nodes": 1, "node": wired}, "machine")
+    prices = Prices(profile_for(place.node.gpu.name), place.node.gpu)
+    found = sweep(place.topology(), prices, "all_reduce", 4, [4e9], "ring/simple")[0][0]
+    assert 4e9 / found.seconds * bus_factor("all_reduce", 4) == pytest.approx(996e9 / 8, rel=0.05)

@@ -116,6 +116,21 @@ def test_zero3_reduces_full_buckets(played) -> None:
     assert summarise(whole).volume["dp"].elements == pytest.approx(summarise(each).volume["dp"].elements)
 
 
+def test_without_overlap_reductions_are_behind_what_was_launched(played) -> None:
+    """Without overlap_comm DeepSpeed's reduction stream is the compute stream: nothing computes beside a reduction."""
+    timeline = played("zero3", {"reduce_bucket_size": 50_000}, overlap=False)
+    ops = list(enumerate(timeline.program.cohorts[0].ops))
+    spans = {
+        kind: [(timeline.start[number], timeline.end[number]) for number, op in ops if found(op)]
+        for kind, found in (
+            ("reduce", lambda op: getattr(op.work, "operation", "") == "reduce_scatter"),
+            ("compute", lambda op: op.stream == "compute"),
+        )
+    }
+    assert spans["reduce"]
+    assert not [1 for a, b in spans["reduce"] for c, d in spans["compute"] if a < d and c < b]
+
+
 # -- ZeRO++ -------------------------------------------------------------------------------------------------------------------
 
 

@@ -35,10 +35,10 @@ MEGATRON: dict[str, Any] = {"kernels": "megatron", "fp8": {"scaling": "delayed"}
 TORCHAO: dict[str, Any] = {"kernels": "compiled", "data_parallel": "zero3", "fp8": {"scaling": "tensorwise"}}
 
 
-@pytest.mark.parametrize("plan", [MEGATRON, TORCHAO])
-def test_four_matrices_three_ways_are_fp8_and_attention_and_head_are_not(plan: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("plan", "matrices"), [(MEGATRON, 4), (TORCHAO, 7)])
+def test_matrices_three_ways_are_fp8_and_attention_and_head_are_not(plan: dict[str, Any], matrices: int) -> None:
     part, one = layer(**plan), job(**plan)
-    assert len(kernels(part, "fp8")) == 4 * 3
+    assert len(kernels(part, "fp8")) == matrices * 3
     assert {kernel.dtype for kernel in part.forward if isinstance(kernel, Kernel) and kernel.kind == "attention_forward"} == {
         "bf16"
     }
@@ -98,6 +98,33 @@ def test_tp_ranks_gather_fp8() -> None:
 
     assert moved() == 2 * 2 * TOKENS * HIDDEN
     assert moved(**MEGATRON) == 2 * TOKENS * HIDDEN
+
+
+def test_rows_are_scaled_when_all_tokens_are_there() -> None:
+    """torchtitan gathers 16 bits where scales belong to rows, and ranks cast all tokens; of whole tensors they cast their own."""
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True, **TORCHAO, "recompute": "operators"}
+
+    def cast(scaling: str) -> dict[str, float]:
+        part = layer(**tp | {"fp8": {"scaling": scaling}})
+        labels = ("mlp up input in fp8", "mlp down gradient in fp8")
+        return {label: sum(item.bytes for item in part.forward + part.backward if item.label == label) for label in labels}
+
+    size = TOKENS * HIDDEN
+    assert cast("rowwise")["mlp up input in fp8"] == size * (3 + 3 + 2 + 3)  # rows, rows again, maxima of columns, columns
+    assert cast("rowwise")["mlp down gradient in fp8"] == size * (3 + 2 + 3)
+    assert cast("tensorwise")["mlp up input in fp8"] == size / 8 * (2 + 3 + 3) + size * 2  # maximum, cast, cast again; turned
+    assert cast("tensorwise")["mlp down gradient in fp8"] == size / 8 * (2 + 3 + 2)
+
+
+def test_asynchronous_tensor_parallelism_gathers_no_rows_in_pieces() -> None:
+    """What is cast after a gather is no product that it could be joined with (github.com/pytorch/torchtitan issue 866)."""
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", **TORCHAO}
+
+    def whole(scaling: str) -> int:
+        part = layer(**tp | {"fp8": {"scaling": scaling}})
+        return sum(isinstance(item, Collective) and item.operation == "all_gather" for item in part.forward + part.backward)
+
+    assert (whole("rowwise"), whole("tensorwise")) == (4, 0)
 
 
 def test_copies_of_weights_stay_beside_16_bits() -> None:

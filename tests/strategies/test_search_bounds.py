@@ -38,14 +38,16 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
 }  # fmt: skip
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
-    "blocking_launches": st.just(True),
-    "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
+    "blocking_launches": st.just(True), "accumulation_fusion": st.booleans(), "joined_products": st.booleans(),
+    "complex_rotary": st.just(True),
+    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
-    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch"]), "unpad": st.just(True),
-    "loss_metrics": st.just(2),
+    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
+    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
+    "deterministic": st.just(True), "persistent_norm": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
@@ -59,7 +61,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
         "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
         "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
         "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
-        "zero_quantized_gradients": st.booleans(),
+        "zero_quantized_gradients": st.booleans(), "coalesced": st.booleans(),
         "zero_hpz_partition_size": st.sampled_from([2, 4]),
     }),
 }  # fmt: skip
@@ -89,7 +91,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     hook = plan["data_parallel"]
     if "deepspeed" in plan and hook == "zero3":
         plan |= {"pp": 1, "schedule": "1f1b", "reshard": True, "shard": None, "ep": 1, "order": "tp-cp-ep-dp-pp"}
-    plan["sequence_parallel"] &= plan["tp"] > 1
+    plan["sequence_parallel"] &= plan["tp"] > 1 and "scatter_gather" not in plan
     plan["reshard"] |= hook != "zero3"
     plan["gradients"] = "fp32" if hook == "ddp_fp16" else plan["gradients"]
     unfit = {
