@@ -93,7 +93,10 @@ class Model(Config):
     vocabulary_multiple: PositiveInt = Field(1, description="The embedding is padded to a multiple of this many tokens.")
     context: PositiveInt = Field(description="Longest sequence in tokens.")
     window: PositiveInt | None = Field(None, description="Sliding window of causal attention in tokens; none: all.")
-    positions: Literal["rotary", "learned"] = Field("learned", description="Learned: an embedding of context × hidden.")
+    positions: Literal["rotary", "learned", "alibi"] = Field(
+        "learned",
+        description="Learned: an embedding of context × hidden; alibi: added to scores by distance (arXiv:2108.12409).",
+    )
     token_types: NonNegativeInt = Field(0, description="Rows of the segment embedding (BERT: 2).")
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Layernorm has weight and bias, rmsnorm only weight.")
     norms: PositiveInt = Field(2, description="Norms over hidden in one layer.")

@@ -83,6 +83,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
     if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
         yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
+    if model.positions == "alibi":
+        yield f"the ALiBi positions of {model.name} are not executed: only rotary and learned ones are"
     if plan.sequence_parallel and model.positions == "learned":
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
     if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel != "zero3":

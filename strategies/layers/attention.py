@@ -179,10 +179,11 @@ def _materialised(share: Share) -> list[Piece]:
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
+    product = _product(share, "scores", sequence, dim, {"queries": queries, **inputs})
     scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if plan.kernels == "apex" else ()
     pieces += [
         Piece(input_gradient=scaled, core=True),
-        _product(share, "scores", sequence, dim, {"queries": queries, **inputs}),
+        _biased(share, product, element * scores) if share.model.positions == "alibi" else product,
         softmax,
     ]
     if share.attention_dropout:
@@ -196,6 +197,15 @@ def _materialised(share: Share) -> list[Piece]:
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
     return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
+
+
+def _biased(share: Share, product: Piece, scores: float) -> Piece:
+    """ALiBi as an operand of torch.baddbmm (Megatron-DeepSpeed megatron/model/transformer.py at c839a8aa): a row of every head is
+    copied to all of its scores, to which the product is added. A fused kernel makes it as it goes.
+    """
+    kernel = product.forward[0]
+    assert isinstance(kernel, Kernel)
+    return replace(product, forward=(share.memory("alibi", "forward", scores), replace(kernel, bytes=kernel.bytes + scores)))
 
 
 def _softmax_kernels(share: Share) -> passes.Kernels:

@@ -505,3 +505,17 @@ def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
     program = lower(model, Plan(kernels="apex", pp=2).resolve(model, 2))
     first = [next(op.work for op in cohort.ops if isinstance(op.work, Block)) for cohort in program.cohorts]
     assert [len(kernels(block.runs[0].items, "batch")) for block in first] == [12, 12]
+
+
+def test_alibi_is_written_to_every_score_and_read_by_the_product(toy_job) -> None:
+    """torch.baddbmm with an operand: two bytes a score to copy it there, and two to read it again; two heads of 32 × 32 scores.
+    Recomputed, it is all done once more.
+    """
+    plan = dict(attention="materialised", recompute="full", tp=4)
+    jobs = [toy_job(4, model={"positions": positions}, **plan) for positions in ("rotary", "alibi")]
+    without, with_it = (parts(job.model, job.resolve()).layers[0] for job in jobs)
+    for direction in ("forward", "recompute"):
+        product = [[item.bytes for item in getattr(part, direction) if item.label == "scores"] for part in (without, with_it)]
+        assert product[1][0] - product[0][0] == 2 * 2 * 32 * 32
+        assert [item.bytes for item in getattr(with_it, direction) if item.label == "alibi"] == [2 * 2 * 32 * 32]
+    assert jobs[0].model.parameters == jobs[1].model.parameters
