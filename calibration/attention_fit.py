@@ -1,12 +1,15 @@
 """Fits the older fused attention kernels of a profile, `Profile.older`, to published rates of both passes together.
 
-`python -m calibration.attention_fit TABLES` reads `kernels/attention_other.csv` of that folder and rewrites that part of the
-profiles of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository (github.com/Dao-AILab/flash-attention),
-which compare it with FlashAttention-1: causal, 16,384 tokens in each batch, head dimensions 64 and 128. The Triton kernel that
-FlashAttention-1 came with (flash_attn/flash_attn_triton.py, llm-foundry's attn_impl: triton) is not in them: what they call
-Triton is another, of the Triton project (benchmarks/benchmark_flash_attention.py). It is taken as FlashAttention-1, of which its
-authors say that it is slightly slower, forward and backward together. On A100 the GPU's own fused kernel is FlashAttention-2:
-there `Profile.attention` is its price, which forward passes by themselves were fitted to.
+`python -m calibration.attention_fit TABLES [PROFILES]` reads `kernels/attention_other.csv` of that folder and rewrites that part
+of the profiles, by default those of `MEASURED`. The rates are labels of plots in FlashAttention-2's repository
+(github.com/Dao-AILab/flash-attention), which compare it with FlashAttention-1: causal, 16,384 tokens in each batch, head
+dimensions 64 and 128. The Triton kernel that FlashAttention-1 came with (flash_attn/flash_attn_triton.py, llm-foundry's
+attn_impl: triton) is not in them: what they call Triton is another, of the Triton project
+(benchmarks/benchmark_flash_attention.py). It is taken as FlashAttention-1, of which its authors say that it is slightly slower,
+forward and backward together. On A100 the GPU's own fused kernel is FlashAttention-2: there `Profile.attention` is its price,
+which forward passes by themselves were fitted to. Of Blackwell NVIDIA published rates of PyTorch's FlashAttention-2
+(github.com/NVIDIA/cudnn-frontend, commit d48a60eb146e, benchmark/sdpa_benchmark_training/artifacts/
+sdpa_bf16_benchmark_results_NVIDIA_GB200.csv): causal, 128 heads of 128; its backward rate is 0.80 to 0.82 of the forward rate.
 """
 
 from __future__ import annotations
@@ -28,21 +31,31 @@ from topologies.cluster import load_gpu
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURED = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM", "h200": "H100-SXM"}  # profile -> gpu of the table
+MEASURED = {
+    "a100": "A100-SXM4-80GB",
+    "h100": "H100-SXM",
+    "h200": "H100-SXM",
+    "b200": "NVIDIA GB200",
+}  # profile -> gpu of the table
 IMPLEMENTATIONS = {"flash2": "FA2", "flash1": "FA1", "triton": "FA1"}  # plan.attention -> name in the table
 OWN = {"a100": "flash2"}  # profile -> the older kernel that is its GPU's own
+GB200 = {1024: 0.551, 2048: 1.693, 4096: 5.836, 8192: 21.557, 16384: 82.842, 32768: 324.653}  # tokens -> ms of both passes
 BACKWARD = 0.8  # rate of the backward pass over that of the forward pass: assumed, only both together were published
 BOUNDS = {"efficiency": (0.05, 1.0), "head_half": (0.0, 100.0), "keys_half": (0.0, 2000.0)}
 
 
 def fit_older(table: pd.DataFrame, gpu: Hardware) -> tuple[AttentionCurve, Array]:
-    """Curve and relative errors. Columns seqlen, batch, heads, head_dim, tflops of both causal passes together."""
+    """Curve and relative errors. Columns seqlen, batch, heads, head_dim, tflops of both causal passes together.
+
+    Where one head dimension alone was measured all have its rate.
+    """
+    bounds = BOUNDS if table.head_dim.nunique() > 1 else {name: pair for name, pair in BOUNDS.items() if name != "head_half"}
 
     def curve(x: Iterable[float]) -> AttentionCurve:
-        own: dict[str, Any] = dict(zip(BOUNDS, x, strict=True))
+        own: dict[str, Any] = {"head_half": 0.0} | dict(zip(bounds, x, strict=True))
         return AttentionCurve.model_construct(block=128, wave=0.0, fixed=0.0, backward=BACKWARD, **own)
 
-    found = minimise(lambda x: float(np.mean(np.log1p(off(curve(x), table, gpu)) ** 2)), BOUNDS)
+    found = minimise(lambda x: float(np.mean(np.log1p(off(curve(x), table, gpu)) ** 2)), bounds)
     return curve(found.values()), off(curve(found.values()), table, gpu)
 
 
@@ -55,35 +68,53 @@ def off(curve: AttentionCurve, table: pd.DataFrame, gpu: Hardware) -> Array:
     return np.asarray(measured / (forward + attention_backward_seconds(curve, forward)) - 1)
 
 
-def refit(tables: Path, name: str) -> None:
-    """Rewrite `older` of the shipped profile `name`."""
+def measured(tables: Path, name: str) -> pd.DataFrame:
+    """Columns impl, seqlen, batch, heads, head_dim, tflops of both causal passes together, on the GPU of `MEASURED`."""
     import pandas as pd
 
-    path, profile = FOLDER / f"{name}.yaml", load_profile(name)
+    if name == "b200":
+        rows = pd.DataFrame({"seqlen": list(GB200), "impl": "FA2", "batch": 1, "heads": 128, "head_dim": 128})
+        return rows.assign(tflops=3.5 * 2 * 128 * 128 * rows.seqlen**2 / np.array(list(GB200.values())) / 1e9)
     rows = pd.read_csv(tables / "kernels" / "attention_other.csv")
-    rows = rows[(rows.gpu == MEASURED[name]) & (rows["pass"] == "fwd+bwd") & (rows.causal.astype(str) == "True")]
+    return rows[(rows.gpu == MEASURED[name]) & (rows["pass"] == "fwd+bwd") & (rows.causal.astype(str) == "True")]
+
+
+def refit(tables: Path, name: str) -> None:
+    """Rewrite `older` of the shipped profile `name`."""
+    path, profile = FOLDER / f"{name}.yaml", load_profile(name)
+    rows, gpu = measured(tables, name), load_gpu("gb200" if name == "b200" else profile.gpu)
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     told: dict[str, Any] = {}
     data["older"] = {}
     for attention, impl in IMPLEMENTATIONS.items():
-        gpu, table = load_gpu(profile.gpu), rows[rows.impl == impl]
-        own = OWN.get(name) == attention
+        table, own = rows[rows.impl == impl], OWN.get(name) == attention
+        if table.empty:
+            continue
         curve, errors = (profile.attention, off(profile.attention, table, gpu)) if own else fit_older(table, gpu)
         data["older"][attention] = described(curve)
         told |= {attention: tidy(float(np.median(np.abs(errors)))), f"{attention} worst": tidy(float(np.max(np.abs(errors))))}
         print(name, attention, impl, told, flush=True)
-    data["provenance"]["older"] = {
-        "measured": True, "machine": MEASURED[name], "versions": "not named by the source", "date": "not dated by the source",
-        "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
-        "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
-        "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
-        "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel."
-        + {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}.get(name, ""),
-        "errors": told,
+    data["provenance"]["older"] = PROVENANCE | {
+        "machine": MEASURED[name], "rule": PROVENANCE["rule"] + NOTES.get(name, ""), "errors": told, **BLACKWELL.get(name, {}),
     }  # fmt: skip
     path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
 
 
+PROVENANCE: dict[str, Any] = {
+    "measured": True, "machine": "", "versions": "not named by the source", "date": "not dated by the source",
+    "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
+    "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
+    "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
+    "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel.",
+}  # fmt: skip
+NOTES = {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}
+BLACKWELL: dict[str, dict[str, Any]] = {"b200": {
+    "source": "github.com/NVIDIA/cudnn-frontend at d48a60eb146e, benchmark/sdpa_benchmark_training: pyt_flash_attention",
+    "grid": "causal, sequences of 1024 to 32768, 128 heads of 128",
+    "rule": "Both passes together; their rates differ by 0.80 to 0.82, taken as 0.8. All head dimensions have the rate of 128.",
+}}  # fmt: skip
+
+
 if __name__ == "__main__":
-    for profile_name in MEASURED:
+    for profile_name in sys.argv[2:] or MEASURED:
         refit(Path(sys.argv[1]), profile_name)

@@ -43,9 +43,10 @@ def tidy(value: float, unit: str = "") -> float | str:
 
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
-    data = curve.model_dump()
-    if not data.get("aligned"):
-        data.pop("aligned", None)
+    data = {name: value for name, value in curve.model_dump().items() if value is not None}
+    for optional in ("aligned", "early"):
+        if not data.get(optional):
+            data.pop(optional, None)
     for name, value in data.items():
         if name == "tiles":
             data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
@@ -118,7 +119,8 @@ def refit(tables: Path, name: str) -> None:
         rows, prefix = products(tables, name, dtype), "" if dtype == "bf16" else f"{dtype} "
         limit = known_limit(data, name, dtype, gpu)
         curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0))
-        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": profile.gemm[dtype].aligned}))
+        old = profile.gemm[dtype]
+        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": old.aligned, "early": old.early}))
         told["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
@@ -148,7 +150,7 @@ def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardwar
         other = pd.read_csv(tables / "kernels" / "attention_other.csv")
         other = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd")]
         curve = curve.model_copy(update={"backward": fit_backward(other[other.causal.astype(str) == "True"], gpu, curve)})
-    data["attention"] = described(curve)
+    data["attention"] = described(curve.model_copy(update={"ordered": load_profile(name).attention.ordered}))
     length = rows.isl.to_numpy()
     ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
     note(data, "attention", errors, ranges | {"queries": length, "keys": length})

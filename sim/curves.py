@@ -6,6 +6,7 @@ and numpy arrays share, so the fit and the simulation use the same code.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
@@ -21,10 +22,12 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 # The clock that a limit allows grows with its watts to this power: 47 products (m, n, k of 2048 and more) take 1.106 times as
 # long (median) on an A100 PCIe of 300 W (github.com/MooreThreads/SimuMax configs/system/a100_pcie.json) as by the prices of an
-# A100 SXM of 400 W and as many multiprocessors. Voltage that falls as the clock does would give 1/3.
+# A100 SXM of 400 W and as many multiprocessors. Voltage that falls as the clock does would give 1/3, one that stays 1; power that
+# does not depend on the clock makes it more.
 POWER = 0.35
 Shape = tuple[Any, Any, Any, Any]  # batch, m, n, k: numbers, or arrays of one length
 Traffic = tuple[Any, Any]  # bytes of a product's operands and of its result
+KEYS = 128  # in a block of FlashAttention-2's backward pass
 PARTS = (1, 2, 3, 4, 5, 6, 8)  # into which k may be cut, so that there are more tiles
 
 
@@ -78,6 +81,15 @@ class GemmCurve(Config):
     cached: float = Field(1.0, ge=1)  # the cache, which holds partial results, is so many times as fast as the memory
     exposed: Share = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
+    early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
+    # multiple of 16 bytes reach at most with cuBLAS before CUDA 11.7
+
+
+class Ordered(Config):
+    """A fused backward pass of attention that adds up query gradients in a fixed order, and so has the same bits every time."""
+
+    rate: Positive  # over that of one that does not
+    scratch: NotNegative = 0.0  # bytes of workspace per score, which PyTorch fills before
 
 
 class AttentionCurve(Config):
@@ -91,6 +103,7 @@ class AttentionCurve(Config):
     fixed: Seconds = 0.0  # start and end of a kernel
     keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
     backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
+    ordered: Ordered | None = None  # None: as FlashAttention-2, `ordered_stretch`
 
 
 class MemoryCurve(Config):
@@ -99,7 +112,8 @@ class MemoryCurve(Config):
     efficiency: Fraction  # of the specified memory bandwidth
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
-    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # by `Kernel.variant`, before the rates above
+    fractions: dict[str, Fraction] = Field(default_factory=dict)  # by `Kernel.variant`, instead of the rates above
+    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first
 
 
 def gemm_clocks(
@@ -183,3 +197,29 @@ def attention_backward_seconds(curve: AttentionCurve, forward: Any) -> Any:
     arXiv:2307.08691, counts 5 products for 2), and the start and end of one kernel, too.
     """
     return curve.fixed + (forward - curve.fixed) * 2.5 / curve.backward
+
+
+def ordered_splits(sms: int, shape: tuple[Any, ...]) -> int:
+    """Thread blocks among which FlashAttention-2 deals out a head's keys, when query gradients are added up in a fixed order: so
+    many that every multiprocessor has one (csrc/flash_attn/src/flash_bwd_launch_template.h, run_flash_bwd_seqk_parallel).
+    """
+    return -(-max(1, sms) // int(shape[0] * shape[1]))
+
+
+def ordered_stretch(sms: int, shape: tuple[Any, ...]) -> float:
+    """How many times as long FlashAttention-2's backward pass takes in that order.
+
+    Otherwise every block of keys has a thread block of its own, which spread evenly; now a few have many each. Thread blocks go
+    to multiprocessors in turn, one at a time on each (it takes 144 KB of shared memory): often a second wave leaves most idle.
+    """
+    batch, heads, _, _, keys, _, causal = shape
+    splits, blocks = ordered_splits(sms, shape), -(-keys // KEYS)
+    dealt = [range(first, blocks, splits) for first in range(splits)]
+    work = [
+        sum(blocks - block for block in those) if causal else len(those) for those in dealt
+    ]  # blocks of queries that see them
+    free = [0] * max(1, sms)
+    for _ in range(batch * heads):
+        for each in work:
+            heapq.heapreplace(free, free[0] + each)
+    return max(free) * max(1, sms) / float(batch * heads * sum(work))

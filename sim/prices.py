@@ -25,8 +25,10 @@ from sim.curves import (
     attention_backward_seconds,
     attention_seconds,
     gemm_clocks,
+    ordered_splits,
+    ordered_stretch,
 )  # fmt: skip
-from sim.program import WRAPPING, Kernel
+from sim.program import EARLY, WRAPPING, Kernel
 from sim.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.tables import CollectiveTable, Wrapping
 from topologies.board import KINDS, UNPRICED
@@ -89,6 +91,7 @@ class Profile(Config):
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
+    throttling: Positive = POWER  # a lower limit's clock falls as its watts to this power
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
@@ -141,6 +144,7 @@ class Prices:
         self.profile = profile
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
+        self._share = _power_share(profile, gpu)
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
@@ -160,7 +164,8 @@ class Prices:
         memory = self.profile.memory
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)
-        efficiency = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        efficiency = memory.fractions.get(kernel.variant, usual)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
     def _peak(self, dtype: str) -> float:
@@ -181,7 +186,7 @@ class Prices:
                 measured, curve = next(iter(curves.items()))
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
-            limit = min(1.0, curve.sustained * _power_share(self.profile.gpu, self.gpu))
+            limit = min(1.0, curve.sustained * self._share)
             found = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
         return found
 
@@ -195,15 +200,35 @@ class Prices:
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
         rate = curve.aligned.get(kernel.alignment, 1.0)
         shape = batch, m, n, k
-        return float(gemm_clocks(curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved)[1])
+        seconds = float(gemm_clocks(curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved)[1])
+        if kernel.variant == EARLY and kernel.dtype in curve.early:
+            return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
+        return seconds
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
-        forward: float = attention_seconds(curve, self._peak(kernel.dtype), self._sms, kernel.shape)
+        peak = self._peak(kernel.dtype) * min(1.0, self._share)  # it was measured at the limit, or near it
+        forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
-        return max(arithmetic, curve.fixed + kernel.bytes / (self.gpu.memory_bandwidth * self.profile.memory.efficiency))
+        bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0
+        if kernel.ordered:
+            arithmetic, added = self._ordered(curve, kernel.shape, arithmetic)
+        return max(arithmetic, curve.fixed + kernel.bytes / bandwidth) + added / bandwidth
+
+    def _ordered(self, curve: AttentionCurve, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
+        """(seconds of arithmetic, further bytes) of a backward pass that adds up gradients in a fixed order.
+
+        FlashAttention-2 has fp32 query gradients for each split, zeros at first (csrc/flash_attn/flash_api.cpp, mha_bwd), which
+        PyTorch fills before that; they are added up at the end.
+        """
+        batch, heads, _, queries, keys, dim, _ = shape
+        if curve.ordered is not None:
+            return seconds / curve.ordered.rate, curve.ordered.scratch * batch * heads * queries * keys
+        splits = ordered_splits(self._sms, shape)
+        sums = 4.0 * batch * heads * queries * dim * (2 * splits + splits - 1)
+        return curve.fixed + (seconds - curve.fixed) * ordered_stretch(self._sms, shape), sums
 
     def extrapolation(self, kernel: Kernel) -> str | None:
         """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
@@ -225,20 +250,20 @@ def _has(profile: Profile) -> str:
     return f", only of {', '.join(profile.older)}" if profile.older else ""
 
 
-def _power_share(measured: str, gpu: Hardware) -> float:
-    """What part of its peak `gpu` sustains over what the GPU `measured` does: as much more per multiprocessor as POWER gives for
-    its watts. 1 where either's limit is not known.
+def _power_share(profile: Profile, gpu: Hardware) -> float:
+    """What part of its peak `gpu` sustains over what the measured GPU does: as much more per multiprocessor as `throttling` gives
+    for its watts. 1 where either's limit is not known.
     """
-    if not (gpu.power and gpu.sms) or measured not in gpu_names():
+    if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
         return 1.0
-    other = _catalogued(measured)
+    other = _catalogued(profile.gpu)
     if not (other.power and other.sms):
         return 1.0
     same = [dtype for dtype in other.peak if dtype in gpu.peak]
     if not same:
         return 1.0
     peaks = other.peak[same[-1]] / other.sms / (gpu.peak[same[-1]] / gpu.sms)
-    return float(peaks * (gpu.power / gpu.sms / (other.power / other.sms)) ** POWER)
+    return float(peaks * (gpu.power / gpu.sms / (other.power / other.sms)) ** profile.throttling)
 
 
 _catalogued = lru_cache(load_gpu)

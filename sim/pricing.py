@@ -290,13 +290,13 @@ class Pricing:
 
     def _play(self, items: tuple[Item, ...], cohort: int) -> Fused:
         profile = self.prices.profile
-        extra = profile.launch * self.program.turns if profile.synchronous else 0.0
         ahead = profile.launching(self.program.eager) * self.program.turns
         wrapping = [self.wrapping(item) for item in items]
-        if profile.synchronous:  # the host's work is the item's own
-            works = [(item, self._seconds(item, cohort, extra + more)) for item, more in zip(items, wrapping, strict=True)]
-            return fused(works, ahead, profile.slowdown)
-        return fused([(item, self._seconds(item, cohort, extra)) for item in items], ahead, profile.slowdown, wrapping)
+        if profile.synchronous or self.program.blocking:  # the host's work is the item's own
+            each = profile.launch * self.program.turns if profile.synchronous else ahead
+            works = [(item, self._seconds(item, cohort, each + more)) for item, more in zip(items, wrapping, strict=True)]
+            return fused(works, 0.0, profile.slowdown)
+        return fused([(item, self._seconds(item, cohort, 0.0)) for item in items], ahead, profile.slowdown, wrapping)
 
     def talk(self, block: Block) -> Iterator[tuple[int, Collective]]:
         """The collectives of a block, each with how often it runs."""

@@ -17,6 +17,7 @@ from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
 WRAPPING = "wrapping"  # variant of a kernel
+EARLY = "early"  # variant of a product: by cuBLAS before CUDA 11.7
 HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 
@@ -50,8 +51,9 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING
+    variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING, EARLY
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
+    ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,5 +211,6 @@ class Program:
     steps: int = 1
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
+    blocking: bool = False  # the host waits for each kernel to end before it launches the next
     description: str = ""
     masked_flops: float | None = None  # of the model's, those that a causal mask leaves; None where nothing is masked

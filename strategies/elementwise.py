@@ -5,9 +5,9 @@ A pass is (kind, bytes per element): "memory" streams; "reduction" needs whole r
 
 * megatron: Megatron-LM's and Transformer Engine's fused kernels. Causal softmax loads what the mask leaves, half, and stores
   whole rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
-* apex: Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm. The bias of queries, keys and values is
-  added, and gradients of scaled scores are scaled, by kernels of their own (megatron/model/transformer.py); so is every step of
-  the loss (megatron/mpu/cross_entropy.py).
+* apex: Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm and cuBLAS before CUDA 11.7. The bias of
+  queries, keys and values is added, and gradients of scaled scores are scaled, by kernels of their own
+  (megatron/model/transformer.py); so is every step of the loss (megatron/mpu/cross_entropy.py).
 * compiled: torch.compile, priced as megatron's but for what autograd adds up between kernels, which it fuses.
 * torch: eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 """
@@ -46,12 +46,17 @@ def _reduce(*moved: float, operator: str = "") -> Passes:
     return tuple(Pass("reduction", bytes_, operator) for bytes_ in moved)
 
 
-def norm(kernels: Kernels, rms: bool, width: float) -> Ways:
-    """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own."""
-    if kernels not in ("torch", "apex"):
-        return Ways(_stream(2 * width), _reduce(3 * width))
+def norm(kernels: Kernels, rms: bool, width: float, persistent: bool = False) -> Ways:
+    """A norm over features, per element. The weight's gradient is made in the backward kernel, by Apex and PyTorch in its own.
+
+    persistent: by Apex's FastLayerNorm, which keeps rows in registers (github.com/NVIDIA/apex pull 1037), as Transformer Engine.
+    """
+    if kernels == "megatron" or persistent:
+        return Ways(_stream(2 * width, operator="persistent norm"), _reduce(3 * width, operator="persistent norm backward"))
+    if kernels == "compiled":
+        return Ways(_stream(2 * width, operator="compiled norm"), _reduce(3 * width, operator="compiled norm backward"))
     if kernels == "apex":
-        return Ways(_stream(2 * width), _reduce(3 * width, 2 * width))
+        return Ways(_stream(2 * width, operator="apex norm"), _reduce(3 * width, 2 * width))
     if not rms:
         back = (*_reduce(3 * width, operator="norm backward"), *_reduce(2 * width))
         return Ways(_stream(2 * width, operator="norm"), back)
@@ -78,8 +83,15 @@ def gelu(width: float) -> Ways:
     return Ways(_stream(2 * width, operator="gelu"), _stream(3 * width, operator="gelu backward"))
 
 
-def rotary(kernels: Kernels, width: float) -> Ways:
-    """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum."""
+def rotary(kernels: Kernels, width: float, in_complex: bool = False) -> Ways:
+    """Rotary embedding of queries and keys, per element; in eager PyTorch two products, a turned copy and a sum.
+
+    Of complex numbers (apply_rotary_emb of torchtitan's model.py): a cast to fp32, the product, a cast back. torch.compile
+    generates no code for the product (github.com/pytorch/torchtitan issue 15), so that the casts, too, are kernels of their own.
+    """
+    if in_complex:
+        cast = width + FLOAT if width != FLOAT else 0.0
+        return Ways(_stream(cast, 2 * FLOAT, cast), _stream(cast, 2 * FLOAT, cast))
     if kernels == "torch":
         turned = (width, 2 * width)  # half is negated, the halves are joined
         back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed

@@ -54,32 +54,23 @@ class _Lowering:
             chosen.insert(0, work.embedding)
         if number == len(self.plan.layers) - 1:
             chosen.append(work.head)
-        if work.batch and chosen:
-            chosen[0] = replace(chosen[0], forward=work.batch + chosen[0].forward)
-        if chosen and "F" in self.plan.plan.split_sends and number and self.rank_of[stage - 1] != self.rank_of[stage]:
-            chosen[0] = replace(chosen[0], forward=(self._rest("activations"), *chosen[0].forward))
-        ends = number == len(self.plan.layers) - 1
-        if chosen and "B" in self.plan.plan.split_sends and not ends and self.rank_of[stage + 1] != self.rank_of[stage]:
-            rest, last = self._rest("gradients"), chosen[-1]
-            chosen[-1] = replace(last, backward=(rest, *last.backward), input_gradient=(rest, *last.input_gradient))
+        if not chosen:
+            return chosen
+        own = self.rank_of[stage]
+        ahead = work.batch + (work.received if number and self.rank_of[stage - 1] != own else ())
+        if ahead:
+            chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
+        if work.returned and number < len(self.plan.layers) - 1 and self.rank_of[stage + 1] != own:
+            end, back = chosen[-1], work.returned
+            chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
         return chosen
-
-    def _rest(self, label: str) -> Collective:
-        """What tp ranks gather when each of them has received a part."""
-        plan = self.plan.plan
-        return Collective("all_gather", self.sent, "tp", label, plan.algorithm, 1, plan.bytes_per_element)
-
-    @property
-    def sent(self) -> float:
-        """Bytes of a microbatch's result between stages that a tp rank has."""
-        plan = self.plan.plan
-        size = plan.microbatch * (self.plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
-        # with sequence parallelism each tp rank holds, and sends, its part of the sequence
-        return size // plan.tp if plan.sequence_parallel else size
 
     def program(self) -> Program:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
-        plan, pp, size = self.plan, self.plan.plan.pp, self.sent
+        plan, pp = self.plan, self.plan.plan.pp
+        size = plan.plan.microbatch * (plan.sequence // plan.plan.cp) * self.model.hidden * plan.plan.bytes_per_element
+        if plan.plan.sequence_parallel:
+            size //= plan.plan.tp  # each tp rank holds, and sends, its part of the sequence
         if plan.plan.kernels == "torch" and pp > 1:
             self._buffers(size)
         for _ in range(plan.local_steps):
@@ -88,7 +79,7 @@ class _Lowering:
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.plan.precision, tokens, psi, steps=plan.local_steps,
-                       eager=plan.plan.kernels != "compiled")  # fmt: skip
+                       eager=plan.plan.kernels != "compiled", blocking=plan.plan.blocking_launches)  # fmt: skip
 
     def _buffers(self, size: float) -> None:
         """What PyTorch's pipeline stages hold for transfers, besides activations."""

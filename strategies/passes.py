@@ -138,11 +138,11 @@ class Passes:
 
     def _sends(self, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
         """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
-        result, width, split = {}, self.plan.plan.bytes_per_element, self.plan.plan.split_sends
+        result, width = {}, self.plan.plan.bytes_per_element
         for number, stage in self.flow.stages.items():
             for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
                 target = self.flow.neighbour(stage, step)
                 if stage.rank == self.rank and target is not None and target.rank != self.rank:
-                    part = size / self.plan.plan.tp if way in split else size
+                    part = size / self.plan.plan.tp if self.plan.plan.splits(way) else size
                     result[way, number] = stream, Send(part, target.rank, label, width=width)
         return result

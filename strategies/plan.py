@@ -28,6 +28,8 @@ MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
+ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+
 
 class Plan(Config):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
@@ -134,10 +136,11 @@ class Plan(Config):
         description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
         "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
     )
-    loss: Literal["fused", "torch"] | None = Field(
+    loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex), or PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone)",
+        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
+        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
     )
     loss_metrics: NonNegativeInt = Field(
         0,
@@ -147,8 +150,32 @@ class Plan(Config):
     kernels: Kernels = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it (apex), torch.compile's (compiled), or PyTorch's own operators one by one (torch, which keeps "
-        "more); the last two gather nothing twice under sequence parallelism",
+        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
+        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
+    )
+    joined_products: bool | None = Field(
+        None,
+        description="queries, keys and values are made by one product, and so are gate and up of an MLP; by default not with "
+        "kernels=torch or compiled, as most PyTorch models have a matrix for each (GPT-2 and llm-foundry join them)",
+    )
+    complex_rotary: bool = Field(
+        False,
+        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
+        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
+    )
+    repeated_keys: bool = Field(
+        False,
+        description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
+        "attention (torchtitan's and Hugging Face's repeat_kv)",
+    )
+    deterministic: bool = Field(
+        False,
+        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
+        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
+        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
+    )
+    persistent_norm: bool = Field(
+        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
     )
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
@@ -184,16 +211,20 @@ class Plan(Config):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
-    scatter_gather: Literal["none", "activations", "all"] = Field(
-        "none",
-        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest; of "
-        "activations alone (DeepSpeed's pipeline engine up to 0.5.0) or of gradients too (later ones; Megatron-LM in 2021 and "
-        "2022, Narayanan et al. 2021, arXiv:2104.04473, section 4.1)",
+    scatter_gather: ScatterGather | None = Field(
+        None,
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
+        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
+        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
     )
     timers: bool = Field(
         False,
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
+    blocking_launches: bool = Field(
+        False,
+        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
@@ -266,9 +297,19 @@ class Plan(Config):
         return BYTES[self.precision]
 
     @property
-    def split_sends(self) -> str:
-        """The ways, forward (F) and backward (B), in which the tp ranks of a stage each send a part of what all of them have."""
-        return {"none": "", "activations": "F", "all": "FB"}[self.scatter_gather] if self.tp > 1 else ""
+    def scatters(self) -> ScatterGather:
+        """`scatter_gather`, or its default."""
+        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
+        return self.scatters in ("deepspeed", "deepspeed_forward")
+
+    def splits(self, way: str) -> bool:
+        """Whether tp ranks send a part each of what all of them have, forward (F) or backward (B)."""
+        return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
 
     @property
     def gathers_fp8(self) -> bool:
@@ -288,6 +329,12 @@ class Plan(Config):
         return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
 
     @property
+    def casts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
+        wider = self.bytes_per_gradient > self.bytes_per_element
+        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
+
+    @property
     def least_gathered(self) -> int:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
         return 1 if self.gathers_fp8 else self.bytes_per_element
@@ -301,6 +348,11 @@ class Plan(Config):
     def fused_attention(self) -> bool:
         """Whether attention is one kernel that writes no scores."""
         return self.attention != "materialised"
+
+    @property
+    def separate_products(self) -> bool:
+        """Whether queries, keys, values, gate and up are products of their own."""
+        return self.kernels in ("torch", "compiled") if self.joined_products is None else not self.joined_products
 
     @property
     def fused_accumulation(self) -> bool:

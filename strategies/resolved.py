@@ -11,7 +11,7 @@ from strategies.limits import belongs, divides, experts, neighbours, recomputed,
 from strategies.model import Model
 from strategies.placement import placement
 from strategies.plan import Plan
-from strategies.schedules import schedules
+from strategies.schedules import actions, schedules
 from topologies.reading import Config, UserError
 
 NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
@@ -42,6 +42,8 @@ class Resolved(Config):
         _shards(plan, dp, where)
         _asynchronous(plan, model, microbatches, where)
         belongs(plan, model, where)
+        if plan.blocking_launches:
+            _blocking(plan, microbatches, chunks, where)
         experts(model, plan, dp, where)
         local = _local_steps(plan, microbatches, where)
         layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
@@ -162,6 +164,22 @@ def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> No
     if microbatches < plan.pp:
         why = "the steady state repeats, and two versions suffice, from then on"
         raise UserError(f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}")
+
+
+def _blocking(plan: Plan, microbatches: int, chunks: int, where: str) -> None:
+    """What would run beside a kernel that the host waits for."""
+    beside = plan.overlap_tp or ("weight_gradient" if plan.kernels == "megatron" else "none")
+    for wrong, what in (
+        (plan.overlap, "overlap=true"),
+        (plan.pp > 1 and plan.overlap_p2p, "overlap_p2p=true"),
+        (plan.tp > 1 and beside != "none", f"overlap_tp={beside}"),
+        (any(action.beside for action in actions(plan.schedule, 0, plan.pp, microbatches, chunks)), f"schedule={plan.schedule}"),
+        (plan.offload is not None, "offload"),
+    ):
+        if wrong:
+            raise UserError(f"{where}: blocking_launches=true contradicts {what}: nothing runs beside a kernel")
+    if plan.data_parallel not in ("ddp", "zero1", "zero2"):
+        raise UserError(f"{where}: blocking_launches=true with data_parallel={plan.data_parallel} is not simulated")
 
 
 def _local_steps(plan: Plan, microbatches: int, where: str) -> int:

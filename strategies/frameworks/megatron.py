@@ -63,6 +63,11 @@ def _read(path: Path) -> Found:
         plan["data_parallel"] = "zero1"
     if flags.flag("no-gradient-accumulation-fusion", False):
         plan["accumulation_fusion"] = False
+    fused = flags.flag("cross-entropy-loss-fusion", False)
+    if flags.flag("deterministic-mode", False):
+        plan["deterministic"] = True  # which has no fused loss
+    elif not fused:
+        plan["loss"] = "operators"
     in_bf16 = flags.flag("grad-reduce-in-bf16", False)
     if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (plan["precision"] == "bf16" and not in_bf16):
         plan["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
@@ -205,6 +210,8 @@ def _write(job: Job) -> Written:
         flags.append((f"--{kind}-dropout", 0.1 if (wanted if own.dropout is None else own.dropout) else 0))
     flags += [("--optimizer", "sgd")] * (own.optimizer == "momentum") + [("--clip-grad", 0)] * (not own.clip_gradients)
     flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
+    flags += [("--deterministic-mode", None)] * own.deterministic
+    flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
     start = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
              '--rdzv-endpoint "$HEAD_NODE:29500" pretrain_gpt.py')  # fmt: skip
     lines = [start, *(f"{name} {value}" if value is not None else name for name, value in flags)]

@@ -20,6 +20,7 @@ from sim.program import Collective, Item, Kernel
 from strategies.layers import operators
 from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
+from strategies.layers.exchanged import received, returned
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece
@@ -88,6 +89,8 @@ class Parts:
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: Part  # final norm, language-model head and loss
     batch: Items  # before every forward pass of every stage
+    received: Items  # before those of stages whose input comes from another rank
+    returned: Items  # before the backward passes of those whose result went to another rank
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
 
     def layer(self, index: int) -> Part:
@@ -123,6 +126,8 @@ def parts(model: Model, plan: Resolved) -> Parts:
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
         head=_part("head", head(share), share, "none"),
         batch=batch(share),
+        received=received(share),
+        returned=returned(share),
         tied=share.rows * model.hidden if model.head and model.tied else 0,
     )
 
@@ -307,15 +312,16 @@ def _held(weights: Items, share: Share) -> float:
 
     An input that sequence parallelism gathers just before is held as the rank's part of it.
     """
-    total, gathered = 0.0, False
+    total, gathered, before = 0.0, False, ""
     for item in weights:
         if isinstance(item, Collective):
             gathered = True
         elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
             width = NARROW if item.dtype == "fp8" else share.element
-            total += width * batch * k * (m + (n / share.tp if gathered else n))
-            gathered = False
+            inputs = 0 if item.label == before else n / share.tp if gathered else n  # products of one input have one label
+            total += width * batch * k * (m + inputs)
+            gathered, before = False, item.label
     return total
 
 

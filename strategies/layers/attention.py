@@ -25,6 +25,8 @@ def attention(share: Share) -> list[Piece]:
     flash = share.resolved.plan.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
     core = _unpadded(share, core) if share.resolved.plan.unpad else core
+    if (share.resolved.plan.kernels, share.resolved.plan.attention, share.cp) == ("megatron", "flash2", 1):
+        core = _sequences_first(share, core)
     return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
 
 
@@ -33,10 +35,12 @@ def _projections(share: Share) -> list[Piece]:
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
     local = (share.heads + 2 * share.kv_heads) * dim
+    plan, parts = share.resolved.plan, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
-    joined = () if share.resolved.plan.kernels == "compiled" else (2 * share.element * (queries + 2 * keys),)
+    apart = plan.kernels == "compiled" or plan.separate_products
+    joined = () if apart else (2 * share.element * (queries + 2 * keys),)
     pieces = [
-        column_linear(share, "qkv", outputs, model.attention_bias, local),
+        column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
         Piece(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
@@ -46,7 +50,23 @@ def _projections(share: Share) -> list[Piece]:
     if model.positions == "rotary":
         turned = queries + keys
         pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))
+    if plan.repeated_keys and share.kv_heads < share.heads:
+        pieces.append(_repeated(share, queries, keys))
     return pieces
+
+
+def _repeated(share: Share, queries: int, keys: int) -> Piece:
+    """Keys and values copied for each of their query heads; backward, the gradients of the copies are summed. torch.compile
+    writes the copies where rotary positions and the product would have written one.
+    """
+    less = 0 if share.eager else keys
+    copied = share.memory("repeat keys and values", "forward", 2 * share.element * (queries + keys - less))
+    summed = share.reduction if share.eager else share.memory
+    return Piece(
+        forward=(copied,),
+        input_gradient=(summed("repeat keys and values", "backward", 2 * share.element * (queries + keys - less)),),
+        temporary=2 * share.element * queries,
+    )
 
 
 def _flash(share: Share) -> Piece:
@@ -59,17 +79,39 @@ def _flash(share: Share) -> Piece:
     model, dim, element = share.model, share.model.head_dim, share.element
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
+    if share.resolved.plan.repeated_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
+        keys = values = queries
     sums = LOG_SUM_EXP * share.tokens * share.heads
-    shapes, (coming, returning) = blocks(share), passed_on(share, keys)
+    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.plan.repeated_keys else keys)
+    result = share.made("attention", "forward", element * results)
+    gradients = share.made("attention", "backward", element * (queries + keys + values))
     return Piece(
-        forward=(*coming, *(_fused(share, shape, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
+        input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         core=True,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
         flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
     )
+
+
+def _sequences_first(share: Share, core: list[Piece]) -> list[Piece]:
+    """FlashAttention-2 by Transformer Engine: Megatron-LM's tensors have tokens first, FlashAttention's have sequences. Queries,
+    keys and values are copied, and so is the result of several sequences, which both keep; gradients pass as views
+    (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FlashAttention.forward).
+    """
+
+    def copied(elements: int) -> tuple[Kernel, ...]:
+        size = share.element * elements
+        return *share.made("attention copy", "forward", size), share.memory("attention copy", "forward", 2 * size)
+
+    dim, result = share.model.head_dim, share.tokens * share.heads * share.model.head_dim
+    given = (result, *(share.tokens * share.kv_heads * dim,) * 2)
+    before = Piece(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=share.element * sum(given))
+    if share.batch == 1:
+        return [before, *core]
+    return [before, *core, Piece(forward=copied(result), saved={"attention result": share.element * result})]
 
 
 def _unpadded(share: Share, core: list[Piece]) -> list[Piece]:
@@ -106,7 +148,8 @@ def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
     plan, name = share.resolved.plan, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
-    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant)
+    ordered = backward and plan.deterministic
+    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
 def _materialised(share: Share) -> list[Piece]:
@@ -145,7 +188,10 @@ def _materialised(share: Share) -> list[Piece]:
     if share.attention_dropout:
         moved = (2 * element + 1) * scores
         kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
-        work = [(share.memory("attention dropout", phase, moved),) for phase in ("forward", "backward")]
+        work = [
+            (replace(share.memory("attention dropout", phase, moved), variant=variant),)
+            for phase, variant in (("forward", "dropout"), ("backward", ""))
+        ]
         pieces.append(Piece(work[0], work[1], core=True, inner=kept, temporary=2 * element * scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]

@@ -34,7 +34,7 @@ def gated(share: Share, columns: int) -> Piece:
 
 def rotary(share: Share, elements: int) -> Piece:
     """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
-    ways = passes.rotary("torch", share.element)
+    ways = passes.rotary("torch", share.element, share.resolved.plan.complex_rotary)
     return Piece(
         forward=share.run("rotary", "forward", elements, ways.forward),
         input_gradient=share.run("rotary", "backward", elements, ways.backward),

@@ -41,9 +41,10 @@ def _tokens(share: Share) -> Piece:
     zeros = share.memory("token embedding zeros", "backward", share.element * parameters)
     scatter = share.memory("token embedding", "backward", 3 * size)
     return Piece(
-        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward")),
+        forward=(share.memory("token embedding", "forward", 2 * size), *share.reduce("token embedding", "forward", fused=False)),
         weight_gradient=(
-            *share.gather("token embedding gradient", "backward"),
+            *share.gather("token embedding gradient", "backward", fused=False),
+            *share.made("token embedding", "backward", share.element * parameters),
             zeros,
             scatter,
             *share.vectors("token embedding", parameters),
@@ -116,12 +117,16 @@ def _loss(share: Share) -> Piece:
     small = {
         name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "target", "sum")
     }
-    ways = passes.loss(share.resolved.plan.kernels, share.element)
-    kernels = share.run("loss", "forward", logits, ways.forward)
-    cut = 1 + next(place for place, way in enumerate(ways.forward) if way.kind == "reduction")  # the maximum
+    plan = share.resolved.plan
+    operators = plan.loss == "operators" or plan.deterministic  # which Megatron-LM does not let be fused
+    ways = passes.loss("apex" if operators else plan.kernels, share.element)
+    made = share.made("loss", "forward", FLOAT * logits) if cast else ()
+    kernels = (*made, *share.run("loss", "forward", logits, ways.forward))
+    gradient = share.made("loss", "backward", share.element * logits) if cast else ()
+    cut = 1 + next(place for place, kernel in enumerate(kernels) if kernel.kind == "reduction")  # the maximum
     return Piece(
         forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
-        input_gradient=share.run("loss", "backward", logits, ways.backward),
+        input_gradient=(*gradient, *share.run("loss", "backward", logits, ways.backward)),
         saved={"loss probabilities": FLOAT * logits},
         temporary=share.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place
     )

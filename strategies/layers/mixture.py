@@ -158,8 +158,9 @@ def _shared(share: Share, moe: Experts) -> list[Piece]:
     if not ffn:
         return []
     width, elements = ffn * (2 if model.gated else 1), share.tokens * ffn // share.tp
+    gated = (ffn // share.tp,) * 2 if model.gated else ()
     return [
-        column_linear(share, "shared up", width, model.mlp_bias, source=INPUT),
+        column_linear(share, "shared up", width, model.mlp_bias, source=INPUT, parts=gated),
         activation(share, "shared activation", elements, saved="shared up output"),
         row_linear(share, "shared down", ffn, model.mlp_bias),
     ]

@@ -29,6 +29,7 @@ def check(share: Share) -> None:
     for wrong, why in (
         (not share.gathers_once, f"contradicts kernels={plan.kernels}: it is PyTorch's, with kernels=torch or compiled"),
         (not plan.fused_attention, f"needs fused attention, and attention={plan.attention}"),
+        (not plan.separate_products, "is not simulated with joined_products=true: the policy counts products"),
         (biased, f"is not simulated with biases, which {model.name} has: their products are another operator"),
         (model.experts is not None, f"is not simulated with experts, which {model.name} has"),
         (model.latent is not None, f"is not simulated with latent attention, which {model.name} has"),
@@ -71,9 +72,8 @@ def _maximum(share: Share, item: Item) -> bool:
 
 def _qkv(share: Share, piece: Piece) -> Piece:
     dim, element = share.model.head_dim, share.element * share.tokens
-    part = share.kv_heads / (share.heads + 2 * share.kv_heads)
     kept = {"query product": element * share.heads * dim, "values": element * share.kv_heads * dim}
-    return replace(piece, again=_product(share, piece, part), made=kept)
+    return replace(piece, again=_second(piece, 3), made=kept)
 
 
 def _core(share: Share, piece: Piece) -> Piece:
@@ -90,7 +90,7 @@ def _output(share: Share, piece: Piece) -> Piece:
 
 def _up(share: Share, piece: Piece) -> Piece:
     kept = {"mlp up output": float(share.element * share.tokens * (share.model.ffn // share.tp))}
-    return replace(piece, again=_product(share, piece, 0.5 if share.model.gated else 0.0), made=kept)
+    return replace(piece, again=_second(piece, 2 if share.model.gated else 1), made=kept)
 
 
 def _down(share: Share, piece: Piece) -> Piece:
@@ -102,14 +102,14 @@ def _down(share: Share, piece: Piece) -> Piece:
     return replace(piece, made={"mlp down output": float(share.element * (share.tokens * hidden + scattered))})
 
 
-def _product(share: Share, piece: Piece, part: float) -> Items:
-    """What runs again of a product that is part of this one, and of what it needs."""
-
-    def smaller(item: Item) -> Items:
-        if not isinstance(item, Kernel) or item.kind != "gemm":
-            return (item,)
-        batch, m, n, k = item.shape
-        return (share.gemm(item.label, item.phase, m, round(n * part), k, batch, dtype=item.dtype),) if part else ()
-
+def _second(piece: Piece, products: int) -> Items:
+    """What runs again of so many products of one input, of which the second is not kept, and of what it needs."""
     assert piece.again is not None
-    return tuple(one for item in piece.again for one in smaller(item))
+    number, again = 0, list[Item]()
+    for item in piece.again:
+        if isinstance(item, Kernel) and item.kind == "gemm":
+            number += 1
+            if number % products != 2 % products or products == 1:
+                continue
+        again.append(item)
+    return tuple(again)

@@ -15,9 +15,9 @@ def beside(kernels: Items, collectives: Items) -> Items:
     return (*map(Start, those), *kernels, *map(Join, those))
 
 
-def gathered(kernels: tuple[Kernel, ...], ring: Collective) -> Items:
-    """A product of gathered tokens in one kernel per rank of the ring: each runs beside the round that brings the next tokens."""
-    return tuple(item for kernel, _ in pairwise(kernels) for item in beside((kernel,), (ring,))) + kernels[-1:]
+def gathered(pieces: tuple[tuple[Kernel, ...], ...], ring: Collective) -> Items:
+    """Products of gathered tokens, kernels per rank of the ring: they run beside the round that brings the next tokens."""
+    return tuple(item for kernels, _ in pairwise(pieces) for item in beside(kernels, (ring,))) + pieces[-1]
 
 
 def scattered(kernels: tuple[Kernel, ...], ring: Collective) -> Items:

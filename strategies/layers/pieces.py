@@ -66,39 +66,69 @@ class Piece:
 
 
 def column_linear(
-    share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "", inputs: int = 0
-) -> Piece:
-    """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input."""
+    share: Share, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "", inputs: int = 0,
+    parts: tuple[int, ...] = (),
+) -> Piece:  # fmt: skip
+    """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input. `parts`:
+    `local` of each of the matrices that it is where a model has one for each.
+    """
     hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
+    sizes = parts if share.resolved.plan.separate_products and parts else (local,)
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
-    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved)
+    fused = label != "head"  # torch.compile takes layers, and asynchronous tensor parallelism is a part of it
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved, fused)
     again = () if share.gathers_once else gather
-    bias_gradient = (
-        share.reduction(f"{label} bias", "backward", share.element * tokens * local),
-        *share.vectors(f"{label} bias", local),
+    bias_gradients = tuple(
+        item
+        for size in sizes
+        for item in (
+            share.reduction(f"{label} bias", "backward", share.element * tokens * size),
+            *share.vectors(f"{label} bias", size),
+        )
     )
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
-    reduce = share.reduce(f"{label} input gradient", "backward", hidden)
+    reduce = share.reduce(f"{label} input gradient", "backward", hidden, fused and len(sizes) == 1)
     cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
-    inputs_product = share.gemm(label, "backward", tokens, hidden, local, dtype=narrow.dtype)
-    weights = (*share.weight_gemm(f"{label} weight", local, hidden, tokens, dtype=narrow.dtype), *(bias_gradient if bias else ()))
-    product = share.gemm(label, "forward", tokens, local, hidden, dtype=narrow.dtype)
-    turned = tuple(item for item in reduce if isinstance(item, Kernel))
-    hidden_behind = (*recast, *beside((*cast, inputs_product), again), *turned, *beside(weights, reduce))
+    counted = label != "head"  # PyTorch's product, not Transformer Engine's
+    result = share.made(label, "forward", share.element * tokens * local) if counted else ()
+    cast += share.made(f"{label} input gradient", "backward", gathered) if counted else ()
+    gradients = tuple(share.gemm(label, "backward", tokens, hidden, size, dtype=narrow.dtype) for size in sizes)
+    made = tuple(
+        item for size in sizes for item in share.weight_gemm(f"{label} weight", size, hidden, tokens, dtype=narrow.dtype)
+    )
+    weights = (*made, *(bias_gradients if bias else ()))
+    products = tuple(share.gemm(label, "forward", tokens, size, hidden, dtype=narrow.dtype) for size in sizes)
+    summed = (*gradients, *_added(share, label, gathered, len(sizes)))
+    back = share.before_reduce(summed, reduce, fused) if share.gathers_once else (*summed, *reduce)
+    hidden_behind = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     return Piece(
-        forward=(*narrow.taken(share.parted * hidden, bool(gather)), *share.after_gather(gather, product), *added),
-        input_gradient=(*cast, inputs_product, *reduce),
+        forward=(
+            *narrow.taken(share.parted * hidden, bool(gather)),
+            *result,
+            *share.after_gather(gather, products, fused),
+            *added,
+        ),
+        input_gradient=(*cast, *back),
         weight_gradient=(*recast, *again, *weights),
-        whole=hidden_behind if share.overlap("weight_gradient") else (),
+        whole=hidden_behind if share.overlap("weight_gradient") and not share.gathers_once else (),
         saved={source or f"{label} input": narrow.kept * (tokens if share.gathers_once else share.parted) * hidden},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
         flops=2.0 * tokens * hidden * outputs,
     )
+
+
+def _added(share: Share, label: str, size: int, ways: int) -> tuple[Kernel, ...]:
+    """The sum of an input's gradients of `size` bytes that come from several products; torch.compile adds them up in the kernel
+    that takes them, which then reads more.
+    """
+    if share.resolved.plan.kernels == "compiled":
+        return (share.memory(f"{label} gradients", "backward", (ways - 1) * size),) * (ways > 1)
+    return (share.memory(f"{label} gradients", "backward", 3 * size),) * (ways - 1)
 
 
 def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
@@ -112,12 +142,14 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
         *share.vectors(f"{label} bias", hidden),
     )
     product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
-    forward = share.before_reduce(product, share.reduce(label, "forward"))
-    backward = share.after_gather(gather, share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype))
+    result = share.made(label, "forward", share.element * tokens * hidden)
+    forward = share.before_reduce((product,), share.reduce(label, "forward"))
+    backward = share.after_gather(gather, (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
+    made = share.made(f"{label} input gradient", "backward", share.element * tokens * local)
     return Piece(
-        forward=(*narrow.taken(tokens * local), *forward),
-        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *backward),
+        forward=(*narrow.taken(tokens * local), *result, *forward),
+        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *made, *backward),
         weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
@@ -157,7 +189,7 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     kernels, elements = share.resolved.plan.kernels, share.parted * features
-    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element)
+    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element, share.resolved.plan.persistent_norm)
     apart = residual and kernels != "compiled"
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     kept = {source or f"{label} input": size}
@@ -166,8 +198,8 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
         if not whole:  # written out: see strategies.layers.eager
             kept[f"{label} normed"] = size
-    forward: Items = share.run(label, "forward", elements, ways.forward)
-    backward: Items = share.run(label, "backward", elements, ways.backward)
+    forward: Items = (*share.made(label, "forward", size), *share.run(label, "forward", elements, ways.forward))
+    backward: Items = (*share.made(label, "backward", size), *share.run(label, "backward", elements, ways.backward))
     if share.resolved.plan.sync_norm:
         gather, reduce = share.statistics(label, features)
         forward = (share.memory(f"{label} statistics", "forward", size), gather, *forward)
@@ -213,7 +245,7 @@ def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
 
 def rotary(share: Share, elements: int) -> Piece:
     """Rotary embedding of so many elements of queries and keys."""
-    ways = passes.rotary(share.resolved.plan.kernels, share.element)
+    ways = passes.rotary(share.resolved.plan.kernels, share.element, share.resolved.plan.complex_rotary)
     forward, backward = (
         share.run("rotary", phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True)
     )

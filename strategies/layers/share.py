@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sim.program import ALIGNED, Collective, Kernel
+from sim.program import ALIGNED, EARLY, Collective, Kernel
 from strategies import elementwise as passes
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items, gathered, scattered
 from strategies.model import Model
 from strategies.resolved import Resolved
 
+VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
@@ -104,12 +105,14 @@ class Share:
         self, label: str, phase: str, m: int, n: int, k: int, batch: int = 1, rows: tuple[int, ...] = (), dtype: str = ""
     ) -> Kernel:
         """`batch` products of (m, k) by (k, n) of type `dtype` (the plan's precision). rows: elements in a row of each matrix, by
-        default n and k: m are tokens.
+        default n and k: m are tokens. Kernels of 2020 to 2022 came with a cuBLAS that had few kernels for batches of products
+        whose rows are no multiple of 16 bytes.
         """
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
-        return Kernel("gemm", label, phase, flops, moved, dtype, shape, alignment=alignment)
+        early = self.resolved.plan.kernels == "apex" and batch > 1 and alignment * width % VECTOR
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY if early else "", alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""
@@ -117,13 +120,24 @@ class Share:
         """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
         fused, elements = self.resolved.plan.fused_accumulation, batch * outputs * inputs
         written = self.accumulated(elements) if fused else self.element * elements
+        made = () if fused or label == "head weight" else self.made(label, "backward", self.element * elements)
         width, dtype = NARROW if dtype == "fp8" else self.element, dtype or self.resolved.plan.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
         product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
-        added = 0.0 if fused else self._added(elements)
-        return (product, self.memory(f"{label} sum", "backward", added)) if added else (product,)
+        return (*made, product, *(() if fused else self._sum(label, elements)))
+
+    def _sum(self, label: str, elements: int) -> tuple[Kernel, ...]:
+        """Kernels that add a gradient to those before. DeepSpeed's optimizer of 16-bit parameters with fp32 gradients casts it in
+        one and adds in another (deepspeed/runtime/bf16_optimizer.py of 0.6.5, update_hp_grads).
+        """
+        plan, moved = self.resolved.plan, self._added(elements)
+        if plan.casts_gradients:
+            width = plan.bytes_per_gradient
+            cast = self.memory(f"{label} cast", "backward", elements * (self.element + width))
+            return cast, self.memory(f"{label} sum", "backward", 3 * elements * width)
+        return (self.memory(f"{label} sum", "backward", moved),) if moved else ()
 
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
@@ -142,8 +156,7 @@ class Share:
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that add the gradients of `count` vectors of parameters to those before."""
-        moved = 0.0 if self.resolved.plan.kernels == "compiled" else self._added(elements)
-        return (self.memory(f"{label} sum", "backward", moved),) * count if moved else ()
+        return () if self.resolved.plan.kernels == "compiled" else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""
@@ -157,6 +170,15 @@ class Share:
     def reduction(self, label: str, phase: str, moved: float) -> Kernel:
         """The same of a kernel that needs whole rows or columns."""
         return Kernel("reduction", label, phase, 0.0, float(moved), self.resolved.plan.precision)
+
+    def made(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+        """With `plan.deterministic`, the kernel that fills a new tensor of `size` bytes before its contents are made.
+
+        torch.empty and all that calls it fill (ATen's empty_cuda and empty_strided_cuda): results of Transformer Engine and
+        FlashAttention, casts, copies. What ATen's structured operators make is not filled: products, sums, activations; nor
+        what compiled functions make (Inductor allocates below torch.empty), such as bias, dropout and residual addition.
+        """
+        return (self.memory(f"{label} fill", phase, size),) if self.resolved.plan.deterministic else ()
 
     def run(self, label: str, phase: str, elements: float, ways: passes.Passes) -> tuple[Kernel, ...]:
         """A kernel per pass over so many elements."""
@@ -178,20 +200,20 @@ class Share:
         algorithm, width = algorithm or self.resolved.plan.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, phase: str, features: int = 0, width: int = 0) -> Items:
+    def gather(self, label: str, phase: str, features: int = 0, width: int = 0, fused: bool = True) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
-        without sequence parallelism.
+        without sequence parallelism. fused: asynchronous tensor parallelism joins it with the products beside it.
         """
         if not self.resolved.plan.sequence_parallel:
             return ()
         size = (width or self.element) * self.tokens * (features or self.model.hidden)
-        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size))
+        return (*self.collective("all_gather", label, size, width), *self._turned(label, phase, size, fused))
 
-    def _turned(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+    def _turned(self, label: str, phase: str, size: float, fused: bool) -> tuple[Kernel, ...]:
         """PyTorch gathers and scatters tensors along their first dimension: with several sequences tokens are the second, and all
         is copied (torch/distributed/_functional_collectives.py), but not by asynchronous tensor parallelism.
         """
-        asked = self.gathers_once and self.batch > 1 and not self.overlap("pieces")
+        asked = self.gathers_once and self.batch > 1 and not (fused and self.overlap("pieces"))
         return (self.memory(f"{label} turned", phase, 2 * size),) if asked else ()
 
     def statistics(self, label: str, features: int) -> tuple[Collective, Collective]:
@@ -210,18 +232,22 @@ class Share:
         asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
         return self.tp > 1 and (asked == what or asked == "pieces")
 
-    def after_gather(self, gather: Items, kernel: Kernel) -> Items:
-        """A product of tokens (its m) that are gathered."""
-        if not (gather and self.overlap("pieces")):
-            return (*gather, kernel)
-        return gathered(self._cut(kernel), self._round(gather))
+    def after_gather(self, gather: Items, products: tuple[Kernel, ...], fused: bool = True) -> Items:
+        """Products of tokens (their m) that are gathered."""
+        if not (gather and self.overlap("pieces") and (fused or not self.gathers_once)):
+            return (*gather, *products)
+        pieces = tuple(zip(*(self._cut(product) for product in products), strict=True))
+        return gathered(pieces, self._round(gather))
 
-    def before_reduce(self, kernel: Kernel, reduce: Items) -> Items:
+    def before_reduce(self, kernels: tuple[Kernel, ...], reduce: Items, fused: bool = True) -> Items:
         """A product of tokens (its m) whose sums are reduced. PyTorch's asynchronous tensor parallelism brings the parts of all
-        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory); it does
+        so where the reduction takes a product's result, not the sum of several (fuse_matmul_reduce_scatter in
+        torch/_inductor/fx_passes/micro_pipeline_tp.py).
         """
-        if not (reduce and self.overlap("pieces")):
-            return (kernel, *reduce)
+        kernel = kernels[0]
+        if not (reduce and self.overlap("pieces")) or (self.gathers_once and (len(kernels) > 1 or not fused)):
+            return (*kernels, *reduce)
         ring = self._round(reduce)
         sums = (self.memory(f"{kernel.label} sums", kernel.phase, ring.bytes * (1 + 1 / self.tp)),) * self.gathers_once
         return (*scattered(self._cut(kernel), ring), *sums)
@@ -236,9 +262,11 @@ class Share:
         assert isinstance(whole[0], Collective)
         return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
 
-    def reduce(self, label: str, phase: str, features: int = 0) -> Items:
-        """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each."""
+    def reduce(self, label: str, phase: str, features: int = 0, fused: bool = True) -> Items:
+        """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each. fused: as
+        in `gather`.
+        """
         size = self.element * self.tokens * (features or self.model.hidden)
         if not self.resolved.plan.sequence_parallel:
             return self.collective("all_reduce", label, size)
-        return (*self._turned(label, phase, size), *self.collective("reduce_scatter", label, size))
+        return (*self._turned(label, phase, size, fused), *self.collective("reduce_scatter", label, size))

@@ -30,7 +30,7 @@ def _mlp(share: Share) -> list[Piece]:
     width = model.ffn * (2 if model.gated else 1)
     tokens, columns = share.tokens, model.ffn // share.tp
     return [
-        column_linear(share, "mlp up", width, model.mlp_bias),  # gate and up are one product
+        column_linear(share, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ()),
         eager.gated(share, columns)
         if share.eager and model.gated
         else activation(share, "activation", tokens * columns, saved="mlp up output"),

@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 # Fields of a plan that change no work of a layer. What a field that is not named here does is looked at.
 ELSEWHERE = frozenset({
     "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation",
-    "bucket", "overlap", "overlap_p2p", "layers_per_stage", "optimizer", "order",
+    "bucket", "overlap", "overlap_p2p", "scatter_gather", "layers_per_stage", "optimizer", "order",
 })  # fmt: skip
 INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
 SPLIT = ("forward", "backward", "input", "weight")

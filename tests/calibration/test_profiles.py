@@ -11,6 +11,7 @@ from calibration.gemm_fit import benchmarked, nearest
 from calibration.kernel_fit import fit_backward, heldout
 from calibration.kernel_refit import TABLES, products
 from calibration.profiles import load_profile, profile_for, profile_names
+from sim.prices import Profile
 from topologies.cluster import gpu_names, load_gpu
 from topologies.reading import UserError
 
@@ -47,7 +48,9 @@ def test_profile_for(gpu: str, name: str) -> None:
 def test_every_part_has_a_source_and_a_rule(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
-    assert set(profile.provenance) == PARTS | ({"older"} if profile.older else set())
+    assumed = Profile.model_fields["throttling"].default
+    more = {"older"} if profile.older else set()
+    assert set(profile.provenance) == PARTS | more | ({"throttling"} if profile.throttling != assumed else set())
     for provenance in profile.provenance.values():
         assert all((provenance.source, provenance.grid, provenance.rule))
         assert provenance.machine or not provenance.measured

@@ -53,6 +53,9 @@ def test_exposure_is_what_accumulation_showed() -> None:
     assert load_profile("a100").gemm["bf16"].exposed == pytest.approx(0.6, abs=0.1)
 
 
+H100_500 = load_gpu("h100-sxm").model_copy(update={"power": 500.0, "memory_bandwidth": 2400e9})
+
+
 def product(m: int, n: int, k: int) -> Kernel:
     return Kernel("gemm", "product", "forward", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n), "bf16", (1, m, n, k))
 
@@ -69,3 +72,22 @@ def test_a_lower_power_limit_slows_products_that_reach_it() -> None:
     assert capped.seconds(large) / full.seconds(large) == pytest.approx((4 / 3) ** POWER, rel=0.02)
     assert capped.seconds(small) == full.seconds(small)
     assert Prices(profile, sxm.model_copy(update={"power": 0.0})).seconds(large) == full.seconds(large)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "rate"), [(8192, 8192, 8192, 585e12), (65536, 8192, 7168, 575e12), (65536, 3584, 8192, 546e12)]
+)
+def test_an_h100_of_500_watts(m: int, n: int, k: int, rate: float) -> None:
+    """Products as measured with that limit (github.com/pytorch/FBGEMM pull 2546)."""
+    assert product(m, n, k).flops / Prices(load_profile("h100"), H100_500).seconds(product(m, n, k)) == pytest.approx(
+        rate, rel=0.05
+    )
+
+
+def test_attention_on_an_h100_of_500_watts() -> None:
+    """FlashAttention-2 of PyTorch, 128 sequences of 4,096 tokens, 8 heads of 128, no mask: 298 TFLOP/s (github.com/pytorch/
+    benchmark pull 2296, on Meta's H100); its authors publish 368 of an H100 of 700 W."""
+    shape = (128, 8, 8, 4096, 4096, 128, 0)
+    flops = 4.0 * 128 * 8 * 4096**2 * 128
+    kernel = Kernel("attention_forward", "attention", "forward", flops, 1.0, "bf16", shape, "flash2")
+    assert flops / Prices(load_profile("h100"), H100_500).seconds(kernel) == pytest.approx(298e12, rel=0.1)

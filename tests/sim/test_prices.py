@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.profiles import load_profile, profile_for, profile_names
-from sim.curves import gemm_clocks
+from sim.curves import gemm_clocks, ordered_stretch
 from sim.prices import Prices
-from sim.program import ALIGNED, Kernel
+from sim.program import ALIGNED, EARLY, Kernel
+from strategies.elementwise import norm, residual
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -95,6 +96,15 @@ def test_rows_that_are_not_aligned_slow_products_down() -> None:
     contexts = {134: 88.6, 136: 115.6, 144: 127.1}
     found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, dim, 2048, 64)) for dim in contexts}
     assert found == pytest.approx(contexts, rel=0.25)
+
+
+def test_an_early_cublas_multiplies_batches_of_unaligned_rows_slowly() -> None:
+    """TFLOP/s of 384 products of (1024, 1024) by (1024, 140) with CUDA 11.6 and 11.7 (github.com/pytorch/pytorch issue 83272)."""
+    price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
+    work = 384 * 2e-12 * 1024 * 1024 * 140
+    for variant, rates in ((EARLY, {"fp16": 53.9, "bf16": 12.2}), ("", {"fp16": 85.8, "bf16": 85.6})):
+        kernels = {dtype: replace(rowed(1024, 140, 1024, 384), dtype=dtype, variant=variant) for dtype in rates}
+        assert {dtype: work / price.seconds(kernel) for dtype, kernel in kernels.items()} == pytest.approx(rates, rel=0.1)
 
 
 def rowed(m: int, n: int, k: int, batch: int = 1) -> Kernel:
@@ -326,3 +336,61 @@ def test_an_attention_kernel_without_a_price_is_refused() -> None:
 def test_a_host_that_launches_from_python_decodes_as_published() -> None:
     """OPT-175B, 96 layers of 24 to 28 kernels: 95 ms per token on 8 A100, no CUDA graphs (facebookresearch/metaseq, pull 270)."""
     assert 95e-3 / 96 / 28 <= load_profile("a100").launching(eager=True) <= 95e-3 / 96 / 24
+
+
+def test_an_ordered_backward_pass_of_flash_attention_2_leaves_multiprocessors_idle() -> None:
+    """H100, FlashAttention-2 with deterministic=True, 2 × 16 heads of 128, 8,192 tokens: 8.279 ms
+    (github.com/Dao-AILab/flash-attention pull request 1893). 160 thread blocks take two waves on 132 multiprocessors.
+    """
+    kernel = replace(attention(2, 16, 8192, 8192, 128, kind="attention_backward"), variant="flash2")
+    free, ordered = (prices("h100").seconds(replace(kernel, ordered=each)) for each in (False, True))
+    assert ordered == pytest.approx(8.279e-3, rel=0.05)
+    assert ordered / free > 1.65
+
+
+def test_thread_blocks_of_an_ordered_pass_take_turns() -> None:
+    """Two heads of 256 keys on 3 multiprocessors: two thread blocks each, four, of which one waits: 2 in place of 4/3."""
+    assert ordered_stretch(3, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.5)
+    assert ordered_stretch(4, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.0)
+    assert ordered_stretch(4, (1, 2, 2, 256, 256, 64, 1)) == pytest.approx(
+        2 / 1.5
+    )  # two blocks of queries see the first keys, one the last
+
+
+@pytest.mark.parametrize(
+    ("tokens", "forward", "backward"), [(2048, 0.409, 1.284), (8192, 5.308, 16.249), (131072, 1267.7, 3872.5)]
+)
+def test_flash_attention_2_on_blackwell(tokens: int, forward: float, backward: float) -> None:
+    """ms on a GB200: github.com/NVIDIA/cudnn-frontend d48a60eb146e, sdpa_bf16_benchmark_results_NVIDIA_GB200.csv."""
+    price = Prices(load_profile("b200"), load_gpu("gb200"))
+    for kind, seconds in (("attention_forward", forward), ("attention_backward", backward)):
+        kernel = replace(attention(1, 128, tokens, tokens, 128, kind=kind), variant="flash2")
+        assert 1e3 * price.seconds(kernel) == pytest.approx(seconds, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernels", "persistent", "rows", "features", "forward", "backward"),
+    [
+        ("a100-sxm-40gb", "apex", False, 16384, 1024, 75.1e-6, 176.2e-6),  # github.com/NVIDIA/apex pull 1037
+        ("a100-sxm-40gb", "apex", True, 16384, 1024, 53.5e-6, 86.6e-6),
+        ("a100-pcie-80gb", "compiled", False, 2048, 8192, 79.9e-6, 260.1e-6),  # github.com/linkedin/Liger-Kernel benchmark/data
+        ("a100-pcie-80gb", "compiled", False, 2048, 16384, 156.7e-6, 490.5e-6),
+    ],
+)
+def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, features, forward, backward) -> None:
+    prices = Prices(profile_for(gpu), load_gpu(gpu))
+    ways = norm(kernels, kernels == "compiled", 2, persistent)
+    for passes, seconds in ((ways.forward, forward), (ways.backward, backward)):
+        moved = [Kernel(way.kind, "norm", "forward", 0.0, rows * features * way.moved, variant=way.operator) for way in passes]
+        assert sum(map(prices.seconds, moved)) == pytest.approx(seconds, rel=0.06)
+
+
+def test_dropout_takes_as_long_as_published() -> None:
+    """2 × 4096 × 4096 elements of fp16 on a V100: 572 GB/s read and written, besides the mask (github.com/facebookresearch/
+    xformers pull 14)."""
+    elements = 2 * 4096 * 4096
+    way = residual("torch", 2, mask=True).forward[0]
+    kernel = Kernel(way.kind, "dropout", "forward", 0.0, elements * way.moved, "fp16", variant=way.operator)
+    assert Prices(profile_for("v100-sxm2-32gb"), load_gpu("v100-sxm2-32gb")).seconds(kernel) == pytest.approx(
+        4 * elements / 572e9, rel=0.02
+    )

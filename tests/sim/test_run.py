@@ -191,6 +191,13 @@ def test_python_modules_launch_slower_than_compiled_code(eager, expected, toy_cl
     assert timeline.step == pytest.approx(expected)
 
 
+def test_a_host_that_waits_for_every_kernel_hides_no_launch(toy_cluster, toy_prices) -> None:
+    """CUDA_LAUNCH_BLOCKING=1: a launch of 0.1 s and a kernel of 0.5 s, one after the other, five times."""
+    one = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), blocking=True)
+    timeline = run(one, toy_cluster(1).topology(), toy_prices(launch="0.1 s"))
+    assert timeline.step == pytest.approx(5 * (0.1 + 0.5))
+
+
 def test_a_host_that_is_held_up_launches_nothing_ahead(toy_cluster, toy_prices) -> None:
     """The other rank sends after 10 s. A host that runs ahead has launched 5 kernels by then; one that waits begins then."""
     works = {"pp": 0}, {"pp": 1}

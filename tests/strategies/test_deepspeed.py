@@ -6,9 +6,11 @@ import pytest
 
 from sim.links import link_loads
 from sim.memory import ledger
+from sim.program import Block, Collective, Kernel, Send
 from sim.run import run
 from sim.summary import summarise
 from sim.timeline import Timeline
+from strategies.layers import parts
 from strategies.lower import lower
 from strategies.options import DeepSpeed
 from strategies.prefetch import steps
@@ -206,3 +208,39 @@ def test_gradients_of_16_bits_stay_beside_those_of_32(played) -> None:
         )
 
     assert (held(gradients="fp32"), held(gradients="same")) == (6, 2)
+
+
+# -- between the stages of a pipeline -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "sent", "gathers"), [({}, 1 / 2, 1), (None, 1, 0)])
+def test_tp_ranks_send_a_part_each_and_gather_the_whole(toy_job, options, sent, gathers) -> None:
+    """DeepSpeed's pipeline engine: of every microbatch a rank sends 1/tp of the activations on, and gathers them where they come
+    in; and backward 1/tp of the gradients, before which the other stage gathers its result and the gradients.
+    """
+    job = toy_job(4, 1, data_parallel="zero1", deepspeed=options, pp=2, tp=2, microbatch=2, accumulation=3)
+    first, second = (cohort.ops for cohort in lower(job.model, job.resolve()).cohorts)
+    whole = 2 * 2 * 32 * 64  # bytes, sequences, tokens, features
+    for ops in (first, second):
+        assert [op.work.bytes for op in ops if isinstance(op.work, Send)] == [whole * sent] * 3
+    expected = {
+        ("stage input", "forward"): second,
+        ("stage output", "backward"): first,
+        ("stage output gradient", "backward"): first,
+    }
+    for (label, direction), where in expected.items():
+        for ops in (first, second):
+            items = [
+                item for op in ops if isinstance(op.work, Block) and op.work.name == direction for _, item in op.work.items()
+            ]
+            found = [item.bytes for item in items if isinstance(item, Collective) and item.label == label]
+            assert found == [whole] * 3 * gathers * (ops is where)
+
+
+@pytest.mark.parametrize(("options", "moved"), [({}, [6, 12]), (None, [10])])
+def test_fp32_gradients_are_cast_and_then_added_to(toy_job, options, moved) -> None:
+    """hp_grad.add_(grad.to(fp32)): 2 + 4 bytes for the cast, 4 + 4 + 4 for the sum; one kernel would move 2 + 4 + 4."""
+    job = toy_job(2, 1, data_parallel="zero1", deepspeed=options, accumulation=3, gradients="fp32", kernels="apex")
+    layer = parts(job.model, job.resolve()).layers[0]
+    found = [item for item in layer.backward if isinstance(item, Kernel) and item.label.startswith("mlp up weight ")]
+    assert [item.bytes / (64 * 256) for item in found] == moved

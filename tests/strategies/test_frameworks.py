@@ -95,6 +95,8 @@ PLANS = [
     ),
     ("megatron", dict(tp=4, cp=2, cp_method="ulysses", gradients="fp32", order="tp-cp-ep-pp-dp")),
     ("megatron", dict(tp=8, pp=4, layers_per_stage=[7, 9, 9, 7], gradients="fp32")),
+    ("megatron", dict(tp=8, gradients="fp32", deterministic=True)),
+    ("megatron", dict(tp=8, gradients="fp32", loss="operators")),
     ("deepspeed", dict(data_parallel="zero3", gradients="fp32", accumulation=4)),
     ("deepspeed", dict(data_parallel="zero3", offload={"optimizer": "nvme", "parameters": "cpu"})),
     ("deepspeed", dict(data_parallel="zero3", deepspeed={"stage3_prefetch_bucket_size": 0, "zero_quantized_weights": True})),
@@ -157,7 +159,8 @@ PLANS = [
 
 @pytest.mark.parametrize(("name", "plan"), PLANS)
 def test_what_was_written_reads_as_the_same_plan(name: str, plan: dict[str, object], tmp_path: Path) -> None:
-    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"sequence": 8192, **plan})
+    own = {"complex_rotary": True, "repeated_keys": True} if name == "torchtitan" else {}
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"sequence": 8192, **own, **plan})
     made = export(name, job)
     file = tmp_path / made.file
     file.write_text(made.text)

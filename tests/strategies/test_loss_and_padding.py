@@ -57,3 +57,17 @@ def test_each_metric_casts_logits_and_takes_their_log_softmax_once_more(toy_job)
 def test_what_is_not_simulated_is_refused(toy_job, plan, why) -> None:
     with pytest.raises(UserError, match=why):
         part(toy_job, "layer", **plan)
+
+
+def test_transformer_engine_turns_tensors_for_flash_attention_2(toy_job) -> None:
+    """Tokens first to sequences first: queries, keys, values, and the result of more than one sequence, which is kept twice."""
+    layers = {}
+    for attention in ("flash", "flash2"):
+        for batch in (1, 2):
+            job = toy_job(1, precision="bf16", attention=attention, microbatch=batch, global_batch=2)
+            layers[attention, batch] = parts(job.model, job.resolve()).layer(0)
+    size = 2 * TOKENS * 64
+    assert moved(layers["flash2", 1].forward, "attention copy") == [2 * size] * 3
+    assert moved(layers["flash2", 2].forward, "attention copy") == [4 * size] * 4
+    assert [layers["flash2", batch].saved - layers["flash", batch].saved for batch in (1, 2)] == [0, 2 * size]
+    assert moved(layers["flash", 2].forward, "attention copy") == []

@@ -14,9 +14,13 @@ def play(job, prices):
     return timeline, *([one[axis][0] for one in timeline.volumes()] for axis in ("pp", "tp"))
 
 
-@pytest.mark.parametrize(("way", "forward", "backward"), [("activations", True, False), ("all", True, True)])
+@pytest.mark.parametrize(("way", "parts", "gathers"), [
+    ("megatron", (1 / 4, 1 / 4), (1, 1)),
+    ("deepspeed_forward", (1 / 4, 1), (1, 1)),  # which keeps a part of its own result and gathers that
+    ("deepspeed", (1 / 4, 1 / 4), (2, 1)),
+])  # fmt: skip
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, forward, backward, schedule) -> None:
+def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, parts, gathers, schedule) -> None:
     """Narayanan et al. 2021, arXiv:2104.04473, section 4.1: 1/tp of what was sent crosses the NICs; an all-gather sends
     (tp − 1)/tp of it from each rank.
     """
@@ -25,17 +29,25 @@ def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, f
         play(toy_job(4, 2, {"tied": False}, **common, scatter_gather=one), toy_prices()) for one in ("none", way)
     )
     each = whole[0]  # of all microbatches
-    assert split == [each / 4 if forward else each, each / 4 if backward else each]
-    gathered = [each * 3 / 4 if backward else 0, each * 3 / 4 if forward else 0]
+    assert split == [each * part for part in parts]
+    gathered = [each * 3 / 4 * times for times in gathers]
     assert [b - a for a, b in zip(plain, more, strict=True)] == pytest.approx(gathered)
 
 
 def test_it_is_worth_it_where_nics_are_slow(toy_job, toy_prices) -> None:
     common = {"tp": 4, "pp": 2, "microbatch": 8, "node": {"nvlink": "1 TB/s", "nic": "1 GB/s"}}
-    steps = [play(toy_job(4, 2, **common, scatter_gather=way), toy_prices())[0].step for way in ("none", "activations", "all")]
+    steps = [
+        play(toy_job(4, 2, **common, scatter_gather=way), toy_prices())[0].step
+        for way in ("none", "deepspeed_forward", "deepspeed")
+    ]
     assert steps[0] > steps[1] > steps[2]
 
 
-def test_ranks_with_different_tokens_have_nothing_to_share(toy_job) -> None:
-    with pytest.raises(UserError, match="scatter_gather=all contradicts sequence_parallel=true"):
-        toy_job(4, 2, tp=4, pp=2, sequence_parallel=True, scatter_gather="all").resolve()
+@pytest.mark.parametrize(("plan", "said"), [
+    ({"tp": 1, "pp": 2}, "needs tp > 1 and pp > 1, and tp=1, pp=2"),
+    ({"tp": 2, "pp": 1}, "needs tp > 1 and pp > 1, and tp=2, pp=1"),
+    ({"tp": 4, "pp": 2, "sequence_parallel": True}, "contradicts sequence_parallel=true"),
+])  # fmt: skip
+def test_what_it_goes_with(toy_job, plan, said) -> None:
+    with pytest.raises(UserError, match=f"scatter_gather=megatron {said}"):
+        toy_job(4, 2, **plan, scatter_gather="megatron").resolve()

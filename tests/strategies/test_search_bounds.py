@@ -38,13 +38,16 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
 }  # fmt: skip
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
-    "accumulation_fusion": st.booleans(), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
+    "blocking_launches": st.just(True), "accumulation_fusion": st.booleans(), "joined_products": st.booleans(),
+    "complex_rotary": st.just(True),
+    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
-    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch"]), "unpad": st.just(True),
-    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["activations", "all"]),
+    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
+    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
+    "deterministic": st.just(True), "persistent_norm": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
@@ -84,6 +87,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         plan |= {"data_parallel": draw(st.sampled_from(["zero1", "zero2", "zero3"])), "ep": 1, "offload": draw(RARE["offload"])}
     plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
     plan |= {"recompute": "full"} if "early_stop" in plan else {}
+    plan |= {"overlap": False, "overlap_p2p": False, "overlap_tp": "none"} if "blocking_launches" in plan else {}
     hook = plan["data_parallel"]
     if "deepspeed" in plan and hook == "zero3":
         plan |= {"pp": 1, "schedule": "1f1b", "reshard": True, "shard": None, "ep": 1, "order": "tp-cp-ep-dp-pp"}
