@@ -38,6 +38,11 @@ MEASURED = {
     "b200": "NVIDIA GB200",
 }  # profile -> gpu of the table
 IMPLEMENTATIONS = {"flash2": "FA2", "flash1": "FA1", "triton": "FA1"}  # plan.attention -> name in the table
+# PyTorch's build of FlashAttention-2 (scaled_dot_product_attention): seconds over those of the authors', 6.55098 ms and 6.14246
+# forward of 16 heads of 128, 16,384 tokens, on one H100 (github.com/pytorch/benchmark pull 2443), taken for both passes. Its
+# backward pass is as fast beside the forward pass: 1,400 us and 457 of 16 heads, 4,096 tokens, without a mask, on an H100
+# (github.com/pytorch/pytorch pull 128888). With one it may be much slower: 963 us there, and 183 TFLOP/s in issue 135431.
+PYTORCH = {"h100": 1.06, "h200": 1.06}
 OWN = {"a100": "flash2"}  # profile -> the older kernel that is its GPU's own
 GB200 = {1024: 0.551, 2048: 1.693, 4096: 5.836, 8192: 21.557, 16384: 82.842, 32768: 324.653}  # tokens -> ms of both passes
 BACKWARD = 0.8  # rate of the backward pass over that of the forward pass: assumed, only both together were published
@@ -94,6 +99,9 @@ def refit(tables: Path, name: str) -> None:
         data["older"][attention] = described(curve)
         told |= {attention: tidy(float(np.median(np.abs(errors)))), f"{attention} worst": tidy(float(np.max(np.abs(errors))))}
         print(name, attention, impl, told, flush=True)
+    if name in PYTORCH:
+        authors = data["older"]["flash2"]
+        data["older"]["sdpa"] = authors | {"efficiency": tidy(authors["efficiency"] / PYTORCH[name])}
     data["provenance"]["older"] = PROVENANCE | {
         "machine": MEASURED[name], "rule": PROVENANCE["rule"] + NOTES.get(name, ""), "errors": told, **BLACKWELL.get(name, {}),
     }  # fmt: skip
@@ -107,7 +115,14 @@ PROVENANCE: dict[str, Any] = {
     "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
     "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel.",
 }  # fmt: skip
-NOTES = {"h200": " H200 as H100.", "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention."}
+BUILD = (
+    f" PyTorch's build of FlashAttention-2, sdpa, takes {PYTORCH['h100']} times as long (github.com/pytorch/benchmark pull 2443)."
+)
+NOTES = {
+    "h100": BUILD,
+    "h200": BUILD + " H200 as H100.",
+    "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention.",
+}
 BLACKWELL: dict[str, dict[str, Any]] = {"b200": {
     "source": "github.com/NVIDIA/cudnn-frontend at d48a60eb146e, benchmark/sdpa_benchmark_training: pyt_flash_attention",
     "grid": "causal, sequences of 1024 to 32768, 128 heads of 128",

@@ -46,6 +46,7 @@ _PART = {
 }  # kind of kernel -> part of the profile that prices it
 _SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal")}
 _WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes of an operand's element
+SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
 
@@ -207,6 +208,8 @@ class Prices:
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention
+        if curve is None and kernel.variant == SDPA:
+            curve = self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
         peak = self._peak(kernel.dtype) * min(1.0, self._share)  # it was measured at the limit, or near it
@@ -238,6 +241,8 @@ class Prices:
             return f"{part}: not measured for profile '{self.profile.name}'"
         if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):
             return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
+        if part == "attention" and kernel.variant == SDPA and SDPA not in self.profile.older:
+            return f"attention: PyTorch's own was not measured for profile '{self.profile.name}', priced as the GPU's fastest"
         for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
             low, high = provenance.measured_range.get(name, (value, value))
             if not low <= value <= high:

@@ -125,11 +125,11 @@ class Plan(Config):
         description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
         "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
-    attention: Literal["flash", "flash2", "flash1", "triton", "materialised"] = Field(
+    attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
         "flash",
         description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
-        "FlashAttention-2 (2023, PyTorch's own) or FlashAttention-1 (2022), or the latter's Triton kernel, which are slower; or "
-        "scores written to memory (materialised)",
+        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
+        "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
     )
     unpad: bool = Field(
         False,

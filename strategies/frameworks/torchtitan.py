@@ -52,7 +52,7 @@ def _read(path: Path) -> Found:
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
     compiled = keys.section("compile").flag("enable", False) or training.flag("compile", False)
     plan, remarks = of_pytorch(plan, compiled or asynchronous)
-    plan |= {"complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py, of every flavor
+    plan |= {"attention": "sdpa", "complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
     return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
 

@@ -102,6 +102,14 @@ class Narrow:
         return NARROW if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.share.element
 
     @property
+    def late(self) -> bool:
+        """Whether what tp ranks gather is cast only then, all tokens on every rank: where scales belong to rows or blocks,
+        torchtitan takes PyTorch's own tensor parallelism (apply_tp in torchtitan/models/llama3/infra/parallelize.py), and its
+        asynchronous one finds no product behind the gather (github.com/pytorch/torchtitan issue 866).
+        """
+        return self.fp8 is not None and self.moved != NARROW
+
+    @property
     def elements(self) -> int:
         """Parameters that are multiplied in fp8."""
         return self.count * self.outputs * self.inputs if self.fp8 else 0
@@ -131,9 +139,12 @@ class Narrow:
         weight = self._run("weight", "backward", self.elements, self._casts.weight_again)
         return (*self._run("gradient", "backward", elements, self._casts.gradient), *self._maximum(gathered), *weight)
 
-    def again(self, elements: float) -> Items:
-        """Before the product that makes the weight gradient: the input, if it was not kept in fp8."""
-        return self._run("input", "backward", elements, self._casts.again)
+    def again(self, elements: float, gathered: bool = False) -> Items:
+        """Before the product that makes the weight gradient: the input, if it was not kept in fp8; one that was gathered in fp8
+        is turned, as torchao's product takes columns.
+        """
+        turned = gathered and not self.engine and not self.late and self.fp8 is not None
+        return self._run("input", "backward", elements, (Pass("memory", 2.0 * NARROW),) if turned else self._casts.again)
 
     def _maximum(self, gathered: bool) -> Items:
         """What tp ranks that gather parts of a tensor agree on before: its maximum."""

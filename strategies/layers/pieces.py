@@ -78,7 +78,7 @@ def column_linear(
     narrow = Narrow(share, label, local, hidden, on=label != "head")
     gathered = share.element * tokens * hidden
     fused = label != "head"  # torch.compile takes layers, and asynchronous tensor parallelism is a part of it
-    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved, fused)
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved, fused and not narrow.late)
     again = () if share.gathers_once else gather
     bias_gradients = tuple(
         item
@@ -91,7 +91,9 @@ def column_linear(
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
     reduce = share.reduce(f"{label} input gradient", "backward", hidden, fused and len(sizes) == 1)
-    cast, recast = narrow.gradient(tokens * local), narrow.again(share.parted * hidden)
+    whole_input = bool(gather) and share.gathers_once
+    cast, recast = narrow.gradient(tokens * local), narrow.again((tokens if whole_input else share.parted) * hidden, whole_input)
+    taken = narrow.taken((tokens if narrow.late else share.parted) * hidden, bool(gather))
     counted = label != "head"  # PyTorch's product, not Transformer Engine's
     result = share.made(label, "forward", share.element * tokens * local) if counted else ()
     cast += share.made(f"{label} input gradient", "backward", gathered) if counted else ()
@@ -106,9 +108,8 @@ def column_linear(
     hidden_behind = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     return Piece(
         forward=(
-            *narrow.taken(share.parted * hidden, bool(gather)),
             *result,
-            *share.after_gather(gather, products, fused),
+            *((*gather, *taken, *products) if narrow.late else (*taken, *share.after_gather(gather, products, fused))),
             *added,
         ),
         input_gradient=(*cast, *back),
@@ -136,7 +137,7 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     hidden, tokens = share.model.hidden, share.tokens
     local = inputs // share.tp
     narrow = Narrow(share, label, hidden, local)
-    gather = share.gather(f"{label} gradient", "backward", width=narrow.moved)
+    gather = share.gather(f"{label} gradient", "backward", width=narrow.moved, fused=not narrow.late)
     bias_gradient = (
         share.reduction(f"{label} bias", "backward", share.element * share.stream),
         *share.vectors(f"{label} bias", hidden),
@@ -144,12 +145,14 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
     result = share.made(label, "forward", share.element * tokens * hidden)
     forward = share.before_reduce((product,), share.reduce(label, "forward"))
-    backward = share.after_gather(gather, (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),))
+    cast = narrow.gradient((tokens if narrow.late else share.parted) * hidden, bool(gather))
+    product_back = (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),)
+    backward = (*gather, *cast, *product_back) if narrow.late else (*cast, *share.after_gather(gather, product_back))
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
     made = share.made(f"{label} input gradient", "backward", share.element * tokens * local)
     return Piece(
         forward=(*narrow.taken(tokens * local), *result, *forward),
-        input_gradient=(*narrow.gradient(share.parted * hidden, bool(gather)), *made, *backward),
+        input_gradient=(*made, *backward),
         weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),

@@ -315,9 +315,27 @@ def test_no_older_kernel_beats_the_fastest(name, dim) -> None:
                 prices(name).seconds(Kernel(f"attention_{way}", "a", way, 0.0, 0.0, "bf16", shape, variant))
                 for way in ("forward", "backward")
             )
-            for variant in ("", "flash2", "flash1", "triton")
+            for variant in ("", "flash2", "sdpa", "flash1", "triton")
         }
         assert min(cost.values()) == cost[""]
+
+
+PYTORCH = (  # batch, heads, tokens, ms forward on an H100: github.com/pytorch/benchmark pull 2443, pytorch/pytorch issue 142132
+    (8, 16, 2048, 0.845728), (2, 16, 8192, 3.27904), (1, 16, 16384, 6.55098), (1, 24, 4608, 0.7919),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "heads", "tokens", "ms"), PYTORCH)
+def test_attention_of_pytorch_itself(batch, heads, tokens, ms) -> None:
+    kernel = replace(attention(batch, heads, tokens, tokens, 128, causal=False), variant="sdpa")
+    assert 1e3 * prices("h100").seconds(kernel) == pytest.approx(ms, rel=0.1)
+
+
+def test_attention_of_pytorch_where_it_was_not_measured() -> None:
+    """On Blackwell torchtitan asks for cuDNN's, the GPU's fastest (github.com/pytorch/torchtitan pull 1196)."""
+    ways = [attention(1, 8, 8192, 8192, 128), replace(attention(1, 8, 8192, 8192, 128), variant="sdpa")]
+    assert len({prices("b200").seconds(kernel) for kernel in ways}) == 1
+    assert "PyTorch's own was not measured" in (prices("b200").extrapolation(ways[1]) or "")
 
 
 def test_a_backward_pass_starts_and_ends_once() -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from calibration.profiles import load_profile
 from shardyard import read_job
+from sim.prices import Prices
 from sim.program import Kernel
 from strategies import elementwise
 from strategies.layers import Part, parts
+from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
 HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 2048  # Llama-3.1 8B
@@ -100,3 +103,12 @@ def test_repeated_keys_are_written_for_each_query_head() -> None:
 def test_what_makes_no_sense_is_refused(plan: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         layer(**plan)
+
+
+def test_sums_of_asynchronous_tensor_parallelism_are_slow() -> None:
+    """torch.sum of as many numbers as there are ranks: 23 to 43 % of the bandwidth (github.com/pytorch/pytorch pull 191803)."""
+    part = layer(kernels="compiled", tp=8, sequence_parallel=True, overlap_tp="pieces")
+    one = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "mlp down sums")
+    read_and_written = 2 * TOKENS * HIDDEN * (1 + 1 / 8)
+    gpu = load_gpu("h100-sxm")
+    assert 0.23 < read_and_written / Prices(load_profile("h100"), gpu).seconds(one) / gpu.memory_bandwidth < 0.43

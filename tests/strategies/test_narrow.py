@@ -100,6 +100,33 @@ def test_tp_ranks_gather_fp8() -> None:
     assert moved(**MEGATRON) == 2 * TOKENS * HIDDEN
 
 
+def test_rows_are_scaled_when_all_tokens_are_there() -> None:
+    """torchtitan gathers 16 bits where scales belong to rows, and ranks cast all tokens; of whole tensors they cast their own."""
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True, **TORCHAO, "recompute": "operators"}
+
+    def cast(scaling: str) -> dict[str, float]:
+        part = layer(**tp | {"fp8": {"scaling": scaling}})
+        labels = ("mlp up input in fp8", "mlp down gradient in fp8")
+        return {label: sum(item.bytes for item in part.forward + part.backward if item.label == label) for label in labels}
+
+    size = TOKENS * HIDDEN
+    assert cast("rowwise")["mlp up input in fp8"] == size * (3 + 3 + 2 + 3)  # rows, rows again, maxima of columns, columns
+    assert cast("rowwise")["mlp down gradient in fp8"] == size * (3 + 2 + 3)
+    assert cast("tensorwise")["mlp up input in fp8"] == size / 8 * (2 + 3 + 3) + size * 2  # maximum, cast, cast again; turned
+    assert cast("tensorwise")["mlp down gradient in fp8"] == size / 8 * (2 + 3 + 2)
+
+
+def test_asynchronous_tensor_parallelism_gathers_no_rows_in_pieces() -> None:
+    """What is cast after a gather is no product that it could be joined with (github.com/pytorch/torchtitan issue 866)."""
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", **TORCHAO}
+
+    def whole(scaling: str) -> int:
+        part = layer(**tp | {"fp8": {"scaling": scaling}})
+        return sum(isinstance(item, Collective) and item.operation == "all_gather" for item in part.forward + part.backward)
+
+    assert (whole("rowwise"), whole("tensorwise")) == (4, 0)
+
+
 def test_copies_of_weights_stay_beside_16_bits() -> None:
     def held(**plan: Any) -> float:
         one = job(data_parallel="zero1", **plan)

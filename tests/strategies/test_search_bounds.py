@@ -40,7 +40,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
     "blocking_launches": st.just(True), "accumulation_fusion": st.booleans(), "joined_products": st.booleans(),
     "complex_rotary": st.just(True),
-    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2"]),
+    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
