@@ -195,6 +195,16 @@ class Plan(Config):
         True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
+    check_gradients: bool = Field(
+        True,
+        description="kernels=megatron: gradients are searched for NaN before they are reduced, but in fp16 (Megatron-LM's "
+        "default; --no-check-for-nan-in-loss-and-grad)",
+    )
+    average_in_collective: bool = Field(
+        False,
+        description="kernels=megatron: collectives average gradients (--ddp-average-in-collective); otherwise a pass over them "
+        "does, before they are summed",
+    )
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
     bucket: Bytes = Field(
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0

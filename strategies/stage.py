@@ -13,7 +13,7 @@ from strategies.layers.narrow import NARROW
 from strategies.model import Model
 from strategies.resolved import Resolved
 from strategies.tensors import tensors
-from strategies.updates import ZEROING, on_the_cpus, passes_of, taken_by
+from strategies.updates import ZEROING, before_reduction, on_the_cpus, passes_of, taken_by
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -285,8 +285,14 @@ class Stage:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
         kernels = [
-            Kernel("optimizer", label, "optimizer", 0.0, moved * (gradients if label == ZEROING else count), "fp32")
-            for label, moved in passes_of(plan)
+            *(
+                Kernel("optimizer", label, "optimizer", 0.0, moved * gradients, "fp32")
+                for label, moved in before_reduction(plan, self.plan.copies)
+            ),
+            *(
+                Kernel("optimizer", label, "optimizer", 0.0, moved * (gradients if label == ZEROING else count), "fp32")
+                for label, moved in passes_of(plan)
+            ),
         ]
         block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
         largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)

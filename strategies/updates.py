@@ -47,6 +47,28 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
     return [(label, moved) for label, moved in steps if moved]
 
 
+def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
+    """What Megatron-LM runs on a rank's whole gradients before they are summed over `copies` ranks: names, bytes per parameter.
+
+    Today it takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
+    (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
+    In 2021 (kernels=apex; megatron/model/distributed.py, allreduce_gradients) the buffer of fp32 gradients was divided, and
+    gradients of 16 bits were joined, divided and copied back, over however many ranks. Its FSDP (zero2, zero3) scales in NCCL.
+    """
+    alone = copies == 1 or plan.data_parallel in ("local_sgd", "diloco")  # where all ways are one
+    if plan.deepspeed is not None or plan.kernels not in ("megatron", "apex"):
+        return []
+    if not alone and plan.data_parallel not in ("ddp", "zero1"):
+        return []
+    gradient = plan.bytes_per_gradient
+    scaling = ("gradient scale", 2 * gradient)
+    if plan.kernels == "apex":
+        apart = gradient == plan.bytes_per_element and (alone or plan.data_parallel == "ddp")
+        return [("gradient joining", 2 * gradient), scaling, ("gradient parting", 2 * gradient)] if apart else [scaling]
+    checked = plan.check_gradients and plan.precision != "fp16"
+    return [("gradient check", gradient)] * checked + [scaling] * (not alone and not plan.average_in_collective)
+
+
 def taken_by(plan: Plan, count: float, largest: float) -> float:
     """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements.
 

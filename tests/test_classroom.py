@@ -67,6 +67,13 @@ def test_gradients_that_a_rank_has_are_set_to_zero(played, hook, shards) -> None
     assert moved == pytest.approx(4 * timeline.program.parameters / shards)
 
 
+def test_whole_gradients_are_searched_and_scaled_before_they_are_scattered(played) -> None:
+    timeline = played(8, data_parallel="zero1", gradients="fp32")
+    blocks = [op.work for _, op in timeline.ops(0) if isinstance(op.work, Block)]
+    moved = sum(item.bytes for block in blocks for _, item in block.items() if item.label in ("gradient check", "gradient scale"))
+    assert moved == pytest.approx((4 + 8) * timeline.program.parameters)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_pipeline_without_resharding_has_parameters_whole_once(played, schedule) -> None:
     """Forward passes find what those before them gathered: however many are under way, a stage is there once, 2Ψ/p bytes."""

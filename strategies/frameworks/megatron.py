@@ -63,6 +63,10 @@ def _read(path: Path) -> Found:
         plan["data_parallel"] = "zero1"
     if flags.flag("no-gradient-accumulation-fusion", False):
         plan["accumulation_fusion"] = False
+    if flags.flag("no-check-for-nan-in-loss-and-grad", False):
+        plan["check_gradients"] = False
+    if flags.flag("ddp-average-in-collective", False):
+        plan["average_in_collective"] = True
     fused = flags.flag("cross-entropy-loss-fusion", False)
     if flags.flag("deterministic-mode", False):
         plan["deterministic"] = True  # which has no fused loss
@@ -210,6 +214,8 @@ def _write(job: Job) -> Written:
         flags.append((f"--{kind}-dropout", 0.1 if (wanted if own.dropout is None else own.dropout) else 0))
     flags += [("--optimizer", "sgd")] * (own.optimizer == "momentum") + [("--clip-grad", 0)] * (not own.clip_gradients)
     flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
+    flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.check_gradients)
+    flags += [("--ddp-average-in-collective", None)] * own.average_in_collective
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
     start = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "

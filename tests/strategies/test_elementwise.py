@@ -10,7 +10,7 @@ import pytest
 from strategies import elementwise as passes
 from strategies.model import Model
 from strategies.plan import Plan
-from strategies.updates import passes_of
+from strategies.updates import before_reduction, passes_of
 
 ROWS, WIDTH = 64, 2048
 OWN = ("new_empty", "copy_", "add_.")  # gradients of the test's inputs being put into place
@@ -101,6 +101,25 @@ def test_an_update_by_hand() -> None:
     ]  # fmt: skip
     assert passes_of(Plan(precision="fp32", optimizer="sgd")) == [("gradient norm", 4), ("sgd", 4 + 8)]
     assert passes_of(Plan(precision="fp32", optimizer="sgd", clip_gradients=False)) == [("sgd", 4 + 8)]
+
+
+def test_gradients_before_they_are_reduced_by_hand() -> None:
+    """A norm and a scaling in place of each bucket (start_grad_sync); in 2021 a division, and copies of 16-bit gradients."""
+    fp32 = {"precision": "bf16", "gradients": "fp32"}
+    check, scale = ("gradient check", 4), ("gradient scale", 8)
+    apex = {"kernels": "apex"}
+    for plan, copies, expected in (
+        (fp32, 8, [check, scale]),
+        (fp32, 1, [check]),  # the factor is 1
+        (fp32 | {"average_in_collective": True}, 8, [check]),
+        (fp32 | {"check_gradients": False}, 8, [scale]),
+        ({"precision": "fp16", "gradients": "fp32"}, 8, [scale]),  # infinities are the loss scaler's
+        (fp32 | {"data_parallel": "zero3"}, 8, []),
+        (fp32 | {"kernels": "torch"}, 8, []),
+        (fp32 | apex, 1, [scale]),
+        ({"precision": "fp16"} | apex, 8, [("gradient joining", 4), ("gradient scale", 4), ("gradient parting", 4)]),
+    ):
+        assert before_reduction(Plan.model_validate(plan), copies) == expected
 
 
 def test_what_runs_changes_the_kernels_of_a_layer() -> None:

@@ -48,6 +48,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
     "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
     "deterministic": st.just(True), "persistent_norm": st.just(True),
+    "check_gradients": st.just(False), "average_in_collective": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
     "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
