@@ -189,7 +189,7 @@ def _one_by_one(plan: Plan, where: str) -> None:
         ),
     ):
         if wrong:
-            raise UserError(f"{where}: deepspeed.coalesced=false contradicts {why}")
+            raise UserError(f"{where}: deepspeed.version={options.version} contradicts {why}")
 
 
 def neighbours(plan: Plan, dp: int, per_node: int, where: str) -> int:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 of 2021 (0.3.13 to 0.5.4): parameters are gathered and gradients reduced one tensor at a time.
+"""DeepSpeed's ZeRO-3 of 2021 (0.3.13 to 0.5): parameters are gathered and gradients reduced one tensor at a time.
 
 deepspeed/runtime/zero/stage3.py (PartitionedParameterCoordinator, PrefetchCoordinator, reduce_ipg_grads) and
 partition_parameters.py (_allgather_param, _allgather_params, _reduce_scatter_gradient) of these releases, with
@@ -13,6 +13,9 @@ contiguous_gradients:
 * A recomputed layer gathers for its second forward pass, and again for its backward pass what that has released.
 * Parameters that are never released are gathered in one list after the update, and copied from there piece by piece.
 * When a gradient has no room in the bucket, those that are in it are reduced: a reduce-scatter for each.
+* From 0.3.14 on the count of modules is reset by a hook of the whole model that runs after the one that counts the model itself
+  (setup_zero_stage3_hooks, _pre_forward_hook). All modules are then one off the trace, which is taken for another pass ("Tracing
+  failed"): nothing is gathered ahead, and nothing kept until it is used again.
 
 Since 0.6 (2022) each of these is one collective over flat buffers, and the host waits for events only: `strategies.prefetch`.
 """
@@ -55,7 +58,7 @@ def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> l
         live |= set(needed)
         there += sum(sizes[tensor] for tensor in needed)
         ahead: list[int] = []
-        if not flying and there < limits.stage3_max_live_parameters:
+        if limits.traced and not flying and there < limits.stage3_max_live_parameters:
             for tensor in (tensor for later in trace[now + 1 :] for tensor in later):
                 if tensor not in live:
                     ahead.append(tensor)
@@ -64,7 +67,7 @@ def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> l
                         break
         flying |= set(ahead)
         there += sum(sizes[tensor] for tensor in ahead)
-        released = mine if coming[now] >= limits.stage3_max_reuse_distance else ()
+        released = mine if coming[now] >= (limits.stage3_max_reuse_distance if limits.traced else 0) else ()
         live -= set(released)
         there -= sum(sizes[tensor] for tensor in released)
         found.append(Use(needed, tuple(ahead), released))

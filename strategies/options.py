@@ -64,7 +64,7 @@ class Offload(Config):
 
 class DeepSpeed(Config):
     """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements; and
-    `coalesced`, which its version says.
+    its version.
 
     Without this group buckets are PyTorch's (`bucket`, in bytes), and zero3 is FSDP2: a part of the model (a layer) is gathered
     while the one before computes, and released after use. DeepSpeed's overlap_comm is the plan's `overlap`. Its unit is a
@@ -86,10 +86,11 @@ class DeepSpeed(Config):
     stage3_max_reuse_distance: ElementsOrNone = Field(
         1_000_000_000, description="zero3: parameters are not released when they are used again before so many others"
     )
-    coalesced: bool = Field(
-        True,
-        description="zero3: several tensors are gathered or reduced by one collective over one buffer (since 0.6, 2022); if not, "
-        "one by one over lists with a piece per rank, and the host waits for the GPU (0.3.13 to 0.5.4, 2021)",
+    version: Literal["0.3.13", "0.5", "0.6"] = Field(
+        "0.6",
+        description="zero3: of 0.6 (2022) and later, where tensors are gathered and reduced together; before that one by one, in "
+        "lists with a piece per rank, and the host waits for the GPU: 0.3.13 (March 2021), or 0.3.14 to 0.5 (2021), in which "
+        "nothing is gathered ahead or kept",
     )
     zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")
     zero_hpz_partition_size: PositiveInt = Field(
@@ -98,6 +99,16 @@ class DeepSpeed(Config):
     zero_quantized_gradients: bool = Field(
         False, description="ZeRO++ qgZ: gradients are reduced by all-to-alls of 4-bit integers, inside nodes and then across"
     )
+
+    @property
+    def coalesced(self) -> bool:
+        """Whether zero3 gathers and reduces several tensors by one collective."""
+        return self.version == "0.6"
+
+    @property
+    def traced(self) -> bool:
+        """Whether zero3 knows what comes next (`strategies.one_by_one`)."""
+        return self.version != "0.5"
 
     @property
     def hierarchical(self) -> bool:

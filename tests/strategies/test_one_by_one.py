@@ -23,9 +23,9 @@ LAYER = [3, 1, 4, 4]  # in units of the square of the width
 RECOMPUTED = [(0,), (1,), (2,), (3,), (0,), (1,), (2,), (3,), (3,), (2,), (1,), (0,)]  # forward, again, and back
 
 
-def followed(width: int, bucket: int = 50_000_000) -> tuple[list[int], list[int], list[int]]:
+def followed(width: int, version: str = "0.3.13") -> tuple[list[int], list[int], list[int]]:
     """Tensors gathered when needed, ahead, and how often each is gathered."""
-    limits = DeepSpeed.model_validate({"stage3_prefetch_bucket_size": bucket})
+    limits = DeepSpeed.model_validate({"version": version})
     found = uses(RECOMPUTED, [count * width**2 for count in LAYER], limits)
     needed = [tensor for use in found for tensor in use.needed]
     ahead = [tensor for use in found for tensor in use.ahead]
@@ -51,6 +51,13 @@ def test_small_layers_stay_between_recomputation_and_backward() -> None:
     assert followed(4096)[2] == [1, 1, 1, 1]
 
 
+def test_a_trace_that_fails_gathers_nothing_ahead_and_keeps_nothing() -> None:
+    """Hooks in the order of 0.3.14 and 0.3.15 around their own PrefetchCoordinator find a parameter to gather ahead for the first
+    module, which is the model, and for none of the others.
+    """
+    assert followed(4096, "0.5") == ([tensor for (tensor,) in RECOMPUTED], [], [3, 3, 3, 3])
+
+
 @pytest.fixture
 def played(toy_job, toy_prices):
     def play(options: dict, gpus: int = 4, nodes: int = 4, prices: dict | None = None, **plan) -> Timeline:
@@ -68,14 +75,14 @@ def gathers(timeline: Timeline) -> list[Op]:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_recomputation_gathers_once_more(played, recompute) -> None:
     """ZeRO-3 moves 3Ψ; here the matrices of recomputed layers, 12 times the width squared each, once more."""
-    timeline = played({"coalesced": False}, recompute=recompute)
+    timeline = played({"version": "0.3.13"}, recompute=recompute)
     more = 4 * 12 * 64**2 if recompute == "full" else 0
     assert summarise(timeline).volume["dp"].elements == pytest.approx((3 * timeline.program.parameters + more) * 15 / 16)
 
 
 def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
     """And does so while the GPU waits, but for reductions, which it prepares beside the backward pass."""
-    timeline = played({"coalesced": False}, prices={"launch": "1 ms"})
+    timeline = played({"version": "0.3.13"}, prices={"launch": "1 ms"})
     found = gathers(timeline)
     assert all(op.held and op.work.pieces == 16 for op in found)
     assert timeline.pricing.wrapping(found[0].work) == pytest.approx(16 * (1e-3 + VIEW))
@@ -85,33 +92,33 @@ def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
 def test_more_ranks_take_the_host_longer(played) -> None:
     """The same bytes per node and second: only lists grow with ranks."""
     steps = {
-        coalesced: [played({"coalesced": coalesced}, nodes=nodes, prices={"launch": "1 us"}).step for nodes in (2, 8)]
-        for coalesced in (True, False)
+        version: [played({"version": version}, nodes=nodes, prices={"launch": "1 us"}).step for nodes in (2, 8)]
+        for version in ("0.5", "0.6")
     }
-    assert steps[False][1] - steps[False][0] > 2 * (steps[True][1] - steps[True][0])
+    assert steps["0.5"][1] - steps["0.5"][0] > 2 * (steps["0.6"][1] - steps["0.6"][0])
 
 
 @pytest.mark.parametrize(("change", "reason"), [
     ({"data_parallel": "zero1"}, "zero1; it describes zero3"),
-    ({"deepspeed": {"coalesced": False, "zero_quantized_weights": True}}, "which is of 2023"),
+    ({"deepspeed": {"version": "0.3.13", "zero_quantized_weights": True}}, "which is of 2023"),
     ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2}, "this recomputation"),
 ])  # fmt: skip
 def test_what_it_had_not_is_refused(toy_job, change, reason) -> None:
-    with pytest.raises(UserError, match=f"deepspeed.coalesced=false contradicts .*{reason}"):
-        toy_job(4, 1, **{"data_parallel": "zero3", "deepspeed": {"coalesced": False}} | change).resolve()
+    with pytest.raises(UserError, match=f"deepspeed.version=0.3.13 contradicts .*{reason}"):
+        toy_job(4, 1, **{"data_parallel": "zero3", "deepspeed": {"version": "0.3.13"}} | change).resolve()
 
 
 def test_a_configuration_says_no_version(toy_job) -> None:
-    job = toy_job(4, 1, data_parallel="zero3", deepspeed={"coalesced": False, "reduce_bucket_size": 10**6})
+    job = toy_job(4, 1, data_parallel="zero3", deepspeed={"version": "0.3.13", "reduce_bucket_size": 10**6})
     written = export("deepspeed", job)
-    assert "coalesced" not in written.text
-    assert "deepspeed.coalesced=false: it has true" in written.unexpressed
+    assert "version" not in written.text
+    assert "deepspeed.version=0.3.13: it has 0.6" in written.unexpressed
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("distance", [0, 20_000, 10**9])
 def test_all_that_is_gathered_is_given_back(played, recompute, distance) -> None:
-    timeline = played({"coalesced": False, "stage3_max_reuse_distance": distance}, recompute=recompute, accumulation=2)
+    timeline = played({"version": "0.3.13", "stage3_max_reuse_distance": distance}, recompute=recompute, accumulation=2)
     ops = timeline.program.cohorts[0].ops
     taken, back = (sum(size for op in ops for _, size in getattr(op, way)) for way in ("allocate", "free"))
     assert taken == pytest.approx(back)

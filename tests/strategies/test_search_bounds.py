@@ -62,7 +62,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
         "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
         "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
         "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
-        "zero_quantized_gradients": st.booleans(), "coalesced": st.booleans(),
+        "zero_quantized_gradients": st.booleans(), "version": st.sampled_from(["0.3.13", "0.5", "0.6"]),
         "zero_hpz_partition_size": st.sampled_from([2, 4]),
     }),
 }  # fmt: skip
