@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibration.kernel_fit import Array, descend, heldout
-from sim.curves import GemmCurve, Hardware, Tile, gemm_clocks
+from sim.curves import POWER, GemmCurve, Hardware, Tile, gemm_clocks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +25,7 @@ GEMM_BOUNDS = {
     "split": (1e-7, 2e-5), "blend": (1.5, 9.0), "exposed": (0.0, 1.0), "cached": (1.0, 6.0),
     "size1": (0.3, 1.0), "size2": (0.3, 1.0), "size3": (0.3, 1.0), "size4": (0.3, 1.0),
 }  # fmt: skip
-LIMIT_BOUNDS = {"sustained": (0.4, 1.0), "byte_energy": (1.0, 600.0)}
+LIMIT_BOUNDS = {"sustained": (0.2, 1.0), "byte_energy": (1.0, 600.0)}
 CACHE_BOUNDS = {"cache": (1e7, 2e8)}  # bytes that stay
 QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
 BESIDE = (*CACHE_BOUNDS, *QUANTISE_BOUNDS)  # no part of the price
@@ -63,7 +63,12 @@ def nearest(free: Array, limited: Array, seconds: Array) -> Array:
 
 
 def benchmarked(
-    curve: GemmCurve, beside: Mapping[str, float], gpu: Hardware, dtype: str, shape: tuple[Array, Array, Array]
+    curve: GemmCurve,
+    beside: Mapping[str, float],
+    gpu: Hardware,
+    dtype: str,
+    shape: tuple[Array, Array, Array],
+    throttling: float = POWER,
 ) -> tuple[Array, Array]:
     """Seconds of products (m, n, k) as they were measured, at the highest clock and at the power limit.
 
@@ -83,16 +88,20 @@ def benchmarked(
     faster = 1 - 1 / curve.cached
     traffic = activation + weight - faster * held[0], result - faster * held[1]
     sides = (np.ones(len(m)), m, n, k)
-    clocks = gemm_clocks(curve, gpu.peak[dtype], bandwidth, gpu.sms, sides, traffic, np.minimum, moved=moved)
+    clocks = gemm_clocks(curve, gpu.peak[dtype], bandwidth, gpu.sms, sides, traffic, np.minimum, 1.0, moved, throttling)
     more = m * beside["per_row"] + 3 * m * k / (bandwidth * beside["per_byte"]) if dtype == "fp8" else 0.0
     return clocks[0] + more, clocks[1] + more
 
 
-def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float) -> float:
+def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
     """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
-    alone = curve["fixed"] + curve["exposed"] * 2 * SIDE**2 / (gpu.memory_bandwidth * curve["memory"])
-    energy = 2 * SIDE**3 + curve["byte_energy"] * (4 + 2 * (1 - curve["exposed"])) * SIDE**2
-    return energy / (gpu.peak[dtype] * (2 * SIDE**3 / rate - alone))
+    traffic, sides = (4 * SIDE**2, 2 * SIDE**2), (1, SIDE, SIDE, SIDE)
+    one = gemm_curve(dict(curve) | {"sustained": 1.0, "byte_energy": 0.0})
+    whole = gemm_clocks(one, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)[0]
+    alone = one.fixed + one.exposed * traffic[1] / (gpu.memory_bandwidth * one.memory)
+    energy = 2 * SIDE**3 + curve["byte_energy"] * (traffic[0] + (1 - one.exposed) * traffic[1])
+    drawn = max(1.0, (2 * SIDE**3 / rate - alone) / (whole - alone)) ** (1 / throttling)
+    return float(min(1.0, energy / (gpu.peak[dtype] * (whole - alone) * drawn)))
 
 
 def fit_gemm(
@@ -101,6 +110,7 @@ def fit_gemm(
     dtype: str,
     limit: Mapping[str, float],
     rate: float = 0.0,
+    throttling: float = POWER,
 ) -> tuple[GemmCurve, dict[str, float], dict[str, Array]]:
     """Curve, numbers beside it and signed relative errors (fit, and of shapes held out) for columns m, n, k, seconds, sustained.
 
@@ -114,10 +124,10 @@ def fit_gemm(
 
     def numbers(x: Array) -> dict[str, float]:
         found = dict(zip(bounds, x, strict=True)) | dict(limit)
-        return found | ({"sustained": sustained(found, gpu, dtype, rate)} if rate else {})
+        return found | ({"sustained": sustained(found, gpu, dtype, rate, throttling)} if rate else {})
 
     def predict(found: Mapping[str, float], at: Any) -> Array:
-        free, limited = benchmarked(gemm_curve(found), found, gpu, dtype, (m[at], n[at], k[at]))
+        free, limited = benchmarked(gemm_curve(found), found, gpu, dtype, (m[at], n[at], k[at]), throttling)
         return np.where(held[at], limited, nearest(free, limited, seconds[at]))
 
     kept_out = heldout(m, n, k)

@@ -118,7 +118,7 @@ def refit(tables: Path, name: str) -> None:
             continue
         rows, prefix = products(tables, name, dtype), "" if dtype == "bf16" else f"{dtype} "
         limit = known_limit(data, name, dtype, gpu)
-        curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0))
+        curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0), profile.throttling)
         old = profile.gemm[dtype]
         data["gemm"][dtype] = described(curve.model_copy(update={"aligned": old.aligned, "early": old.early}))
         told["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}

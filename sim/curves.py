@@ -76,7 +76,7 @@ class GemmCurve(Config):
     memory: Fraction = 0.8  # of the memory bandwidth when limited by it
     blend: float = Field(4.0, ge=1)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
     fixed: Seconds = 0.0  # start and end of a kernel
-    sustained: Fraction = 1.0  # of the specified peak that the power limit sustains, traffic apart
+    sustained: Fraction = 1.0  # of the specified peak at which FLOPs alone would draw the power limit at the highest clock
     byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
     cached: float = Field(1.0, ge=1)  # the cache, which holds partial results, is so many times as fast as the memory
     exposed: Share = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
@@ -126,6 +126,7 @@ def gemm_clocks(
     least: Callable[..., Any] = min,
     rate: float = 1.0,
     moved: Traffic | None = None,
+    throttling: float = POWER,
 ) -> tuple[Any, Any]:
     """Seconds of the product `shape` = (batch, m, n, k), with the fastest tile: at the highest clock, and at the one that the
     power limit allows.
@@ -133,8 +134,10 @@ def gemm_clocks(
     traffic: bytes of the operands, and of the result with whatever it is added to. rate: part of the tiles' rate that its
     alignment leaves. Numbers, or arrays of one length when `least` is `np.minimum`.
 
-    The energy of a product is that of its FLOPs and of the traffic beside them, whatever the tiles; multiprocessors that wait for
-    the last wave, or for results to be stored, take little. moved: of `traffic` what takes energy, where that is not all of it.
+    The energy of a product at the highest clock is that of its FLOPs and of the traffic beside them, whatever the tiles;
+    multiprocessors that wait for the last wave, or for results to be stored, take little. moved: of `traffic` what takes energy,
+    where that is not all of it. When that energy in that time is more than the board's limit, the clock falls until it is not:
+    voltage falls with the clock, so that power falls with about its third power, and the clock as power to `throttling`.
     """
     batch, m, n, k = shape
     operands, result = traffic
@@ -144,8 +147,8 @@ def gemm_clocks(
     beside = (operands + (1 - curve.exposed) * result) / reached
     highest = (arithmetic**curve.blend + beside**curve.blend) ** (1 / curve.blend)
     energy = 2 * batch * m * n * k + curve.byte_energy * (read + (1 - curve.exposed) * stored)
-    slowed = energy / (peak * curve.sustained)
-    limited = (highest + slowed + abs(highest - slowed)) / 2  # the longer
+    drawn = energy / (peak * curve.sustained * highest)  # of the limit
+    limited = highest * ((drawn + 1 + abs(drawn - 1)) / 2) ** throttling
     alone = curve.fixed + curve.exposed * result / reached
     return highest + alone, limited + alone
 

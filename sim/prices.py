@@ -145,7 +145,7 @@ class Prices:
         self.profile = profile
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
-        self._share = _power_share(profile, gpu)
+        self._share, self._watts = _power_share(profile, gpu)
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
@@ -187,7 +187,7 @@ class Prices:
                 measured, curve = next(iter(curves.items()))
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
-            limit = min(1.0, curve.sustained * self._share)
+            limit = min(1.0, curve.sustained * self._share * self._watts)
             found = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
         return found
 
@@ -201,7 +201,11 @@ class Prices:
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
         rate = curve.aligned.get(kernel.alignment, 1.0)
         shape = batch, m, n, k
-        seconds = float(gemm_clocks(curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved)[1])
+        seconds = float(
+            gemm_clocks(
+                curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved, throttling=self.profile.throttling
+            )[1]
+        )
         if kernel.variant == EARLY and kernel.dtype in curve.early:
             return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
         return seconds
@@ -212,7 +216,9 @@ class Prices:
             curve = self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
-        peak = self._peak(kernel.dtype) * min(1.0, self._share)  # it was measured at the limit, or near it
+        peak = self._peak(kernel.dtype) * min(
+            1.0, self._share * self._watts**self.profile.throttling
+        )  # it was measured at the limit, or near it
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
         bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0
@@ -255,20 +261,18 @@ def _has(profile: Profile) -> str:
     return f", only of {', '.join(profile.older)}" if profile.older else ""
 
 
-def _power_share(profile: Profile, gpu: Hardware) -> float:
-    """What part of its peak `gpu` sustains over what the measured GPU does: as much more per multiprocessor as `throttling` gives
-    for its watts. 1 where either's limit is not known.
+def _power_share(profile: Profile, gpu: Hardware) -> tuple[float, float]:
+    """(FLOPs per multiprocessor and clock, watts per multiprocessor) of the measured GPU over `gpu`'s, and of `gpu` over the
+    measured GPU's. 1 where either's limit is not known.
     """
     if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
-        return 1.0
+        return 1.0, 1.0
     other = _catalogued(profile.gpu)
-    if not (other.power and other.sms):
-        return 1.0
     same = [dtype for dtype in other.peak if dtype in gpu.peak]
-    if not same:
-        return 1.0
+    if not (other.power and other.sms and same):
+        return 1.0, 1.0
     peaks = other.peak[same[-1]] / other.sms / (gpu.peak[same[-1]] / gpu.sms)
-    return float(peaks * (gpu.power / gpu.sms / (other.power / other.sms)) ** profile.throttling)
+    return float(peaks), float(gpu.power / gpu.sms / (other.power / other.sms))
 
 
 _catalogued = lru_cache(load_gpu)

@@ -109,7 +109,7 @@ def test_stated_error_on_heldout_products(name: str) -> None:
     table, told = products(RAW, name, "bf16"), profile.provenance["gemm"]
     table = table[heldout(table.m, table.n, table.k) & (table.m >= 512)]
     m, n, k, seconds = (table[column].to_numpy(float) for column in ("m", "n", "k", "seconds"))
-    free, limited = benchmarked(profile.gemm["bf16"], told.beside, gpu, "bf16", (m, n, k))
+    free, limited = benchmarked(profile.gemm["bf16"], told.beside, gpu, "bf16", (m, n, k), profile.throttling)
     found = np.where(table.sustained, limited, nearest(free, limited, seconds))
     error = float(np.median(np.abs(found / seconds - 1)))
     assert error == pytest.approx(told.heldout_error, abs=0.002)
