@@ -41,7 +41,7 @@ def divides(model: Model, plan: Plan, sequence: int, where: str) -> None:
     if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
         raise UserError(f"{where}: unpad=true is for fused attention without cp and without latent attention")
     for field in ("complex_rotary", "repeated_keys"):
-        if getattr(plan, field) and plan.kernels not in ("torch", "compiled"):
+        if getattr(plan, field) and not plan.of_pytorch:
             raise UserError(
                 f"{where}: {field}=true contradicts kernels={plan.kernels}: it is of models in PyTorch's own operators"
             )

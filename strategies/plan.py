@@ -1,4 +1,5 @@
-"""The plan: how a model is trained. One frozen class of fields; `resolve` compares it with a model and a cluster.
+"""The plan: how a model is trained. One frozen class of fields, those of how a rank computes in `strategies.computing`;
+`resolve` compares it with a model and a cluster.
 
 The same `Plan` drives the simulation and a real execution. Every field is honoured or refused, never ignored.
 """
@@ -13,12 +14,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.protocols import split
+from strategies.computing import Computing
 from strategies.data_parallel import hooks
-from strategies.elementwise import Kernels
 from strategies.model import Model
-from strategies.options import DeepSpeed, Fp8, Offload, PowerSGD
+from strategies.options import DeepSpeed, Offload, PowerSGD
 from strategies.schedules import schedules
-from topologies.reading import Config, nearest
+from topologies.reading import nearest
 from topologies.units import Bytes
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
-BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
+TensorOverlap = Literal["none", "weight_gradient", "pieces"]
 ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
 
 
-class Plan(Config):
+class Plan(Computing):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
     tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
@@ -62,6 +63,11 @@ class Plan(Config):
     )
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
+    )
+    sync_norm: bool = Field(
+        False,
+        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
+        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
     schedule: str = Field(
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
@@ -104,113 +110,11 @@ class Plan(Config):
         description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
         "contexts see in most of their pretraining)",
     )
-    recompute: Literal["none", "selective", "operators", "full"] = Field(
-        "none",
-        description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
-        "operators but attention and every second product (operators, as torchtitan's selective_ac_option = 'op'), or all",
-    )
-    recompute_method: Literal["block", "uniform", "every"] | None = Field(
-        None,
-        description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
-        "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
-    )
-    recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
-    early_stop: bool | None = Field(
-        None,
-        description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
-        "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch or compiled, and otherwise not",
-    )
-    sync_norm: bool = Field(
-        False,
-        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
-        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
-    )
-    attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
-        "flash",
-        description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
-        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
-        "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
-    )
-    unpad: bool = Field(
-        False,
-        description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
-        "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
-    )
-    loss: Literal["fused", "torch", "operators"] | None = Field(
-        None,
-        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
-        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
-    )
-    loss_metrics: NonNegativeInt = Field(
-        0,
-        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
-        "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
-    )
-    kernels: Kernels = Field(
-        "megatron",
-        description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
-        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
-    )
-    joined_products: bool | None = Field(
-        None,
-        description="queries, keys and values are made by one product, and so are gate and up of an MLP; by default not with "
-        "kernels=torch or compiled, as most PyTorch models have a matrix for each (GPT-2 and llm-foundry join them)",
-    )
-    complex_rotary: bool = Field(
-        False,
-        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
-        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
-    )
-    repeated_keys: bool = Field(
-        False,
-        description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
-        "attention (torchtitan's and Hugging Face's repeat_kv)",
-    )
-    deterministic: bool = Field(
-        False,
-        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
-        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
-        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
-    )
-    persistent_norm: bool = Field(
-        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
-    )
-    accumulation_fusion: bool | None = Field(
-        None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
-    )
-    precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
-        "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
-    )
-    fp8: Fp8 | None = Field(
-        None,
-        description="linear layers multiply in fp8, the rest as `precision` says: {scaling: …, gather: …}; {} takes defaults",
-    )
-    gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
-    optimizer: Literal["adam", "momentum", "sgd"] = Field(
-        "adam", description="adam keeps two states per parameter, momentum one, sgd none"
-    )
-    fused_optimizer: bool = Field(
-        True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
-    )
-    clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
-    check_gradients: bool = Field(
-        True,
-        description="kernels=megatron: gradients are searched for NaN before they are reduced, but in fp16 (Megatron-LM's "
-        "default; --no-check-for-nan-in-loss-and-grad)",
-    )
-    average_in_collective: bool = Field(
-        False,
-        description="kernels=megatron: collectives average gradients (--ddp-average-in-collective); otherwise a pass over them "
-        "does, before they are summed",
-    )
-    dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
     bucket: Bytes = Field(
         25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
-    overlap_tp: Literal["none", "weight_gradient", "pieces"] | None = Field(
+    overlap_tp: TensorOverlap | None = Field(
         None,
         description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
         "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
@@ -226,15 +130,6 @@ class Plan(Config):
         description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
         "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
         "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
-    )
-    timers: bool = Field(
-        False,
-        description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
-        "torch.cuda.synchronize in megatron/global_vars.py)",
-    )
-    blocking_launches: bool = Field(
-        False,
-        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
     layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
         None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
@@ -302,9 +197,9 @@ class Plan(Config):
         return self.sequence or min(model.context, SEQUENCE)
 
     @property
-    def bytes_per_element(self) -> int:
-        """Bytes of one weight or activation element."""
-        return BYTES[self.precision]
+    def beside_products(self) -> TensorOverlap:
+        """`overlap_tp`, or its default."""
+        return self.overlap_tp or ("weight_gradient" if self.kernels == "megatron" else "none")
 
     @property
     def scatters(self) -> ScatterGather:
@@ -322,14 +217,9 @@ class Plan(Config):
         return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
 
     @property
-    def gathers_fp8(self) -> bool:
-        """Whether parameters of linear layers are gathered in fp8."""
-        return self.fp8 is not None and self.fp8.gather
-
-    @property
     def pytorch_fsdp(self) -> bool:
         """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
-        return self.data_parallel == "zero3" and self.kernels in ("torch", "compiled") and self.deepspeed is None
+        return self.data_parallel == "zero3" and self.of_pytorch and self.deepspeed is None
 
     @property
     def masters_only(self) -> bool:
@@ -343,45 +233,6 @@ class Plan(Config):
         """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
         wider = self.bytes_per_gradient > self.bytes_per_element
         return self.deepspeed is not None and self.data_parallel == "zero1" and wider
-
-    @property
-    def least_gathered(self) -> int:
-        """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
-        return 1 if self.gathers_fp8 else self.bytes_per_element
-
-    @property
-    def bytes_per_gradient(self) -> int:
-        """Bytes of one gradient element."""
-        return 4 if self.gradients == "fp32" else self.bytes_per_element
-
-    @property
-    def fused_attention(self) -> bool:
-        """Whether attention is one kernel that writes no scores."""
-        return self.attention != "materialised"
-
-    @property
-    def separate_products(self) -> bool:
-        """Whether queries, keys, values, gate and up are products of their own."""
-        return self.kernels in ("torch", "compiled") if self.joined_products is None else not self.joined_products
-
-    @property
-    def fused_accumulation(self) -> bool:
-        """Whether the product that makes a weight gradient adds it to those before."""
-        return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether recomputation leaves out what backward does not need."""
-        return self.kernels in ("torch", "compiled") if self.early_stop is None else self.early_stop
-
-    @property
-    def bytes_per_optimizer_state(self) -> int:
-        """Bytes of optimizer state per parameter: fp32 states, and an fp32 master copy when weights have 16 bits.
-
-        Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1).
-        """
-        states = {"adam": 8, "momentum": 4, "sgd": 0}[self.optimizer]
-        return states + (4 if self.bytes_per_element == 2 else 0)
 
     @property
     def reduce_bucket(self) -> float:

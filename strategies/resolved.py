@@ -168,11 +168,10 @@ def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> No
 
 def _blocking(plan: Plan, microbatches: int, chunks: int, where: str) -> None:
     """What would run beside a kernel that the host waits for."""
-    beside = plan.overlap_tp or ("weight_gradient" if plan.kernels == "megatron" else "none")
     for wrong, what in (
         (plan.overlap, "overlap=true"),
         (plan.pp > 1 and plan.overlap_p2p, "overlap_p2p=true"),
-        (plan.tp > 1 and beside != "none", f"overlap_tp={beside}"),
+        (plan.tp > 1 and plan.beside_products != "none", f"overlap_tp={plan.beside_products}"),
         (any(action.beside for action in actions(plan.schedule, 0, plan.pp, microbatches, chunks)), f"schedule={plan.schedule}"),
         (plan.offload is not None, "offload"),
     ):

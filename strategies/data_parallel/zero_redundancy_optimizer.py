@@ -39,7 +39,7 @@ class ZeroRedundancyOptimizer(DDP):
         """The owner of most decides."""
         if state not in self.shards or stage.plan.copies == 1:
             return 1
-        apart = stage.plan.plan.kernels in ("torch", "compiled")
+        apart = stage.plan.plan.of_pytorch
         sizes = tuple(tensors(stage.parts, stage.model, stage.tied, apart))
         return stage.parameters / most_owned(sizes, stage.plan.copies)
 

@@ -47,7 +47,7 @@ class Share:
     @property
     def gathers_once(self) -> bool:
         """A matrix keeps all of the input that sequence parallelism gathered for it: PyTorch's own and compiled operators."""
-        return self.resolved.plan.kernels in ("torch", "compiled")
+        return self.resolved.plan.of_pytorch
 
     @property
     def batch(self) -> int:
@@ -229,8 +229,7 @@ class Share:
 
     def overlap(self, what: Literal["weight_gradient", "pieces"]) -> bool:
         """Whether collectives of the tp group run beside products: gradients' when pieces' do."""
-        asked = self.resolved.plan.overlap_tp or ("weight_gradient" if self.resolved.plan.kernels == "megatron" else "none")
-        return self.tp > 1 and (asked == what or asked == "pieces")
+        return self.tp > 1 and self.resolved.plan.beside_products in (what, "pieces")
 
     def after_gather(self, gather: Items, products: tuple[Kernel, ...], fused: bool = True) -> Items:
         """Products of tokens (their m) that are gathered."""
