@@ -22,7 +22,8 @@ import yaml
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
 from strategies.importers import is_hugging_face
-from strategies.limits import hosted
+from strategies.limits import refuse
+from strategies.limits.data_parallel import hosted
 from strategies.model import Model, load_model
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -56,7 +57,7 @@ class Job:
             if dtype is not None and dtype not in peak:
                 known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
                 raise UserError(f"{self.where}: {asked} is not possible: {known}")
-        hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None, self.where)
+        refuse(self.where, hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None))
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 

@@ -7,11 +7,16 @@ from functools import lru_cache
 
 from sim.grid import Grid
 from strategies.data_parallel import hooks
-from strategies.limits import belongs, divides, experts, neighbours, recomputed, synchronised
+from strategies.limits import refuse
+from strategies.limits.computing import computes, recomputed
+from strategies.limits.data_parallel import belongs, neighbours, quantises, shares
+from strategies.limits.degrees import divides, exchanges, synchronised
+from strategies.limits.experts import experts
+from strategies.limits.schedules import asynchronous, blocks
 from strategies.model import Model
 from strategies.placement import placement
 from strategies.plan import Plan
-from strategies.schedules import actions, schedules
+from strategies.schedules import schedules
 from topologies.reading import Config, UserError
 
 NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
@@ -37,22 +42,18 @@ class Resolved(Config):
         dp = _data_parallel(plan, gpus, where)
         sequence = plan.sequence_of(model)
         microbatches = _microbatches(plan, dp, where)
-        divides(model, plan, sequence, where)
+        refuse(where, divides(model, plan, sequence), exchanges(plan))
         chunks = _chunks(plan, where)
-        _shards(plan, dp, where)
-        _asynchronous(plan, model, microbatches, where)
-        belongs(plan, model, where)
-        if plan.blocking_launches:
-            _blocking(plan, microbatches, chunks, where)
-        experts(model, plan, dp, where)
+        refuse(
+            where, shares(plan, dp), asynchronous(plan, model, microbatches), belongs(plan, model), computes(plan, model),
+            blocks(plan, microbatches, chunks), experts(model, plan, dp),
+        )  # fmt: skip
         local = _local_steps(plan, microbatches, where)
         layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
-        recomputed(plan, layers, where)
-        synchronised(plan, dp, where)
-        inner = neighbours(plan, dp, per_node, where)
+        refuse(where, recomputed(plan, layers), synchronised(plan, dp), quantises(plan, dp, per_node))
         return cls.model_construct(  # of what has been checked
             plan=plan, dp=dp, sequence=sequence, microbatches=microbatches, global_batch=dp * plan.microbatch * microbatches,
-            chunks=chunks, local_steps=local, layers=layers, inner=inner,
+            chunks=chunks, local_steps=local, layers=layers, inner=neighbours(plan, dp, per_node),
         )  # fmt: skip
 
     @property
@@ -132,53 +133,6 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
     told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
     formula = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)} = {product}"
     raise UserError(f"{where}: {formula} {'does not divide' if plan.dp is None else '≠'} {gpus} GPUs")
-
-
-def _shards(plan: Plan, dp: int, where: str) -> None:
-    if not plan.reshard and "parameter" not in hooks[plan.data_parallel].shards:
-        raise UserError(f"{where}: reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters")
-    if plan.flat_parameters and not plan.pytorch_fsdp:
-        has = "deepspeed" if plan.deepspeed else f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
-        raise UserError(f"{where}: flat_parameters=true contradicts {has}: PyTorch's FSDP1 is zero3, kernels torch or compiled")
-    if plan.shard is None:
-        return
-    if not hooks[plan.data_parallel].shards:
-        raise UserError(f"{where}: shard={plan.shard} contradicts data_parallel={plan.data_parallel}, which shards nothing")
-    if plan.shard == 1 or dp % plan.shard:
-        raise UserError(f"{where}: shard={plan.shard} must be at least 2 and divide dp={dp}")
-
-
-def _asynchronous(plan: Plan, model: Model, microbatches: int, where: str) -> None:
-    """What stages that are updated at different times can do."""
-    if schedules[plan.schedule].versions is None:
-        return
-    said = f"{where}: schedule={plan.schedule} is asynchronous"
-    if plan.data_parallel != "ddp":
-        raise UserError(
-            f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
-        )
-    if model.tied and plan.pp > 1:
-        raise UserError(
-            f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
-        )
-    if microbatches < plan.pp:
-        why = "the steady state repeats, and two versions suffice, from then on"
-        raise UserError(f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}")
-
-
-def _blocking(plan: Plan, microbatches: int, chunks: int, where: str) -> None:
-    """What would run beside a kernel that the host waits for."""
-    for wrong, what in (
-        (plan.overlap, "overlap=true"),
-        (plan.pp > 1 and plan.overlap_p2p, "overlap_p2p=true"),
-        (plan.tp > 1 and plan.beside_products != "none", f"overlap_tp={plan.beside_products}"),
-        (any(action.beside for action in actions(plan.schedule, 0, plan.pp, microbatches, chunks)), f"schedule={plan.schedule}"),
-        (plan.offload is not None, "offload"),
-    ):
-        if wrong:
-            raise UserError(f"{where}: blocking_launches=true contradicts {what}: nothing runs beside a kernel")
-    if plan.data_parallel not in ("ddp", "zero1", "zero2"):
-        raise UserError(f"{where}: blocking_launches=true with data_parallel={plan.data_parallel} is not simulated")
 
 
 def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
