@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Memory, Op, Ref, Run
 from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, items_of, workspace
 from strategies.host import Host
 from strategies.layers import Part
@@ -13,7 +13,7 @@ from strategies.layers.narrow import NARROW
 from strategies.model import Model
 from strategies.resolved import Resolved
 from strategies.tensors import tensors
-from strategies.updates import ZEROING, before_reduction, on_the_cpus, passes_of, taken_by
+from strategies.updates import kernels_of, on_the_cpus, taken_by
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -284,17 +284,7 @@ class Stage:
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
-        kernels = [
-            *(
-                Kernel("optimizer", label, "optimizer", 0.0, moved * gradients, "fp32")
-                for label, moved in before_reduction(plan, self.plan.copies)
-            ),
-            *(
-                Kernel("optimizer", label, "optimizer", 0.0, moved * (gradients if label == ZEROING else count), "fp32")
-                for label, moved in passes_of(plan)
-            ),
-        ]
-        block = Block("optimizer", (Run(1, (*replicated, *kernels)),))
+        block = Block("optimizer", (Run(1, (*replicated, *kernels_of(plan, self.plan.copies, count, gradients))),))
         largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
         taken: Memory = (("gradient", taken_by(plan, count, largest)),)
         ref = self.add(Op(COMPUTE, block, after, taken, taken))

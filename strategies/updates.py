@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.program import Kernel
+
 if TYPE_CHECKING:
     from strategies.plan import Plan
 
@@ -67,6 +69,13 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
         return [("gradient joining", 2 * gradient), scaling, ("gradient parting", 2 * gradient)] if apart else [scaling]
     checked = plan.check_gradients and plan.precision != "fp16"
     return [("gradient check", gradient)] * checked + [scaling] * (not alone and not plan.average_in_collective)
+
+
+def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:
+    """The kernels of a step on a rank that updates `count` parameters; copies: ranks that have the same `gradients` gradients."""
+    whole = [(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
+    update = [(label, moved * (gradients if label == ZEROING else count)) for label, moved in passes_of(plan)]
+    return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in whole + update]
 
 
 def taken_by(plan: Plan, count: float, largest: float) -> float:

@@ -10,72 +10,26 @@ twice forward, no recomputation.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
-from sim.program import Collective, Item, Kernel
+from sim.program import Item
 from strategies.layers import operators
 from strategies.layers.bookkeeping import batch
 from strategies.layers.ends import embedding, head
 from strategies.layers.exchanged import received, returned
-from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
+from strategies.layers.part import Part, Tensors, joined, part_of, tensors_of
 from strategies.layers.pieces import Piece
 from strategies.layers.share import Share
 from strategies.layers.transformer import transformer_layer
+from strategies.limits import refuse
 from strategies.model import Experts, Model
 from strategies.plan import Plan
 from strategies.resolved import Resolved
-from topologies.reading import UserError
 
 __all__ = ["Item", "Items", "Part", "Parts", "parts", "restored_tensors", "saved_tensors"]
-
-Tensors = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Work of the embedding, one layer or the head on one rank for one microbatch. Bytes, FLOPs, elements."""
-
-    name: str  # "embedding", "layer" or "head"
-    forward: Items
-    input_gradient: Items  # backward with respect to activations
-    weight_gradient: Items  # backward with respect to parameters: may wait
-    recompute: Items  # forward work repeated just before the backward pass
-    saved: float  # bytes of activations kept from its forward to its backward
-    restored: float  # bytes of activations that recomputation makes anew: they exist only while its backward runs
-    temporary: float  # bytes of workspace of its forward besides saved, where most is needed: not all of saved is there yet
-    undoing: float  # the same of its backward besides saved and restored, of which less and less is there; without the loss
-    passing: float  # the same besides its parameters' gradients too, where they are made in the backward pass, one by one
-    halving: float  # the same of the first half of a split backward pass, of which stays what the weight gradients need
-    loss: float  # the same of the loss, with which the backward pass of the head begins; −∞ of other parts
-    stranded: float  # bytes that the caching allocator has from its forward pass, and that its loss cannot use
-    parameters: int  # elements on this rank
-    replicated: int  # of them, those that every tp rank holds: norms, biases of matrices cut by rows, positions
-    experts: int  # of the parameters, those of routed experts that are spread over ep ranks: they have fewer copies
-    narrow: int  # of the parameters, without those experts, matrices whose products are in fp8
-    narrow_experts: int  # of those experts, the same
-    model_flops: float  # of the whole tp and cp group, forward and backward
-    recomputed_flops: float  # the same of what is recomputed
-    logits: float  # bytes of the result of the head
-    held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
-    backward: Items  # recompute, then both gradients: the whole, piece by piece
-
-    def halve(self, absent: float = 0.0) -> float:
-        """As `undo`, of the first half of a split backward pass."""
-        return max(self.halving, self.loss - absent)
-
-    def undo(self, width: int = 0, absent: float = 0.0) -> float:
-        """Bytes of workspace of its backward besides what it keeps and restores.
-
-        width: bytes per parameter of gradients that are made one by one, beside all of which they are counted. absent: bytes that
-        are counted too, but are there only when the loss's backward is over: FSDP gathers parameters for what comes before it.
-        """
-        unmade = width * (self.parameters - self.experts)
-        return max(self.passing if width else self.undoing, self.loss - unmade - absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +60,7 @@ class Parts:
         if number is None:
             return every
         if self.plan.recompute_method == "uniform":
-            return [_joined(tuple(every[start : start + number])) for start in range(0, count, number)]
+            return [joined(tuple(every[start : start + number])) for start in range(0, count, number)]
         again = range(number) if self.plan.recompute_method == "block" else range(number - 1, count, number)
         return [part if place in again else self.kept[self.kinds[first + place]] for place, part in enumerate(every)]
 
@@ -117,14 +71,14 @@ def parts(model: Model, plan: Resolved) -> Parts:
     _check(model, plan)
     share, recompute = Share(model, plan), plan.plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
-    layers, kept = (tuple(_part("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
+    layers, kept = (tuple(part_of("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
     return Parts(
         plan=plan.plan,
-        embedding=_part("embedding", embedding(share), share, "none"),
+        embedding=part_of("embedding", embedding(share), share, "none"),
         layers=layers,
         kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
-        head=_part("head", head(share), share, "none"),
+        head=part_of("head", head(share), share, "none"),
         batch=batch(share),
         received=received(share),
         returned=returned(share),
@@ -149,34 +103,38 @@ def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
     _check(model, plan)
-    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
+    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
 
 
 def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
     _check(model, plan)
-    return _tensors(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
+    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:
-    where = f"model {model.name}"
+    refuse(f"model {model.name}", _unknown(model, plan))
+    if plan.plan.recompute == "operators":
+        operators.check(Share(model, plan))
+
+
+def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
+    """What of the model is not written down."""
     if model.latent is not None and (plan.plan.cp > 1 or not plan.plan.fused_attention):
         rule = (
             f"latent attention with cp={plan.plan.cp}, attention={plan.plan.attention} is not simulated yet: only cp=1, flash is"
         )
-        raise UserError(f"{where}: latent.kv_rank={model.latent.kv_rank}: {rule}")
+        yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
     if plan.plan.kernels == "torch":
-        _check_eager(model, plan)
-    if plan.plan.recompute == "operators":
-        operators.check(Share(model, plan))
+        yield from _unknown_eager(model, plan)
     if model.norms != 2:
-        raise UserError(f"{where}: norms={model.norms} is not simulated yet: layers must have 2 norms")
+        yield f"norms={model.norms} is not simulated yet: layers must have 2 norms"
     if model.window is not None and model.window < plan.sequence and plan.plan.fused_attention:
         rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
-        raise UserError(f"{where}: window={model.window}: {rule}")
+        yield f"window={model.window}: {rule}"
 
 
-def _check_eager(model: Model, plan: Resolved) -> None:
+def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
     """What PyTorch's own operators are not written down for."""
     share = Share(model, plan)
     unknown = {
@@ -184,146 +142,4 @@ def _check_eager(model: Model, plan: Resolved) -> None:
         "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
         "recompute=selective": plan.plan.recompute == "selective",
     }  # fmt: skip
-    for what, there in unknown.items():
-        if there:
-            raise UserError(f"model {model.name}: kernels=torch is not simulated with {what}: use kernels=megatron")
-
-
-def _tensors(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
-    """Tensors (kept, restored) under a recomputation setting; full recomputation and that of operators keep what the first
-    piece gets, the latter also what operators make that are not repeated.
-    """
-    outer: Tensors = {}
-    for piece in pieces:  # of readers of one tensor that keep it in different types, the widest is counted
-        outer |= {name: max(float(size), outer.get(name, 0.0)) for name, size in piece.saved.items()}
-    inner = {name: float(size) for piece in pieces for name, size in piece.inner.items()}
-    if recompute == "none":
-        return outer | inner, {}
-    if recompute == "selective":
-        return outer, inner
-    first = next(iter(outer))
-    kept = {first: outer[first]}
-    if recompute == "operators":
-        kept |= {name: float(size) for piece in pieces for name, size in piece.made.items()}
-    left = {name: size - kept.get(name, 0.0) for name, size in (outer | inner).items()}
-    return kept, {name: size for name, size in left.items() if size > 0}
-
-
-def _part(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
-    kept, restored = _tensors(pieces, recompute)
-    again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
-    plan = share.resolved.plan
-    gradient = share.element * share.stream  # of the residual stream, on its way from part to part
-    every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
-    trunk = pieces[:-1] if name == "head" and share.model.head else pieces
-    repeated = tuple(_recomputed(item) for piece in again for item in piece.forward)
-    inputs = tuple(chain.from_iterable(piece.input_gradient for piece in reversed(pieces)))
-    weights = tuple(chain.from_iterable(piece.weight_gradient for piece in reversed(pieces)))
-    whole = tuple(chain.from_iterable(piece.whole or piece.input_gradient + piece.weight_gradient for piece in reversed(pieces)))
-    return Part(
-        name=name,
-        forward=tuple(chain.from_iterable(piece.forward for piece in pieces)),
-        input_gradient=inputs,
-        weight_gradient=weights,
-        recompute=repeated,
-        backward=repeated + whole,
-        held=_held(weights, share),
-        logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
-        saved=sum(kept.values()),
-        restored=sum(restored.values()),
-        temporary=gradient + _workspace([piece.forwards for piece in pieces], kept),
-        undoing=gradient + _workspace(trunk, every),
-        passing=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
-        halving=gradient + _workspace(trunk, every, stay=[_held(piece.weight_gradient, share) for piece in trunk]),
-        loss=-math.inf if trunk is pieces else pieces[-1].temporary,
-        stranded=sum(piece.stranded for piece in pieces),
-        parameters=sum(piece.parameters for piece in pieces),
-        replicated=sum(piece.replicated for piece in pieces),
-        experts=sum(piece.experts for piece in pieces),
-        narrow=sum(piece.narrow for piece in pieces if not piece.experts),
-        narrow_experts=sum(piece.narrow for piece in pieces if piece.experts),
-        model_flops=3.0 * share.cp * sum(piece.flops for piece in pieces),
-        recomputed_flops=share.cp * sum(piece.flops for piece in again),
-    )
-
-
-def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piece]:
-    """The pieces whose forward work is done again.
-
-    torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
-    the input of the last matrix, whose own product and all that follows it are left out; torch.compile drops what nothing needs.
-    Megatron-LM's runs to the end.
-    """
-    if recompute in ("none", "selective"):
-        return [piece for piece in pieces if recompute == "selective" and piece.core]
-    if recompute == "operators":
-        pieces, stops = operators.repeated(pieces), True
-    return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)
-
-
-@lru_cache(maxsize=64)
-def _joined(layers: tuple[Part, ...]) -> Part:
-    """Consecutive layers that keep only the first one's input and are recomputed together before the backward pass of all."""
-    if len(layers) == 1:
-        return layers[0]
-    back = layers[::-1]
-    before = tuple(_recomputed(item) for item in _chained(layers[:-1], "forward"))  # all of it: the next layer's input
-    recompute = before + layers[-1].recompute
-    whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
-    sums = ("parameters", "replicated", "experts", "narrow", "narrow_experts", "model_flops", "held")
-    return replace(
-        layers[0],
-        forward=_chained(layers, "forward"),
-        input_gradient=_chained(back, "input_gradient"),
-        weight_gradient=_chained(back, "weight_gradient"),
-        recompute=recompute,
-        backward=recompute + whole,
-        restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
-        recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
-        halving=max(part.halving for part in layers) + sum(part.held for part in layers[1:]),
-        **{name: max(getattr(part, name) for part in layers) for name in ("temporary", "undoing", "passing")},
-        **{name: sum(getattr(part, name) for part in layers) for name in sums},
-    )
-
-
-def _chained(layers: Sequence[Part], name: str) -> Items:
-    return tuple(chain.from_iterable(getattr(part, name) for part in layers))
-
-
-def _workspace(pieces: Sequence[Piece], tensors: Tensors, width: int = 0, stay: Sequence[float] = ()) -> float:
-    """Bytes beyond all of `tensors` that are needed at most while the pieces run one by one, forward or backward.
-
-    A tensor is there while the piece that first names it and those after it run. Negative when all are never there at once.
-    width: bytes per parameter of gradients, beyond all of which the bytes are then counted: backward, those of the piece and of
-    the pieces after it are there. stay: bytes that each piece leaves there, backward.
-    """
-    left, gone, unmade, left_there = dict(tensors), sum(tensors.values()), 0.0, sum(stay)
-    most = left_there - gone - width * sum(piece.parameters - piece.experts for piece in pieces)
-    for number, piece in enumerate(pieces):
-        gone -= sum(left.pop(name, 0.0) for name in {**piece.saved, **piece.inner, **piece.made})
-        left_there -= stay[number] if stay else 0.0
-        most = max(most, piece.temporary - gone - unmade + left_there)
-        unmade += width * (piece.parameters - piece.experts)
-    return most
-
-
-def _held(weights: Items, share: Share) -> float:
-    """Bytes of both operands of the weight gradients' products: gradients of outputs (m features × k tokens), inputs (k × n).
-
-    An input that sequence parallelism gathers just before is held as the rank's part of it.
-    """
-    total, gathered, before = 0.0, False, ""
-    for item in weights:
-        if isinstance(item, Collective):
-            gathered = True
-        elif isinstance(item, Kernel) and item.kind == "gemm":
-            batch, m, n, k = item.shape
-            width = NARROW if item.dtype == "fp8" else share.element
-            inputs = 0 if item.label == before else n / share.tp if gathered else n  # products of one input have one label
-            total += width * batch * k * (m + inputs)
-            gathered, before = False, item.label
-    return total
-
-
-def _recomputed(item: Item) -> Item:
-    return replace(item, phase="recompute") if isinstance(item, Kernel) else item
+    yield from (f"kernels=torch is not simulated with {what}: use kernels=megatron" for what, there in unknown.items() if there)
