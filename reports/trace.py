@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.clock import on_grid
+from sim.communication import Priced
 from sim.memory import ledger
-from sim.pricing import Priced
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, kind, label
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.collectives import Ids
+from sim.communication import Priced
 from sim.paths import Floats
-from sim.pricing import Priced
 from sim.program import Block, Collective
 from sim.timeline import Timeline
 from sim.wiring import Traffic, endpoints, schedule

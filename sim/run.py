@@ -15,11 +15,12 @@ import numpy as np
 from simpy import Environment, Event
 
 from sim.clock import on_grid
+from sim.communication import Priced
 from sim.expand import expand
 from sim.fusing import Fused
 from sim.network import Network
 from sim.prices import Prices
-from sim.pricing import Priced, Pricing
+from sim.pricing import Pricing
 from sim.program import Block, Collective, Program, Send
 from sim.timeline import Lane, Timeline
 from topologies.reading import UserError

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.grid import Grid
 from sim.prices import Prices
-from sim.pricing import Pricing
+from sim.communication import Communication
 from sim.program import Block, Cohort, Collective, Op, Program
 from sim.protocols import IN_SWITCH
 from sim.timeline import Timeline
@@ -86,13 +86,13 @@ class Sweep:
 
 def lone(
     topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
-) -> tuple[Pricing, list[Collective]]:
+) -> tuple[Communication, list[Collective]]:
     """Prices of `operation` among the first `ranks` GPUs, and one collective per size. Raises UserError."""
     if not 2 <= ranks <= topology.gpus:
         raise UserError(f"ranks={ranks}: must be at least 2 and at most the cluster's {topology.gpus} GPUs")
     works = [Collective(operation, size, "dp", operation, algorithm) for size in sizes]
     program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])], 1, 1, "bf16", 1, 1)
-    return Pricing(program, topology, prices), works
+    return Communication(program, topology, prices), works
 
 
 def sweep(
@@ -103,7 +103,7 @@ def sweep(
     return [_choices(pricing, work, 0) for work in works]
 
 
-def _choices(pricing: Pricing, work: Collective, cohort: int) -> list[Point]:
+def _choices(pricing: Communication, work: Collective, cohort: int) -> list[Point]:
     options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, cohort)]
     return sorted(options, key=lambda point: point.seconds)
 

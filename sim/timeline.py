@@ -12,8 +12,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from sim.communication import Priced
 from sim.fusing import Fused
-from sim.pricing import Priced, Pricing
+from sim.pricing import Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 
 if TYPE_CHECKING:

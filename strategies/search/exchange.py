@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sim.prices import Prices
-from sim.pricing import Pricing
+from sim.communication import Communication
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.data_parallel import hooks
 from strategies.job import Job
@@ -134,7 +134,7 @@ def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict
     """Seconds of each communication among dp ranks and with the host."""
     talk = [op for op in ops if isinstance(op.work, Collective | Send)]
     program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.plan.precision, 1, 1)
-    pricing = Pricing(program, job.cluster.topology(), prices)
+    pricing = Communication(program, job.cluster.topology(), prices)
     return {id(op): pricing.collective(op.work, 0).alone for op in talk if isinstance(op.work, Collective | Send)}
 
 
