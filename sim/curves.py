@@ -218,9 +218,8 @@ def ordered_stretch(sms: int, shape: tuple[Any, ...]) -> float:
     batch, heads, _, _, keys, _, causal = shape
     splits, blocks = ordered_splits(sms, shape), -(-keys // KEYS)
     dealt = [range(first, blocks, splits) for first in range(splits)]
-    work = [
-        sum(blocks - block for block in those) if causal else len(those) for those in dealt
-    ]  # blocks of queries that see them
+    # blocks of queries that see them
+    work = [sum(blocks - block for block in those) if causal else len(those) for those in dealt]
     free = [0] * max(1, sms)
     for _ in range(batch * heads):
         for each in work:

@@ -149,7 +149,7 @@ class Prices:
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
-        self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # of collective algorithms, by topology and grid (sim.communication)
+        self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # sim.communication: algorithms, by topology and grid
 
     def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:
         """The measured prices of `operation` among exactly so many ranks on so many nodes."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from sim.communication import Communication
 from sim.grid import Grid
 from sim.prices import Prices
-from sim.communication import Communication
 from sim.program import Block, Cohort, Collective, Op, Program
 from sim.protocols import IN_SWITCH
 from sim.timeline import Timeline

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from sim.program import Kernel
 from strategies import elementwise as passes
@@ -75,52 +76,60 @@ def column_linear(
     hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
     sizes = parts if share.resolved.plan.separate_products and parts else (local,)
-    narrow = Narrow(share, label, local, hidden, on=label != "head")
+    inside = label != "head"  # of a layer, which torch.compile takes and Transformer Engine makes; the head is PyTorch's own
+    narrow = Narrow(share, label, local, hidden, on=inside)
     gathered = share.element * tokens * hidden
-    fused = label != "head"  # torch.compile takes layers, and asynchronous tensor parallelism is a part of it
-    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved, fused and not narrow.late)
+    gather = share.gather(f"{label} input", "forward", hidden, narrow.moved, inside and not narrow.late)
     again = () if share.gathers_once else gather
-    bias_gradients = tuple(
-        item
-        for size in sizes
-        for item in (
-            share.reduction(f"{label} bias", "backward", share.element * tokens * size),
-            *share.vectors(f"{label} bias", size),
-        )
-    )
+    kept = (tokens if share.gathers_once else share.parted) * hidden  # elements of the input
+    reduce = share.reduce(f"{label} input gradient", "backward", hidden, inside and len(sizes) == 1)
+    taken = narrow.taken((tokens if narrow.late else share.parted) * hidden, bool(gather))
+    cast, recast = narrow.gradient(tokens * local), narrow.again(kept, bool(gather) and share.gathers_once)
+    result: Items = ()
+    if inside:
+        result = share.made(label, "forward", share.element * tokens * local)
+        cast += share.made(f"{label} input gradient", "backward", gathered)
+    products = tuple(share.gemm(label, "forward", tokens, size, hidden, dtype=narrow.dtype) for size in sizes)
+    gradients = tuple(share.gemm(label, "backward", tokens, hidden, size, dtype=narrow.dtype) for size in sizes)
+    summed = (*gradients, *_added(share, label, gathered, len(sizes)))
+    back = share.before_reduce(summed, reduce, inside) if share.gathers_once else (*summed, *reduce)
+    weights = _weight_gradients(share, label, sizes, hidden, bias, narrow.dtype)
+    whole: Items = ()
+    if share.overlap("weight_gradient") and not share.gathers_once:
+        whole = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     apart = bias and label == "qkv" and share.resolved.plan.kernels == "apex"
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
-    reduce = share.reduce(f"{label} input gradient", "backward", hidden, fused and len(sizes) == 1)
-    whole_input = bool(gather) and share.gathers_once
-    cast, recast = narrow.gradient(tokens * local), narrow.again((tokens if whole_input else share.parted) * hidden, whole_input)
-    taken = narrow.taken((tokens if narrow.late else share.parted) * hidden, bool(gather))
-    counted = label != "head"  # PyTorch's product, not Transformer Engine's
-    result = share.made(label, "forward", share.element * tokens * local) if counted else ()
-    cast += share.made(f"{label} input gradient", "backward", gathered) if counted else ()
-    gradients = tuple(share.gemm(label, "backward", tokens, hidden, size, dtype=narrow.dtype) for size in sizes)
-    made = tuple(
-        item for size in sizes for item in share.weight_gemm(f"{label} weight", size, hidden, tokens, dtype=narrow.dtype)
-    )
-    weights = (*made, *(bias_gradients if bias else ()))
-    products = tuple(share.gemm(label, "forward", tokens, size, hidden, dtype=narrow.dtype) for size in sizes)
-    summed = (*gradients, *_added(share, label, gathered, len(sizes)))
-    back = share.before_reduce(summed, reduce, fused) if share.gathers_once else (*summed, *reduce)
-    hidden_behind = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
     return Piece(
-        forward=(
-            *result,
-            *((*gather, *taken, *products) if narrow.late else (*taken, *share.after_gather(gather, products, fused))),
-            *added,
-        ),
+        forward=(*result, *_multiplied(share, narrow, gather, taken, products, inside), *added),
         input_gradient=(*cast, *back),
         weight_gradient=(*recast, *again, *weights),
-        whole=hidden_behind if share.overlap("weight_gradient") and not share.gathers_once else (),
-        saved={source or f"{label} input": narrow.kept * (tokens if share.gathers_once else share.parted) * hidden},
+        whole=whole,
+        saved={source or f"{label} input": narrow.kept * kept},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
         parameters=local * (hidden + bias),
         narrow=narrow.elements,
         flops=2.0 * tokens * hidden * outputs,
     )
+
+
+def _multiplied(
+    share: Share, narrow: Narrow, gather: Items, casts: Items, products: tuple[Kernel, ...], fused: bool = True
+) -> Items:
+    """Products of tokens that are cast, and gathered before or after that."""
+    return (*gather, *casts, *products) if narrow.late else (*casts, *share.after_gather(gather, products, fused))
+
+
+def _weight_gradients(share: Share, label: str, sizes: tuple[int, ...], inputs: int, bias: bool, dtype: str) -> Items:
+    """Of matrices `inputs` → each of `sizes`, then of their biases."""
+    matrices = (share.weight_gemm(f"{label} weight", size, inputs, share.tokens, dtype=dtype) for size in sizes)
+    biases = (_bias_gradient(share, label, share.tokens, size) for size in sizes if bias)
+    return tuple(chain.from_iterable(chain(matrices, biases)))
+
+
+def _bias_gradient(share: Share, label: str, tokens: int, size: int) -> tuple[Kernel, ...]:
+    """The sum over tokens of the gradients of `size` features."""
+    moved = share.element * tokens * size
+    return (share.reduction(f"{label} bias", "backward", moved), *share.vectors(f"{label} bias", size))
 
 
 def _added(share: Share, label: str, size: int, ways: int) -> tuple[Kernel, ...]:
@@ -138,22 +147,20 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
     local = inputs // share.tp
     narrow = Narrow(share, label, hidden, local)
     gather = share.gather(f"{label} gradient", "backward", width=narrow.moved, fused=not narrow.late)
-    bias_gradient = (
-        share.reduction(f"{label} bias", "backward", share.element * share.stream),
-        *share.vectors(f"{label} bias", hidden),
-    )
     product = share.gemm(label, "forward", tokens, hidden, local, dtype=narrow.dtype)
     result = share.made(label, "forward", share.element * tokens * hidden)
     forward = share.before_reduce((product,), share.reduce(label, "forward"))
     cast = narrow.gradient((tokens if narrow.late else share.parted) * hidden, bool(gather))
     product_back = (share.gemm(label, "backward", tokens, local, hidden, dtype=narrow.dtype),)
-    backward = (*gather, *cast, *product_back) if narrow.late else (*cast, *share.after_gather(gather, product_back))
+    backward = _multiplied(share, narrow, gather, cast, product_back)
     weights = share.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=narrow.dtype)
+    if bias:
+        weights += _bias_gradient(share, label, share.parted, hidden)
     made = share.made(f"{label} input gradient", "backward", share.element * tokens * local)
     return Piece(
         forward=(*narrow.taken(tokens * local), *result, *forward),
         input_gradient=(*made, *backward),
-        weight_gradient=(*narrow.again(tokens * local), *weights, *(bias_gradient if bias else ())),
+        weight_gradient=(*narrow.again(tokens * local), *weights),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
         parameters=local * hidden + hidden * bias,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim.prices import Prices
 from sim.communication import Communication
+from sim.prices import Prices
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.data_parallel import hooks
 from strategies.job import Job
