@@ -97,6 +97,8 @@ def rotary(kernels: Kernels, width: float, in_complex: bool = False) -> Ways:
         back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed
         forward = (2 * width, *turned, 2 * width, 3 * width)
         return Ways(_stream(*forward), _stream(2 * width, *back, 2 * width, 3 * width))
+    if kernels == "compiled":
+        return Ways(_stream(2 * width, operator="compiled rotary"), _stream(2 * width, operator="compiled rotary backward"))
     return Ways(_stream(2 * width), _stream(2 * width))
 
 
