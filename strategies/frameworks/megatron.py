@@ -61,31 +61,45 @@ def _read(path: Path) -> Found:
         flags.value(said)  # how it is started, or what is done here anyway
     if plan["data_parallel"] == "ddp" and flags.flag("use-distributed-optimizer", False):
         plan["data_parallel"] = "zero1"
-    if flags.flag("no-gradient-accumulation-fusion", False):
-        plan["accumulation_fusion"] = False
-    if flags.flag("no-check-for-nan-in-loss-and-grad", False):
-        plan["check_gradients"] = False
-    if flags.flag("ddp-average-in-collective", False):
-        plan["average_in_collective"] = True
-    fused = flags.flag("cross-entropy-loss-fusion", False)
-    if flags.flag("deterministic-mode", False):
-        plan["deterministic"] = True  # which has no fused loss
-    elif not fused:
-        plan["loss"] = "operators"
-    in_bf16 = flags.flag("grad-reduce-in-bf16", False)
-    if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (plan["precision"] == "bf16" and not in_bf16):
-        plan["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
-    if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
-        scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
-        plan["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
     if plan.get("cp", 1) > 1:
         plan["cp_method"] = flags.choice("cp-comm-type", _CP, "p2p")
-    if elements := flags.optional("ddp-bucket-size"):
-        plan["bucket"] = f"{elements * (4 if 'gradients' in plan else 2)} B"
-    plan |= _read_recompute(flags) | _read_experts(flags, plan.get("tp", 1)) | _read_pipeline(flags, model, plan.get("pp", 1))
+    if flags.flag("tp-comm-overlap", False) and plan.get("tp", 1) > 1:
+        plan["overlap_tp"] = "pieces"
+    plan |= _read_kernels(flags) | _read_gradients(flags, plan["precision"]) | _read_recompute(flags)
+    plan |= _read_experts(flags) | _read_pipeline(flags, model, plan.get("pp", 1))
     nodes, each = flags.optional("nnodes"), flags.optional("nproc-per-node")
     gpus = nodes * each if nodes and each else None
     return Found(str(path), plan, model, nodes, gpus, flags.ignored)
+
+
+def _read_kernels(flags: Keys) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    fused = flags.flag("cross-entropy-loss-fusion", False)
+    if flags.flag("deterministic-mode", False):
+        found["deterministic"] = True  # which has no fused loss
+    elif not fused:
+        found["loss"] = "operators"
+    if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
+        scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
+        found["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
+    return found
+
+
+def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for flag, field, value in (
+        ("no-gradient-accumulation-fusion", "accumulation_fusion", False),
+        ("no-check-for-nan-in-loss-and-grad", "check_gradients", False),
+        ("ddp-average-in-collective", "average_in_collective", True),
+    ):
+        if flags.flag(flag, False):
+            found[field] = value
+    in_bf16 = flags.flag("grad-reduce-in-bf16", False)
+    if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (precision == "bf16" and not in_bf16):
+        found["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
+    if elements := flags.optional("ddp-bucket-size"):
+        found["bucket"] = f"{elements * (4 if 'gradients' in found else 2)} B"
+    return found
 
 
 def _read_recompute(flags: Keys) -> dict[str, Any]:
@@ -98,10 +112,8 @@ def _read_recompute(flags: Keys) -> dict[str, Any]:
     return found
 
 
-def _read_experts(flags: Keys, tp: int) -> dict[str, Any]:
+def _read_experts(flags: Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if flags.flag("tp-comm-overlap", False) and tp > 1:
-        found["overlap_tp"] = "pieces"
     if (degree := flags.optional("expert-tensor-parallel-size")) is not None:
         found["expert_tp"] = degree
     if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:

@@ -187,16 +187,22 @@ def _materialised(share: Share) -> list[Piece]:
         softmax,
     ]
     if share.attention_dropout:
-        moved = (2 * element + 1) * scores
-        kept = {"attention dropout mask": scores, "dropped probabilities": element * scores}
-        work = [
-            (replace(share.memory("attention dropout", phase, moved), variant=variant),)
-            for phase, variant in (("forward", "dropout"), ("backward", ""))
-        ]
-        pieces.append(Piece(work[0], work[1], core=True, inner=kept, temporary=2 * element * scores))
+        pieces.append(_dropped(share, scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
     return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
+
+
+def _dropped(share: Share, scores: int) -> Piece:
+    """Dropout of so many probabilities, by PyTorch."""
+    moved = (2 * share.element + 1) * scores
+    return Piece(
+        forward=(replace(share.memory("attention dropout", "forward", moved), variant="dropout"),),
+        input_gradient=(share.memory("attention dropout", "backward", moved),),
+        core=True,
+        inner={"attention dropout mask": scores, "dropped probabilities": share.element * scores},
+        temporary=2 * share.element * scores,
+    )
 
 
 def _biased(share: Share, product: Piece, scores: float) -> Piece:
