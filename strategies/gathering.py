@@ -60,12 +60,9 @@ class Gathering:
         return self._persistent[part]
 
     def _small(self, part: int) -> int:
-        stage, threshold = self.stage, self.options.stage3_param_persistence_threshold
-        found = matrices(stage.parts[part], stage.model, stage.tied if part == len(stage.parts) - 1 else 0)
-        sizes = [(n * m, count) for (n, m), count in found.items()]
-        vectors = sum(self.elements(part)) - sum(size * count for size, count in sizes)
-        small = sum(size * count for size, count in sizes if size <= threshold)
-        return small + (vectors if stage.model.hidden <= threshold else 0)
+        threshold, sizes = self.options.stage3_param_persistence_threshold, self.tensors(part)
+        rest = sum(self.elements(part)) - sum(sizes)
+        return sum(size for size in sizes if size <= threshold) + (rest if self.stage.model.hidden <= threshold else 0)
 
     def vectors(self, part: int) -> int:
         """Biases and norms of the part."""

@@ -184,8 +184,10 @@ class Zero3(Hook):
             after = () if overlap else tuple(stage.reduced[-1:])
         return ref
 
-    def _modules(self, stage: Stage) -> OneByOne:
-        """Of DeepSpeed as of 2021."""
+    def _modules(self, stage: Stage) -> OneByOne | None:
+        """Of DeepSpeed as of 2021; None of later ones and of others."""
+        if self._of(stage).options.coalesced:
+            return None
         if stage.number not in self._one_by_one:
             self._one_by_one[stage.number] = OneByOne(stage, self._of(stage))
         return self._one_by_one[stage.number]
@@ -197,7 +199,7 @@ class Zero3(Hook):
 
     def _released(self, stage: Stage, part: int, backward: bool) -> Memory:
         """What the part's pass gives back."""
-        if not self._of(stage).options.coalesced:
+        if self._modules(stage):
             return ()
         if stage.plan.plan.deepspeed and not self._of(stage).kept:
             trace, count = self._traces[stage.number], len(stage.parts)
@@ -210,8 +212,8 @@ class Zero3(Hook):
         return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
-        if not self._of(stage).options.coalesced:
-            return self._modules(stage).play(FORWARD, microbatch, part, after, stage.memory(FORWARD, part))
+        if modules := self._modules(stage):
+            return modules.play(FORWARD, microbatch, part, after, stage.memory(FORWARD, part))
         return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
@@ -225,9 +227,9 @@ class Zero3(Hook):
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
             gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
         waits, absent = (*after, *stage.crowded), self._absent
-        if not self._of(stage).options.coalesced:
+        if modules := self._modules(stage):
             taken, given_back = stage.memory(BACKWARD, part, bool(gradient))
-            return self._modules(stage).play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
+            return modules.play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
         ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self._reduce(stage, part, ref, lingers=True)
         return ref
@@ -269,8 +271,8 @@ class Zero3(Hook):
 
     def _flush(self, stage: Stage) -> None:
         """Reduce what is in the bucket."""
-        if not self._of(stage).options.coalesced:
-            self._modules(stage).flush()
+        if modules := self._modules(stage):
+            modules.flush()
         if self._waiting:
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)

@@ -370,9 +370,8 @@ def test_thread_blocks_of_an_ordered_pass_take_turns() -> None:
     """Two heads of 256 keys on 3 multiprocessors: two thread blocks each, four, of which one waits: 2 in place of 4/3."""
     assert ordered_stretch(3, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.5)
     assert ordered_stretch(4, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.0)
-    assert ordered_stretch(4, (1, 2, 2, 256, 256, 64, 1)) == pytest.approx(
-        2 / 1.5
-    )  # two blocks of queries see the first keys, one the last
+    causal = ordered_stretch(4, (1, 2, 2, 256, 256, 64, 1))
+    assert causal == pytest.approx(2 / 1.5)  # two blocks of queries see the first keys, one the last
 
 
 @pytest.mark.parametrize(
@@ -405,7 +404,8 @@ def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, feature
 
 def test_dropout_takes_as_long_as_published() -> None:
     """2 × 4096 × 4096 elements of fp16 on a V100: 572 GB/s read and written, besides the mask (github.com/facebookresearch/
-    xformers pull 14)."""
+    xformers pull 14).
+    """
     elements = 2 * 4096 * 4096
     way = residual("torch", 2, mask=True).forward[0]
     kernel = Kernel(way.kind, "dropout", "forward", 0.0, elements * way.moved, "fp16", variant=way.operator)
@@ -416,7 +416,8 @@ def test_dropout_takes_as_long_as_published() -> None:
 
 def test_a_compiled_rotary_embedding_takes_as_long_as_published() -> None:
     """16384 tokens, 32 query and 8 key heads of 256 features in bf16 on an A100 PCIe: 0.724 and 1.729 ms (github.com/linkedin/
-    Liger-Kernel benchmark/data/a100_all_benchmark_data.csv)."""
+    Liger-Kernel benchmark/data/a100_all_benchmark_data.csv).
+    """
     prices, ways = Prices(profile_for("a100-pcie-80gb"), load_gpu("a100-pcie-80gb")), rotary("compiled", 2)
     for (way,), seconds in ((ways.forward, 0.724e-3), (ways.backward, 1.729e-3)):
         moved = 16384 * 40 * 256 * way.moved
