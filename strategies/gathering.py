@@ -31,7 +31,9 @@ class Gathering:
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.options = stage, stage.plan.plan.deepspeed or DeepSpeed.model_validate({})
-        self._works: dict[tuple[float, tuple[str, ...], float], Collective] = {}  # each distinct piece of work is priced once
+        self._works: dict[
+            tuple[float, tuple[str, ...], float, int], Collective
+        ] = {}  # each distinct piece of work is priced once
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
         self._copied: dict[tuple[int, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with copies
@@ -102,8 +104,8 @@ class Gathering:
             shards = self.options.zero_hpz_partition_size if local else stage.plan.shards
             after = (self._pass("quantise parameters", "backward" if backward else "forward", dense / shards, after),)
         stream = SECONDARY if local else "dp"
-        ref = self._gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part), stream=stream)
-        return self._gather(experts, stage.plan.expert_sharing, (ref,), (), self.width(part, True)) if experts else ref
+        ref = self.all_gather(dense, along, after, self.whole(part) + self._narrow(part), self.width(part), stream=stream)
+        return self.all_gather(experts, stage.plan.expert_sharing, (ref,), (), self.width(part, True)) if experts else ref
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""
@@ -160,7 +162,7 @@ class Gathering:
                 kept = sum(size <= least for part in parts for size in self.tensors(part))
                 kept += sum(map(self.vectors, parts)) if self.stage.model.hidden <= least else 0
                 pieces = self.stage.plan.shards * (1 + kept)
-            self._gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False, pieces=pieces)
+            self.all_gather(elements, self.stage.plan.sharing, (after,), (), width, quantised=False, pieces=pieces)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, DeepSpeed's buffer."""
@@ -175,19 +177,20 @@ class Gathering:
     def _narrow(self, part: int) -> Memory:
         return (("temporary", float(self.moving(part) * NARROW)),) if self.quantised else ()
 
-    def _gather(
+    def all_gather(
         self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
-        quantised: bool = True, stream: str = "dp", pieces: int = 0,
+        quantised: bool = True, stream: str = "dp", pieces: int = 0, held: bool = False,
     ) -> Ref:  # fmt: skip
+        """Add an all-gather of `elements` of `width` bytes. pieces, held: see Collective and Op."""
         plan, narrow = self.stage.plan.plan, quantised and self.quantised
         width = NARROW if narrow else width
-        key = elements, along, width
+        key = elements, along, width, pieces
         if key not in self._works:
             size = float(elements * width)
             self._works[key] = Collective(
                 "all_gather", size, "dp", "parameters", plan.algorithm, 1, width, along=along, pieces=pieces
             )
-        return self.stage.add(Op(stream, self._works[key], after, allocate=allocate))
+        return self.stage.add(Op(stream, self._works[key], after, allocate=allocate, held=held))
 
     def _pass(self, label: str, phase: str, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:
         """Read one type, write the other."""

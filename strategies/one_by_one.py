@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from sim.program import COMPUTE, Block, Collective, Item, Join, Kernel, Memory, Op, Ref, Run, Start
+from sim.program import COMPUTE, Block, Item, Join, Kernel, Memory, Op, Ref, Run, Start
 from strategies.blocks import BACKWARD, FORWARD, items_of
 from strategies.gathering import Gathering
 from strategies.layers import Items
@@ -94,7 +94,6 @@ class OneByOne:
         self.sizes: list[int] = []
         self._pieces: dict[tuple[str, int], list[Block]] = {}
         self._uses: dict[tuple[str, int], list[Use]] = {}
-        self._works: dict[int, Collective] = {}  # by size: each distinct piece of work is priced once
         self._there: dict[int, Ref] = {}  # the gathers of tensors
         self._bucket: list[tuple[int, int, Ref]] = []  # gradients that wait: elements, tensors, what has made them
         self._makes: list[dict[int, Tensors]] = []  # of each part: which modules of its backward pass make whose gradients
@@ -190,12 +189,9 @@ class OneByOne:
         return float(self.sizes[tensor] * self.stage.plan.plan.bytes_per_element)
 
     def _gather(self, tensor: int) -> None:
-        stage, plan, size = self.stage, self.stage.plan.plan, self._bytes(tensor)
-        if self.sizes[tensor] not in self._works:
-            self._works[self.sizes[tensor]] = Collective(
-                "all_gather", size, "dp", "parameters", plan.algorithm, 1, plan.bytes_per_element, along=stage.plan.sharing,
-                pieces=stage.plan.shards,
-            )  # fmt: skip
+        stage, plan = self.stage, self.stage.plan
         everything = tuple(ref for ref in (stage.last_compute(), stage.last("dp")) if ref is not None)
-        work = self._works[self.sizes[tensor]]
-        self._there[tensor] = stage.add(Op("dp", work, everything, (("temporary", size),), held=True))
+        self._there[tensor] = self.gathering.all_gather(
+            self.sizes[tensor], plan.sharing, everything, (("temporary", self._bytes(tensor)),), plan.plan.bytes_per_element,
+            quantised=False, pieces=plan.shards, held=True,
+        )  # fmt: skip
