@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibration.kernel_fit import Array, descend, heldout
-from sim.curves import POWER, GemmCurve, Hardware, Tile, gemm_clocks
+from sim.curves import POWER, GemmCurve, Hardware, Tile, gemm_clocks, gemm_phases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,13 +95,10 @@ def benchmarked(
 
 def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
     """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
-    traffic, sides = (4 * SIDE**2, 2 * SIDE**2), (1, SIDE, SIDE, SIDE)
-    one = gemm_curve(dict(curve) | {"sustained": 1.0, "byte_energy": 0.0})
-    whole = gemm_clocks(one, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)[0]
-    alone = one.fixed + one.exposed * traffic[1] / (gpu.memory_bandwidth * one.memory)
-    energy = 2 * SIDE**3 + curve["byte_energy"] * (traffic[0] + (1 - one.exposed) * traffic[1])
-    drawn = max(1.0, (2 * SIDE**3 / rate - alone) / (whole - alone)) ** (1 / throttling)
-    return float(min(1.0, energy / (gpu.peak[dtype] * (whole - alone) * drawn)))
+    one, sides, traffic = gemm_curve(curve), (1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2)
+    highest, energy, alone = gemm_phases(one, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)
+    drawn = max(1.0, (2 * SIDE**3 / rate - alone) / highest) ** (1 / throttling)
+    return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
 
 
 def fit_gemm(

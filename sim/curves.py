@@ -139,6 +139,26 @@ def gemm_clocks(
     where that is not all of it. When that energy in that time is more than the board's limit, the clock falls until it is not:
     voltage falls with the clock, so that power falls with about its third power, and the clock as power to `throttling`.
     """
+    highest, energy, alone = gemm_phases(curve, peak, bandwidth, sms, shape, traffic, least, rate, moved)
+    drawn = energy / (peak * curve.sustained * highest)  # of the limit
+    limited = highest * ((drawn + 1 + abs(drawn - 1)) / 2) ** throttling
+    return highest + alone, limited + alone
+
+
+def gemm_phases(
+    curve: GemmCurve,
+    peak: float,
+    bandwidth: float,
+    sms: int,
+    shape: Shape,
+    traffic: Traffic,
+    least: Callable[..., Any] = min,
+    rate: float = 1.0,
+    moved: Traffic | None = None,
+) -> tuple[Any, Any, Any]:
+    """Of the same product: seconds in which something is multiplied, at the highest clock; the energy that this takes, in FLOPs;
+    and seconds in which nothing is.
+    """
     batch, m, n, k = shape
     operands, result = traffic
     read, stored = moved or traffic
@@ -147,10 +167,7 @@ def gemm_clocks(
     beside = (operands + (1 - curve.exposed) * result) / reached
     highest = (arithmetic**curve.blend + beside**curve.blend) ** (1 / curve.blend)
     energy = 2 * batch * m * n * k + curve.byte_energy * (read + (1 - curve.exposed) * stored)
-    drawn = energy / (peak * curve.sustained * highest)  # of the limit
-    limited = highest * ((drawn + 1 + abs(drawn - 1)) / 2) ** throttling
-    alone = curve.fixed + curve.exposed * result / reached
-    return highest + alone, limited + alone
+    return highest, energy, curve.fixed + curve.exposed * result / reached
 
 
 def arithmetic_seconds(
