@@ -216,9 +216,8 @@ class Prices:
             curve = self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
-        peak = self._peak(kernel.dtype) * min(
-            1.0, self._share * self._watts**self.profile.throttling
-        )  # it was measured at the limit, or near it
+        slower = min(1.0, self._share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
+        peak = self._peak(kernel.dtype) * slower
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
         bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0

@@ -51,10 +51,9 @@ def norm(kernels: Kernels, rms: bool, width: float, persistent: bool = False) ->
 
     persistent: by Apex's FastLayerNorm, which keeps rows in registers (github.com/NVIDIA/apex pull 1037), as Transformer Engine.
     """
-    if kernels == "megatron" or persistent:
-        return Ways(_stream(2 * width, operator="persistent norm"), _reduce(3 * width, operator="persistent norm backward"))
-    if kernels == "compiled":
-        return Ways(_stream(2 * width, operator="compiled norm"), _reduce(3 * width, operator="compiled norm backward"))
+    if kernels in ("megatron", "compiled") or persistent:
+        name = "compiled norm" if kernels == "compiled" else "persistent norm"
+        return Ways(_stream(2 * width, operator=name), _reduce(3 * width, operator=f"{name} backward"))
     if kernels == "apex":
         return Ways(_stream(2 * width, operator="apex norm"), _reduce(3 * width, 2 * width))
     if not rms:

@@ -59,12 +59,11 @@ def _repeated(share: Share, queries: int, keys: int) -> Piece:
     """Keys and values copied for each of their query heads; backward, the gradients of the copies are summed. torch.compile
     writes the copies where rotary positions and the product would have written one.
     """
-    less = 0 if share.eager else keys
-    copied = share.memory("repeat keys and values", "forward", 2 * share.element * (queries + keys - less))
+    moved = 2 * share.element * (queries + (keys if share.eager else 0))
     summed = share.reduction if share.eager else share.memory
     return Piece(
-        forward=(copied,),
-        input_gradient=(summed("repeat keys and values", "backward", 2 * share.element * (queries + keys - less)),),
+        forward=(share.memory("repeat keys and values", "forward", moved),),
+        input_gradient=(summed("repeat keys and values", "backward", moved),),
         temporary=2 * share.element * queries,
     )
 
