@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 DEMO := examples/demo.yaml --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml
 
-.PHONY: demo test check docs bench calibrate clean
+.PHONY: demo test check docs bench mutants calibrate clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardyard needs Python 3.11 or newer")'
@@ -49,6 +49,9 @@ docs: $(VENV)/ready  ## the pictures of the README, and the pages about strategi
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s
+
+mutants: $(VENV)/ready  ## small wrong changes of sim/ and strategies/: which does no test notice? an hour
+	$(BIN)/python tests/mutants.py
 
 calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped profile cpu-gloo; ten minutes, nothing else running
 	$(BIN)/shardyard calibrate --cluster cpu-gloo --samples out/cpu-gloo.samples.jsonl --output out/cpu-gloo.yaml

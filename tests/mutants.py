@@ -1,0 +1,238 @@
+"""Mutation testing: small wrong changes of sim/ and strategies/, and whether a test notices (`make mutants`).
+
+A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The suite runs once with
+coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests, those of the nearest
+folder and the quickest first, until one fails or SECONDS of tests have passed. A mutant that passes survives: a test is missing, or
+the change means nothing. Works in copies of the checkout under out/mutants. Exit code 1 when less than 90 % are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from time import monotonic
+from xml.etree import ElementTree
+
+from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out" / "mutants"
+MUTATED = ("sim", "strategies")
+WANTED = 0.9  # part of the mutants that tests must kill
+SECONDS = 90.0  # of tests that a mutant must pass to survive, by their usual time
+SLOWER, START = 5.0, 60.0  # tests that take SLOWER times as long as usual, and START seconds, are taken to wait forever
+
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.And: ast.Or, ast.Or: ast.And, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`before` at a place of a file, and what stands there instead."""
+
+    path: str
+    line: int
+    start: int  # bytes from the beginning of the file
+    end: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.before}  →  {self.after}"
+
+
+def mutants_of(root: Path, path: str) -> Iterator[Mutant]:
+    """Every mutant of a file."""
+    source = (root / path).read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node, changed in _changes(ast.parse(source)):
+        start, end = starts[node.lineno - 1] + node.col_offset, starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        yield Mutant(path, node.lineno, start, end, ast.unparse(node), f"({ast.unparse(changed)})")
+
+
+def _changes(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Expressions that functions compute, each with what a mutant has instead; texts of messages are left alone."""
+    for name, value in ast.iter_fields(node):
+        if name in ("decorator_list", "annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Raise | ast.Assert | ast.arguments):
+                continue
+            within = inside or isinstance(child, ast.FunctionDef)
+            if within and isinstance(child, ast.If | ast.IfExp):
+                yield child.test, ast.Constant(False)
+            changed = _changed(child) if within else None
+            if changed is not None and isinstance(child, ast.expr):
+                yield child, changed
+            yield from _changes(child, within)
+
+
+def _changed(node: ast.AST) -> ast.expr | None:
+    match node:
+        case ast.BinOp(left, operator, right) if type(operator) in SWAPPED and not isinstance(left, ast.JoinedStr):
+            return ast.BinOp(left, SWAPPED[type(operator)](), right)  # type: ignore[arg-type]
+        case ast.Compare(left, [first, *more], comparators) if type(first) in SWAPPED:
+            return ast.Compare(left, [SWAPPED[type(first)](), *more], comparators)  # type: ignore[list-item]
+        case ast.BoolOp(operator, values):
+            return ast.BoolOp(SWAPPED[type(operator)](), values)  # type: ignore[arg-type]
+        case ast.Constant(bool(value)):
+            return ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            return ast.Constant(2 * value if value else 1)
+        case ast.UnaryOp(ast.Not(), operand):
+            return operand
+    return None
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    """The files that git knows, as they are now."""
+    shutil.rmtree(folder, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def pytest(folder: Path, *arguments: str, seconds: float | None = None) -> int:
+    """Exit status of a pytest run in a copy of the checkout; 0 is all passed. Raises subprocess.TimeoutExpired."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    log = OUT / f"{folder.name}.log"
+    with log.open("w") as output, subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    ) as running:  # fmt: skip
+        try:
+            return running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, 9)  # with the processes that tests have started
+            raise
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which tests reach each line, and how long they take."""
+
+    tests: dict[str, dict[int, list[str]]]
+    seconds: dict[str, float]
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """Tests that reach the mutant's line, nearest and quickest first, SECONDS of them."""
+        name = Path(mutant.path).stem
+        folder = f"tests/{Path(mutant.path).parts[0]}"
+        reaching = {test for test in self.tests.get(mutant.path, {}).get(mutant.line, []) if test in self.seconds}
+        order = sorted(reaching, key=lambda test: (name not in test, not test.startswith(folder), self.seconds[test], test))
+        total = 0.0
+        kept: list[str] = []
+        for test in order:
+            total += self.seconds[test]
+            if kept and total > SECONDS:
+                break
+            kept.append(test)
+        return kept
+
+
+def reach() -> Reach:
+    """Run the suite with coverage, unless it was run for the same files."""
+    files = sorted(path for folder in (*MUTATED, "tests") for path in (ROOT / folder).rglob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    covered, times = OUT / f"{digest}.coverage", OUT / f"{digest}.xml"
+    if not covered.exists() or not times.exists():
+        print("the suite with coverage …", flush=True)
+        folder = copy_of_checkout(OUT / "covered")
+        cov = [f"--cov={name}" for name in MUTATED]
+        if pytest(folder, "-n", "2", *cov, "--cov-context=test", "--cov-report=", f"--junitxml={times}"):
+            sys.exit(f"the suite fails without a mutant: see {OUT / 'covered.log'}")
+        (folder / ".coverage").replace(covered)
+    data = CoverageData(str(covered))
+    data.read()
+    tests: dict[str, dict[int, list[str]]] = {}
+    for measured in data.measured_files():
+        lines = data.contexts_by_lineno(measured)
+        name = Path(measured).relative_to(OUT / "covered").as_posix()
+        tests[name] = {line: [context.partition("|")[0] for context in contexts] for line, contexts in lines.items()}
+    seconds: dict[str, float] = {}
+    for case in ElementTree.parse(times).iter("testcase"):
+        *path, module = case.get("classname", "").split(".")
+        seconds["/".join((*path, f"{module}.py")) + "::" + case.get("name", "")] = float(case.get("time", 0))
+    return Reach(tests, seconds)
+
+
+def survives(mutant: Mutant, tests: list[str], reached: Reach, folder: Path) -> bool:
+    """Whether all `tests` pass with the mutant in a copy of the checkout, which is as before afterwards."""
+    if not tests:
+        return True
+    path = folder / mutant.path
+    source = path.read_bytes()
+    arguments = OUT / f"{folder.name}.tests"
+    arguments.write_text("\n".join(tests))
+    limit = START + SLOWER * sum(reached.seconds[test] for test in tests)
+    try:
+        path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
+        return pytest(folder, "-x", f"@{arguments}", seconds=limit) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        path.write_bytes(source)
+
+
+def main() -> int:
+    """Draw, run, say which survive."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="mutants drawn")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no mutant begins later")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="files whose path begins with this, such as sim/run.py")
+    options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    reached = reach()
+    names = sorted(p.relative_to(ROOT).as_posix() for folder in MUTATED for p in (ROOT / folder).rglob("*.py"))
+    everyone = [mutant for name in names if name.startswith(options.only) for mutant in mutants_of(ROOT, name)]
+    drawn = random.Random(options.seed).sample(everyone, min(options.count, len(everyone)))
+    folders: Queue[Path] = Queue()
+    for number in range(options.workers):
+        folders.put(copy_of_checkout(OUT / f"worker-{number}"))
+    until = monotonic() + 60 * options.minutes
+
+    def judged(mutant: Mutant) -> str | None:
+        if monotonic() > until:
+            return None
+        tests, folder = reached.of(mutant), folders.get()
+        try:
+            lives = survives(mutant, tests, reached, folder)
+        finally:
+            folders.put(folder)
+        how = "killed" if not lives else "survives" if tests else "is reached by no test"
+        print(f"{how:8} {mutant}  ({len(tests)} tests)", flush=True)
+        return how
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        judgements = [(mutant, how) for mutant, how in zip(drawn, pool.map(judged, drawn), strict=True) if how]
+    killed = sum(how == "killed" for _, how in judgements)
+    print(f"\n{killed} of {len(judgements)} mutants killed, of {len(everyone)} that there are; these survive:")
+    for mutant, how in judgements:
+        if how != "killed":
+            print(f"  {mutant}" + ("" if how == "survives" else "  (no test reaches it)"))
+    return int(not judgements or killed < WANTED * len(judgements))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
