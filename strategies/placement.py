@@ -22,8 +22,9 @@ def placement(plan: Plan, stages: int, model: Model, where: str) -> tuple[int, .
         if len(asked) > 1:
             raise UserError(f"{where}: layers_per_stage and {asked[1]} both say where layers are; give one of them")
         return _given(plan.layers_per_stage, stages, model, which, where)
-    if stages > model.layers:
-        raise UserError(f"{where}: {which} stages exceed {model.layers} layers")
+    counted = plan.embedding_as_layer + plan.loss_as_layer  # which may stand on stages of their own
+    if stages > model.layers + counted:
+        raise UserError(f"{where}: {which} stages exceed {model.layers} layers{f' + {counted}' if counted else ''}")
     if plan.first_stage_layers or plan.last_stage_layers:
         if plan.embedding_as_layer or plan.loss_as_layer:
             raise UserError(f"{where}: {asked[0]} and {asked[-1]} both say where layers are; give one of them")
