@@ -115,7 +115,7 @@ def _ideas(job: Job) -> Iterator[Changes]:
         yield {"sequence_parallel": True}
     if dp % 2 == 0 and 2 * plan.tp <= node:
         yield {"tp": 2 * plan.tp, "sequence_parallel": True}
-    if model.experts and dp % (2 * plan.ep) == 0:
+    if model.experts and dp % (2 * plan.ep_of_dp) == 0:
         yield {"ep": 2 * plan.ep}
     if dp % 2 == 0 and 2 * plan.pp <= model.layers:
         yield {"pp": 2 * plan.pp}

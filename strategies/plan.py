@@ -44,7 +44,11 @@ class Plan(Computing):
         description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
         "exchanges tokens for heads (arXiv:2309.14509)",
     )
-    ep: PositiveInt = Field(1, description="expert parallel degree: dp ranks over which the experts of a layer are spread")
+    ep: PositiveInt = Field(
+        1,
+        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
+        "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
+    )
     imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean")
     capacity_factor: float | None = Field(
         None,
@@ -53,7 +57,9 @@ class Plan(Computing):
     )
     pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
     expert_tp: PositiveInt | None = Field(
-        None, description="tensor parallel degree of experts: tp by default, or 1, then each tp rank has whole experts of its own"
+        None,
+        description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
+        "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
     )
     ep_nodes: PositiveInt = Field(
         1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
@@ -195,6 +201,16 @@ class Plan(Computing):
     def sequence_of(self, model: Model) -> int:
         """Tokens of a sequence of `model`."""
         return self.sequence or min(model.context, SEQUENCE)
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether tp ranks have whole experts, each its own."""
+        return self.expert_tp == 1 and self.tp > 1
+
+    @property
+    def ep_of_dp(self) -> int:
+        """How many dp ranks the experts are spread over; with whole experts the tp ranks are among the ep ranks, too."""
+        return self.ep // self.tp if self.whole_experts else self.ep
 
     @property
     def beside_products(self) -> TensorOverlap:

@@ -62,7 +62,7 @@ class Resolved(Config):
         ranks one of their own, and the nodes that they are on one outside it.
         """
         plan, outside = self.plan, self.replicas if self.inner == 1 else self.dp // self.inner
-        return _grid(plan.order, plan.tp, plan.cp, plan.ep, plan.ep_nodes, self.dp, outside, plan.pp)
+        return _grid(plan.order, plan.tp, plan.cp, plan.ep_of_dp, plan.ep_nodes, self.dp, outside, plan.pp)
 
     @property
     def copies(self) -> int:
@@ -78,7 +78,7 @@ class Resolved(Config):
     @property
     def expert_copies(self) -> int:
         """The same for routed experts, which differ from ep rank to ep rank."""
-        return self.copies // self.plan.ep
+        return self.copies // self.plan.ep_of_dp
 
     @property
     def shards(self) -> int:
@@ -95,7 +95,7 @@ class Resolved(Config):
         """The axes along which those ranks differ."""
         if 1 < self.inner < self.dp:
             return ("dp", "replica")
-        if self.plan.ep == 1:
+        if self.plan.ep_of_dp == 1:
             return self.expert_sharing
         nodes = (NODES,) if self.plan.ep_nodes > 1 else ()
         return (*self.expert_sharing[:-1], "ep", *nodes, "dp")

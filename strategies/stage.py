@@ -61,7 +61,7 @@ class Stage:
         which differ from ep rank to ep rank, fewer ranks have the same.
         """
         experts = sum(part.experts for part in self.parts)
-        return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.plan.ep)
+        return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.plan.ep_of_dp)
 
     def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
         """Mean bytes of a parameter of parts first … last − 1 (of their spread experts) on its way when it is gathered."""

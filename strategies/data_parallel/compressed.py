@@ -25,7 +25,7 @@ class CompressedDDP(DDP):
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Only wider gradients can be compressed, and only those that all ranks share."""
-        if plan.ep > 1:
+        if plan.ep_of_dp > 1:
             raise UserError(
                 f"{where}: data_parallel=ddp_fp16 does not compress gradients of experts that are spread over ep={plan.ep}"
             )

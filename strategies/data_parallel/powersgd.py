@@ -35,7 +35,7 @@ class PowerSGDDDP(DDP):
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Only gradients that all ranks share are compressed."""
-        if plan.ep > 1:
+        if plan.ep_of_dp > 1:
             raise UserError(
                 f"{where}: data_parallel=ddp_powersgd does not compress gradients of experts that are spread over ep={plan.ep}"
             )

@@ -12,7 +12,8 @@ Expert parallelism (GShard, arXiv:2006.16668): the experts of a layer are spread
 copies to the ranks of their experts and another takes the results back: chosen · tokens · hidden elements each, forward and
 backward. `plan.imbalance` is what the busiest rank has relative to the mean: all ranks are played as if they had so much.
 With sequence parallelism a tp rank routes its own tokens; copies are gathered over tp before the experts and reduce-scattered
-after them. With `expert_tp: 1` experts are whole, spread over the tp and ep ranks, and the all-to-all takes that gather's place.
+after them. With `expert_tp: 1` experts are whole, the tp ranks are among the ep ranks, and the all-to-all takes that gather's
+place.
 
 With a capacity factor (GShard; Switch, arXiv:2101.03961) an expert takes no more than that many times the mean, and what is above
 is dropped; padded to capacity, all experts compute as much. Counted FLOPs of the model are of all copies, dropped or not.
@@ -61,9 +62,8 @@ class _Rows:
 
     def __init__(self, share: Share, moe: Experts) -> None:
         plan = share.resolved.plan
-        self.whole = plan.expert_tp == 1 and plan.tp > 1  # experts are not cut
-        self.moe, self.tp, self.spread = moe, (1 if self.whole else plan.tp), plan.ep * (plan.tp if self.whole else 1)
-        self.experts = moe.experts // self.spread
+        self.whole = plan.whole_experts
+        self.moe, self.tp, self.experts = moe, (1 if self.whole else plan.tp), moe.experts // plan.ep
         limit = plan.capacity_factor or math.inf
         self.load = limit if plan.pad_to_capacity else min(plan.imbalance, limit)  # of the busiest rank, relative to the mean
         self.own = math.ceil(share.parted * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
@@ -141,7 +141,7 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
         temporary=share.element * rows.held * k + narrow.copies(rows.held * n),
         parameters=parameters,
         replicated=whole,
-        experts=parameters if share.resolved.plan.ep > 1 else 0,
+        experts=parameters if share.resolved.plan.ep_of_dp > 1 else 0,
         narrow=narrow.elements,
         flops=2.0 * share.tokens * rows.moe.chosen * inputs * outputs,
     )

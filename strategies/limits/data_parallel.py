@@ -63,7 +63,7 @@ def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
         yield f"{named} contradicts data_parallel={plan.data_parallel}, which {why}"
     if not plan.fused_optimizer:
         yield f"fused_optimizer=false contradicts {named}: the CPUs update in one pass"
-    if plan.ep > 1:
+    if plan.ep_of_dp > 1:
         yield f"{named} with ep={plan.ep} is not simulated yet"
     if plan.pp > 1 and model.tied:
         yield f"{named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet"
@@ -105,7 +105,7 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"{said} reshard=false: stage3_max_reuse_distance says what is released"
     if plan.shard is not None:
         yield f"{said} shard={plan.shard}: DeepSpeed shards over all ranks"
-    if plan.ep > 1:
+    if plan.ep_of_dp > 1:
         yield f"{said} ep={plan.ep} is not simulated yet"
 
 

@@ -18,18 +18,11 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
     for name, value in asked.items():
         if moe is None and value is not None:
             yield f"{name}={value:g} needs a mixture of experts, and {model.name} has none"
-    whole = plan.expert_tp == 1 and plan.tp > 1
-    if moe is None or (ep == 1 and not whole):
+    if moe is None or (ep == 1 and not plan.whole_experts):
         if plan.imbalance != 1:
             yield f"imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
-    elif moe.experts % ep or dp % ep:
-        count, what = (moe.experts, f"{moe.experts} experts") if moe.experts % ep else (dp, f"dp={dp}")
-        yield f"ep={ep} does not divide {what}: {count} % {ep} = {count % ep}"
-    elif plan.tp > 1 and not plan.sequence_parallel:
-        asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
-        yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
-    elif plan.shard and ep > 1:
-        yield f"shard={plan.shard} with ep={ep} is not simulated yet"
+    else:
+        yield from _spread(moe, plan, dp)
     if moe:
         yield from _expert_columns(moe, plan)
     if plan.pad_to_capacity and plan.capacity_factor is None:
@@ -37,14 +30,27 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
     yield from _nodes(moe, plan)
 
 
+def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:
+    """Experts on several ranks: as many ranks as divide the experts and the dp (with whole experts the tp·dp) ranks."""
+    ep, whole = plan.ep, plan.whole_experts
+    if plan.tp > 1 and not plan.sequence_parallel:
+        asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
+        yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
+    if whole and ep % plan.tp:
+        yield f"ep={ep} with expert_tp=1 must be a multiple of tp={plan.tp}: a part of the tp ranks as ep ranks is not simulated"
+    ranks = f"tp·dp = {plan.tp}·{dp} = {plan.tp * dp} ranks" if whole else f"dp={dp}"
+    for count, what in ((moe.experts, f"{moe.experts} experts"), (plan.tp * dp if whole else dp, ranks)):
+        if count % ep:
+            yield f"ep={ep} does not divide {what}: {count} % {ep} = {count % ep}"
+    if plan.shard and plan.ep_of_dp > 1:
+        yield f"shard={plan.shard} with ep={ep} is not simulated yet"
+
+
 def _expert_columns(moe: Experts, plan: Plan) -> Iterator[str]:
     """How experts are cut, or spread, over the tp ranks."""
     if plan.expert_tp not in (None, 1, plan.tp):
         yield f"expert_tp={plan.expert_tp} is not simulated: only tp={plan.tp} and 1 are"
-    whole = plan.expert_tp == 1
-    if whole and moe.experts % (plan.ep * plan.tp):
-        yield f"ep·tp = {plan.ep}·{plan.tp} does not divide {moe.experts} experts, which expert_tp=1 spreads"
-    for count in (*(() if whole else (moe.ffn,)), moe.shared * moe.shared_ffn):
+    for count in (*(() if plan.expert_tp == 1 else (moe.ffn,)), moe.shared * moe.shared_ffn):
         if count % plan.tp:
             yield f"tp={plan.tp} does not divide {count} columns of an expert"
 
@@ -59,7 +65,7 @@ def _nodes(moe: Experts | None, plan: Plan) -> Iterator[str]:
         return
     if plan.ep % plan.ep_nodes:
         yield f"ep_nodes={plan.ep_nodes} does not divide ep={plan.ep}"
-    if plan.expert_tp == 1 and plan.tp > 1:
+    if plan.whole_experts:
         yield f"ep_nodes={plan.ep_nodes} with expert_tp=1 is not simulated yet"
     most = min(moe.chosen if moe else 1, plan.ep_nodes)
     if plan.routed_nodes is not None and plan.routed_nodes > most:

@@ -46,7 +46,7 @@ def _own(one: Resolved) -> tuple[float, ...]:
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     whole = shared and "parameter" in hook.shards
     return (
-        *there, own[2], own[1], plan.ep, one.grid.communicators, hook.outer,
+        *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer,
         moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
         whole and not plan.reshard, whole, plan.least_gathered, shared and "gradient" in hook.shards, plan.kernels in AFTER_LOSS,
     )  # fmt: skip

@@ -29,7 +29,7 @@ class Crossings:
         """(dense, experts) of all groups of the node one after the other, and the same of the quickest group alone."""
         grid = plan.grid
         dense, experts = self._find(grid, plan.sharing), (0.0, 0.0)
-        if plan.plan.ep > 1:
+        if plan.plan.ep_of_dp > 1:
             experts = self._find(grid, plan.expert_sharing)
         return dense[0], experts[0], dense[1], experts[1]
 

@@ -50,9 +50,9 @@ def test_an_expert_takes_no_more_than_its_capacity(plan, load) -> None:
 
 
 def test_whole_experts_are_spread_over_tp_ranks_too() -> None:
-    """tp 2 and ep 2: cut experts are gathered for over tp; whole ones are on 4 ranks, with one exchange among these."""
-    common = {"tp": 2, "ep": 2, "sequence_parallel": True}
-    cut, whole = layer(**common), layer(**common, expert_tp=1)
+    """2 tp and 2 dp ranks: cut experts are gathered for over tp; whole ones are on 4 ranks, with one exchange among these."""
+    common = {"tp": 2, "sequence_parallel": True}
+    cut, whole = layer(**common, ep=2), layer(**common, ep=4, expert_tp=1)
     assert (cut.experts, whole.experts) == (4 * 3 * HIDDEN * 32 // 2, 2 * 3 * HIDDEN * 32)
     assert cut.parameters == whole.parameters
     assert rows(cut) == rows(whole) == TOKENS  # half of the columns for all 64 copies, or all of them for half
@@ -76,9 +76,24 @@ def play(toy_job, toy_prices):
 
 
 def test_whole_experts_are_played(play) -> None:
-    """All-to-all among tp·ep = 8 ranks of 16 tokens, two copies each: 4 layers, there and back, forward and backward."""
-    volume = play(tp=2, ep=4, dp=8, sequence_parallel=True, expert_tp=1).volumes()[0]["ep"][1]
+    """All-to-all among 8 ranks of 16 tokens, two copies each: 4 layers, there and back, forward and backward."""
+    volume = play(tp=2, ep=8, dp=8, sequence_parallel=True, expert_tp=1).volumes()[0]["ep"][1]
     assert volume == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 7 / 8)
+
+
+def test_experts_on_all_tp_and_dp_ranks(toy_job, toy_prices) -> None:
+    """Megatron-LM's --expert-model-parallel-size 32 --expert-tensor-parallel-size 1 with tp 2 and dp 16: a rank has one of 32
+    experts, no rank has the same, and every copy of a token goes to one of 32 ranks.
+    """
+    moe = MOE | {"experts": {"experts": 32, "chosen": 2, "ffn": 32}}
+    job = toy_job(8, 4, model=moe, tp=2, ep=32, expert_tp=1, sequence_parallel=True)
+    plan = job.resolve()
+    assert (plan.dp, plan.expert_copies) == (16, 1)
+    assert parts(job.model, plan).layer(1).experts == 3 * HIDDEN * 32
+    timeline = run(lower(job.model, plan), job.cluster.topology(), toy_prices())
+    assert timeline.volumes()[0]["ep"][1] == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 31 / 32)
+    assert sorted(rank for group in plan.grid.groups(("tp", "ep")) for rank in group) == list(range(32))
+    assert len(plan.grid.groups(("tp", "ep"))) == 1
 
 
 @pytest.mark.parametrize("routed", [1, 2])
@@ -103,7 +118,9 @@ def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> No
     ({"pad_to_capacity": True}, "pad_to_capacity=true needs capacity_factor"),
     ({"expert_tp": 4, "tp": 2}, "expert_tp=4 is not simulated: only tp=2 and 1 are"),
     ({"expert_tp": 1, "tp": 2}, "expert_tp=1 with tp=2 needs sequence_parallel=true"),
-    ({"expert_tp": 1, "tp": 4, "ep": 4, "sequence_parallel": True}, "ep·tp = 4·4 does not divide 8 experts"),
+    ({"expert_tp": 1, "tp": 4, "ep": 16, "sequence_parallel": True}, "ep=16 does not divide 8 experts: 8 % 16 = 8"),
+    ({"expert_tp": 1, "tp": 4, "ep": 2, "sequence_parallel": True}, "ep=2 with expert_tp=1 must be a multiple of tp=4"),
+    ({"expert_tp": 1, "tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}, "ep=8 does not divide tp·dp = 2·2 = 4 ranks"),
     ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 needs routed_nodes: to how many of these nodes each token goes"),
     ({"ep": 4, "routed_nodes": 2}, "routed_nodes=2 needs ep_nodes above 1"),
     ({"ep": 4, "ep_nodes": 3, "routed_nodes": 2}, "ep_nodes=3 does not divide ep=4"),

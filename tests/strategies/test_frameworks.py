@@ -191,6 +191,17 @@ def test_megatron_says_all_of_a_plan_of_its_own(example: str) -> None:
     assert [line for line in export("megatron", job).unexpressed if "data, tokenizer" not in line] == []
 
 
+def test_megatrons_expert_parallel_ranks_are_tp_and_dp_ranks_where_experts_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "pretrain.sh"
+    file.write_text("pretrain_gpt.py --tensor-model-parallel-size 2 --expert-model-parallel-size 32 --sequence-parallel "
+                    "--expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16\n")  # fmt: skip
+    job = read_job(model="deepseek-v3", cluster="dgx-h100", nodes=4, from_megatron=file)
+    assert (job.resolve().dp, job.plan.ep, job.resolve().expert_copies) == (16, 32, 1)
+    made = export("megatron", job)
+    assert "    --expert-model-parallel-size 32 \\" in made.text.splitlines()
+    assert not any("ep" in line.partition("=")[0] for line in made.unexpressed)
+
+
 def test_megatron_says_latent_attention_and_dense_layers_before_experts() -> None:
     """DeepSeek-V3's (arXiv:2412.19437): 61 layers, the first 3 dense, queries of rank 1536, keys and values of 512."""
     made = export("megatron", read_job(EXAMPLES / "hybrids/deepseek-v3.yaml"))

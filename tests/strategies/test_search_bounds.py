@@ -92,6 +92,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     hook = plan["data_parallel"]
     if "deepspeed" in plan and hook == "zero3":
         plan |= {"pp": 1, "schedule": "1f1b", "reshard": True, "shard": None, "ep": 1, "order": "tp-cp-ep-dp-pp"}
+    plan["ep"] *= plan["tp"] if "expert_tp" in plan else 1  # whole experts are on all tp ranks
     plan["sequence_parallel"] &= plan["tp"] > 1 and "scatter_gather" not in plan
     plan["reshard"] |= hook != "zero3"
     plan["gradients"] = "fp32" if hook == "ddp_fp16" else plan["gradients"]
