@@ -189,15 +189,16 @@ class Play:
                 yield price
 
 
-SETTLED = 4  # microbatches after which each takes as long as the one before
+SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
 
 
 def _brief(job: Job) -> list[tuple[float, Job]]:
     """The job itself, or two with few microbatches whose weighted sum is its step."""
     resolved = job.resolve()
-    short = max(resolved.plan.pp, SETTLED)  # a host that is slower than the GPU is ahead of it in the first microbatches
-    longer = 2 * short
-    if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedules[resolved.plan.schedule].microbatches:
+    schedule, ranks = schedules[resolved.plan.schedule], resolved.plan.pp
+    period = ranks * -(-SETTLED // ranks)  # a host that is slower than the GPU is ahead of it in the first microbatches
+    short, longer = schedule.settled * period, (schedule.settled + 1) * period
+    if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)
     return [(-rest, _with(job, short)), (1 + rest, _with(job, longer))]

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any
 
+from calibration.predict import predict
 from calibration.published import Row
-from calibration.sensitivity import Play
-from calibration.uncertainty import interval_of
-from sim.summary import Summary, summarise
+from calibration.uncertainty import interval
+from sim.summary import Summary
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -113,11 +113,11 @@ def compare(row: Row) -> Compared:
     )  # fmt: skip
     try:
         job = row.job()
-        play = Play.of(job)
+        summary = predict(job)  # as `simulate` does: all of its microbatches are played
     except UserError as error:
         return replace(known, reason=str(error))
-    summary, seconds = summarise(play.timelines[-1]), play.seconds
-    bar, gpu = interval_of(play, seconds), job.cluster.node.gpu
+    seconds, gpu = summary.step_seconds, job.cluster.node.gpu
+    bar = interval(job, seconds)
     found: dict[str, Any] = {
         "gpu": gpu.name, "strategy": strategy(job), "profile": summary.profile, "step": row.step(job), "predicted_step": seconds,
         "low": bar.low, "high": bar.high, "fits": summary.fits, "memory_is": row.source.memory,

@@ -50,6 +50,7 @@ class Schedule:
     placement: Literal["loop", "v", "mirror"] | tuple[tuple[int, ...], ...] = "loop"
     microbatches: int | None = None
     versions: Callable[[int, int], int] | None = None  # rank, ranks
+    settled: int = 1  # microbatches per rank from which on each more makes the step longer by the same time
     every_microbatch: bool = False  # asynchronous: parameters are updated after each microbatch, not once in a step
     text: str = ""  # of the file it was read from
     notes: tuple[str, ...] = ()  # what was ignored in it

@@ -19,7 +19,7 @@ NOTE = (
 )
 
 
-@schedule("dualpipe", chunks=2, placement="mirror", notes=(f"dualpipe: {NOTE}",))
+@schedule("dualpipe", chunks=2, placement="mirror", settled=2, notes=(f"dualpipe: {NOTE}",))
 def dualpipe(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Two halves of a V that meet in the middle: each rank is in one of them, and passes on to the other."""
     if ranks % 2 or microbatches % 2:
@@ -32,7 +32,7 @@ def dualpipe(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[
         yield Action(kind, microbatch + copy * half, copy, beside)
 
 
-@schedule("dualpipe-v", chunks=2, placement="v", notes=(f"dualpipe-v: {NOTE}",))
+@schedule("dualpipe-v", chunks=2, placement="v", settled=2, notes=(f"dualpipe-v: {NOTE}",))
 def dualpipe_v(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Warm up as ZB-V, pair the forward pass of one chunk with the backward pass of the other, drain with split passes.
 

@@ -30,7 +30,7 @@ def h1(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action
     return _split(once, once, ranks - 1 - rank, rank)
 
 
-@schedule("zb-h2")
+@schedule("zb-h2", settled=2)
 def h2(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """About twice the activations of 1F1B and no bubble in the steady state (section 2.2)."""
     once = [(microbatch, 0) for microbatch in range(microbatches)]
@@ -45,7 +45,7 @@ def interleaved_zero_bubble(rank: int, ranks: int, microbatches: int, chunks: in
     return _split(forward, backward, (chunks - 1) * size + ranks - 1 - rank, rank)
 
 
-@schedule("zb-v", chunks=2, placement="v")
+@schedule("zb-v", chunks=2, placement="v", settled=2)
 def v(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Two chunks per rank in a V: the rank that starts a microbatch ends it; 1F1B's memory without its bubble (section 6).
 

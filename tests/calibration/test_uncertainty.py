@@ -14,6 +14,7 @@ from calibration.published import published
 from calibration.sensitivity import PRICES, Play, Price
 from calibration.uncertainty import interval, spreads, tied
 from strategies.job import Job, read_job
+from strategies.schedules import schedules
 
 BY_NAME = {price.name: price for price in PRICES}
 
@@ -34,6 +35,7 @@ def play(job: Job) -> Play:
     [
         ("gpt-39b", 4, {"tp": 8, "pp": 4, "global_batch": 256}),
         ("gpt-1.7b", 1, {"tp": 8, "global_batch": 64, "kernels": "apex", "timers": True}),  # the host is the slower one
+        *(("gpt-1.7b", 1, {"pp": 4, "accumulation": 48, "schedule": name}) for name in schedules if not schedules[name].versions),
     ],
 )
 def test_two_short_steps_say_what_a_long_one_takes(model: str, nodes: int, plan: dict[str, object]) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
-from calibration.published import published
+from calibration.predict import predict
+from calibration.published import Row, published
 from calibration.validation import Compared, Errors, compare, grouped
+
+KINDS = ("jeanzay-v100-2021/0092", "vtrain-2024/0018", "narayanan-2021/0006", "llm-foundry-2023/0143", "megatron-ci-2025/0041")
 
 
 def row(step: float, predicted: float, low: float, high: float, **more: object) -> Compared:
@@ -38,3 +44,22 @@ def test_a_published_row_is_compared_by_its_own_rules() -> None:
 
 def test_a_row_that_is_no_job_says_why() -> None:
     assert "not printed" in compare(next(published(("nemo-longseq-2024",)))).reason
+
+
+def rows() -> Iterator[Row]:
+    """Of each kind of plan a small row, and one of them in the order of each schedule that takes long to settle."""
+    known = {row.name: row for row in published(tuple(dict.fromkeys(name.split("/")[0] for name in KINDS)))}
+    yield from (known[name] for name in KINDS)
+    small = known["narayanan-2021/0006"]
+    for schedule in ("dualpipe", "dualpipe-v", "zb-v", "gpipe"):
+        fields = {name: value for name, value in small.fields["plan"].items() if name != "chunks"}
+        yield replace(small, name=schedule, fields={**small.fields, "plan": fields | {"schedule": schedule, "overlap_p2p": True}})
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: row.name)
+def test_a_row_is_predicted_as_simulate_predicts_its_job(row: Row) -> None:
+    summary, found = predict(row.job()), compare(row)
+    assert not found.reason
+    assert (found.predicted_step, found.fits) == (summary.step_seconds, summary.fits)
+    if row.source.memory == "device":
+        assert found.predicted_memory == max(stage.peak + stage.cached for stage in summary.memory)
