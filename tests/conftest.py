@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from sim.prices import Prices, Profile
 from strategies.job import Job, read_job
 from topologies.cluster import Cluster
 from topologies.reading import build
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
 
 LINKS = ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")
 GPU: dict[str, Any] = {
