@@ -27,6 +27,7 @@ from calibration.kernel_refit import described, tidy
 from calibration.profiles import FOLDER, load_profile
 from sim.curves import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
 from topologies.cluster import load_gpu
+from topologies.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +106,7 @@ def refit(tables: Path, name: str) -> None:
     data["provenance"]["older"] = PROVENANCE | {
         "machine": MEASURED[name], "rule": PROVENANCE["rule"] + NOTES.get(name, ""), "errors": told, **BLACKWELL.get(name, {}),
     }  # fmt: skip
-    path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
 
 
 PROVENANCE: dict[str, Any] = {

@@ -19,12 +19,13 @@ from calibration.fit_machine import Fit, Fitted
 from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.layer_check import Check, checks
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, known_gpu, own_cluster
-from calibration.profile_file import check_writable, described, signed, verified, write_whole, yaml_text
+from calibration.profile_file import described, signed, verified, yaml_text
 from calibration.profiles import load_profile, profile_for
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.prices import Profile, Provenance
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, nearest, parse_yaml
+from topologies.writing import check_writable, write_whole
 
 PARTS = ("gemm", "attention", "memory", "optimizer", "launch", "copy", "collective", "overlap", "wrapping", "footprint", "layer")
 NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"

@@ -23,6 +23,7 @@ from sim.collectives import algorithms, offered
 from sim.prices import Profile
 from sim.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from topologies.cluster import Cluster, load_cluster
+from topologies.writing import write_whole
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}
 LINKS = {"l40s": ("pcie",)}  # kinds between the GPUs of a node, where they are not NVLink alone
@@ -124,7 +125,7 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
         field: [float(min(values)), float(max(values))]
         for field, values in (("ranks", [row.ranks for row in rows]), ("bytes", [row.bytes for row in rows]))
     }
-    path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
 
 
 def told(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:

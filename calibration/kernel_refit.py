@@ -24,6 +24,7 @@ from calibration.profiles import FOLDER, load_profile
 from sim.curves import AttentionCurve, GemmCurve, Hardware
 from topologies.cluster import load_gpu
 from topologies.hardware import Gpu
+from topologies.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +131,7 @@ def refit(tables: Path, name: str) -> None:
         print(name, dtype, summary(errors), flush=True)
     _refit_attention(tables, name, data, gpu)
     path = FOLDER / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
 
 
 def _file(name: str) -> dict[str, Any]:

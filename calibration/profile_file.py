@@ -1,12 +1,10 @@
-"""Profiles and clusters as files that people read: quantities with their units, written whole or not at all."""
+"""Profiles and clusters as files that people read: quantities with their units, and the digest of what they say."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,27 +100,3 @@ def _row(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.Node:
 
 
 _Dumper.add_representer(dict, _row)
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written before hours of work go into it. Raises UserError."""
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or (
-        path.exists() and not (path.is_file() and os.access(path, os.W_OK))
-    ):
-        raise UserError(f"{option} {path}: cannot be written there")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises UserError when it cannot be written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: cannot be written: is no regular file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from calibration.interference import LIMIT
-from calibration.profile_file import write_whole
 from topologies.reading import Config, UserError, build, load_text
+from topologies.writing import write_whole
 
 FORMAT = 1
 

@@ -23,6 +23,7 @@ from strategies.lower import lower
 from strategies.schedules import schedules
 from strategies.servers import Answer, parameter_servers
 from topologies.reading import UserError
+from topologies.writing import write_whole
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -79,7 +80,7 @@ def write_guide(folder: Path) -> list[Path]:
         written.append(staleness(answers, pictures / f"{one.path.stem}.png"))
         parts.append(_picture(one, f"8 servers, 50 steps: {_served(answers)}"))
     for name, text in (("strategies.md", "\n".join(parts)), ("combinations.md", combinations())):
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
         written.append(folder / name)
     return written
 

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,7 @@ from sim.summary import Summary
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
 from topologies.reading import UserError
+from topologies.writing import WriteError, whole_file, write_whole
 
 LONG = 40  # characters of a cell that is a sentence
 FULL = 1300  # dots of a figure that takes the whole width
@@ -151,14 +153,19 @@ def write_folder(folder: Path, write: Callable[[Path], Sequence[str]]) -> list[P
     """What `write` makes in an empty folder and names is made beside and moved when it is complete, so a failure leaves nothing
     half-written. Returns the paths. Raises UserError when the folder cannot be written.
     """
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as name:
             files = write(Path(name))
             for file in files:
                 os.replace(Path(name) / file, folder / file)
-    except OSError as error:
-        raise UserError(f"{folder}: the report cannot be written: {error.strerror or error}") from None
+    except (WriteError, OSError) as error:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        reason = error.reason if isinstance(error, WriteError) else error.strerror or error
+        raise UserError(f"{folder}: the report cannot be written: {reason}") from None
     return [folder / file for file in files]
 
 
@@ -168,15 +175,16 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
         for suffix in dict.fromkeys(("png", *formats)):
             picture.draw(picture.data, folder / f"{picture.name}.{suffix}")
     write_trace(report.timeline, folder / "trace.json.gz")
-    report.timeline.frame().to_csv(folder / "timeline.csv", index=False, lineterminator="\n")
+    with whole_file(folder / "timeline.csv") as file:
+        report.timeline.frame().to_csv(file, index=False, lineterminator="\n")
     text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
-    (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / "summary.json", text + "\n")
     for one in report.launch:
         if one.file:  # what cannot express the plan has none
-            (folder / one.file).write_text(one.text, encoding="utf-8")
+            write_whole(folder / one.file, one.text)
     beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA,
               *(one.file for one in report.launch if one.file)]  # fmt: skip
-    (folder / "report.html").write_text(page(report, folder, beside), encoding="utf-8")
+    write_whole(folder / "report.html", page(report, folder, beside))
     return ["report.html", *beside]
 
 

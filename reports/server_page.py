@@ -15,6 +15,7 @@ from reports.tables import flatten
 from reports.words import count, digits, percent, seconds, size
 from sim.summary import Summary
 from strategies.servers import Answer
+from topologies.writing import write_whole
 
 COLUMNS = ("staleness", "tokens/s", "a worker's step", "compute", "into servers", "out of servers", "mean staleness", "p99",
            "of a worker", "of a server")  # fmt: skip
@@ -45,7 +46,7 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
     groups = {"by_staleness": report.by_staleness, "by_servers": report.by_servers}
     data = {"job": report.job, "answer": report.answer.to_dict(),
             **{name: {key: one.to_dict() for key, one in group.items()} for name, group in groups.items()}}  # fmt: skip
-    (folder / "servers.json").write_text(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    write_whole(folder / "servers.json", json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
     files = ["servers.json", *(f"{picture.name}.png" for picture in pictures)]
     title = settings(report.answer, report.name) + f": {count(report.answer.tokens_per_second)} tokens/s"
     text = render(
@@ -53,7 +54,7 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
         sections=sections, files=files, provenance=f"shardyard {report.job['version']} · hash {report.job['hash']}",
         inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(report.job).items()],
     )  # fmt: skip
-    (folder / "report.html").write_text(text, encoding="utf-8")
+    write_whole(folder / "report.html", text)
     return ["report.html", *files]
 
 

@@ -19,6 +19,7 @@ from sim.communication import Priced
 from sim.memory import ledger
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, kind, label
+from topologies.writing import whole_file
 
 _TICKS = 64  # per µs
 
@@ -28,7 +29,7 @@ Event = dict[str, Any]
 def write_trace(timeline: Timeline, path: Path) -> Path:
     """Write the trace; event by event, because timelines can be long. The same timeline gives the same bytes."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    with open(path, "wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as out:
+    with whole_file(path) as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(events(timeline)):
             out.write((",\n" if number else "").encode() + encode(event).encode())

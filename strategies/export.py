@@ -16,6 +16,7 @@ from strategies.frameworks import Found, frameworks
 from strategies.model import Model
 from strategies.plan import Plan
 from topologies.reading import UserError, build
+from topologies.writing import WriteError, write_whole
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -49,10 +50,12 @@ def export(name: str, job: Job) -> Export:
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / framework.file
-            file.write_text(written.text, encoding="utf-8")
+            write_whole(file, written.text)
             found = framework.read(file)
         again = build(Plan, {**found.plan, **_plain(script)}, name)
         theirs = again.resolve(job.model, job.cluster.gpus, name, job.cluster.node.gpus)
+    except WriteError:
+        raise
     except UserError as error:
         raise UserError(f"{name} cannot run this plan: {error}") from None
     unexpressed = (*_differences(job.resolve(), theirs), *_of_model(job.model, found), *_beside(script), *written.more)

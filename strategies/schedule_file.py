@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from strategies.schedules import Action, Schedule, actions, first_mistake, schedules
 from topologies.reading import UserError, load_text
+from topologies.writing import write_whole
 
 _PASS = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
@@ -185,8 +186,9 @@ def write_schedule(rows: Sequence[Sequence[str]], path: Path, name: str = "") ->
     """Write the cells of a schedule as CSV; the path. Raises UserError for what PyTorch's form cannot say."""
     if name and schedules[name].copies > 1:
         raise UserError(f"--csv: schedule {name} has two copies of each stage, for which PyTorch's form has no words")
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_whole(path, text.getvalue())
     return path
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -69,6 +71,22 @@ def toy_profile() -> Callable[..., Profile]:
 def toy_prices(toy_cluster: Callable[..., Cluster], toy_profile: Callable[..., Profile]) -> Callable[..., Prices]:
     """Prices of the toy profile on the toy GPU."""
     return lambda **fields: Prices(toy_profile(**fields), toy_cluster().node.gpu)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """`with full_disk(room)`: no file can grow beyond so many bytes, as on a disk without more (Python ignores the signal)."""
+
+    @contextmanager
+    def limited(room: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 SMALL = {"name": "small", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32}

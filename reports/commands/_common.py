@@ -103,14 +103,14 @@ def seldom(tell: Callable[[str], None], every: float = TOLD) -> Callable[[str], 
 
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
-    from calibration.profile_file import write_whole
+    from topologies.writing import write_whole
 
     write_whole(Path(path), json.dumps(data, indent=2) + "\n")
 
 
 def check_files(**files: str | None) -> None:
     """Refuse, by the option's name, files that cannot be written."""
-    from calibration.profile_file import check_writable
+    from topologies.writing import check_writable
 
     for option, path in files.items():
         if path is not None:

@@ -21,10 +21,11 @@ def command(job: str | None, target: str, output: str | None, as_json: bool, **g
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
     from strategies.export import export
     from strategies.job import read_job
+    from topologies.writing import write_whole
 
     written = export(target, read_job(job, **given))
     if output:
-        Path(output).write_text(written.text, encoding="utf-8")
+        write_whole(Path(output), written.text)
         click.echo(f"wrote {output}", err=as_json)
     launch = written.launch.replace("FILE", output or written.file)
     if as_json:

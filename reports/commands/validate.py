@@ -139,6 +139,7 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
     from calibration.published import published
     from calibration.validation import compared
     from reports.published import as_csv, every_row, overview
+    from topologies.writing import write_whole
 
     asked = list(published(names))
     bar = track(compared(asked), "playing rows", len(asked), console=Console(stderr=True), transient=True)
@@ -150,7 +151,7 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
             show(every_row(found))
         show(overview(found))
     if table is not None:
-        Path(table).write_text(as_csv(found), encoding="utf-8")
+        write_whole(Path(table), as_csv(found))
     if plot is not None:
         from reports.figures.published import published as draw
 

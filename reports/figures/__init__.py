@@ -6,14 +6,15 @@ matplotlib.
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from reports.words import KINDS
 from topologies.registry import Registry
+from topologies.writing import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,26 +56,24 @@ class Drawing:
             matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
-            part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-            try:
-                drawn.savefig(part, dpi=min(DOTS, WIDE / drawn.get_figwidth()), metadata=metadata)
-                if path.suffix == ".png":
-                    _small(part)
-                part.replace(path)
-            except OSError as error:  # a full disk: no half of a picture
-                part.unlink(missing_ok=True)
-                raise OSError(error.errno, error.strerror, str(path)) from None
+            picture = io.BytesIO()
+            dots = min(DOTS, WIDE / drawn.get_figwidth())
+            drawn.savefig(picture, format=path.suffix[1:], dpi=dots, metadata=metadata)
+            with whole_file(path) as file:
+                file.write(_small(picture) if path.suffix == ".png" else picture.getvalue())
         return path
 
 
-def _small(path: Path) -> None:
+def _small(picture: BinaryIO) -> bytes:
     """The same picture in 256 colours: a third of the bytes, which is what lets a page hold all of them."""
     from PIL import Image
 
-    with Image.open(path) as image:
+    with Image.open(picture) as image:
         dots = image.info.get("dpi", (DOTS, DOTS))
         small = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    small.save(path, optimize=True, dpi=dots)
+    reduced = io.BytesIO()
+    small.save(reduced, format="PNG", optimize=True, dpi=dots)
+    return reduced.getvalue()
 
 
 figures: Registry[Drawing] = Registry("figure", package="reports.figures")

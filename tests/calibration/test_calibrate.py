@@ -18,7 +18,7 @@ from calibration.calibrate import Request, from_logs
 from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit_links import fit_links
 from calibration.fit_tables import errors, leave_out, rows, tables
-from calibration.profile_file import described, signed, write_whole, yaml_text
+from calibration.profile_file import described, signed, yaml_text
 from calibration.profiles import load_profile, profile_names
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_clocks
@@ -268,21 +268,6 @@ def test_table_rows_must_ascend() -> None:
     data = {"operation": "send", "algorithm": "direct", "ranks": 2, "prices": [row | {"bytes": "2 B"}, row | {"bytes": "1 B"}]}
     with pytest.raises(UserError, match="send of 2 ranks: bytes must ascend"):
         build(CollectiveTable, data, "p.yaml")
-
-
-def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text("old")
-
-    def full(self: Path, *_: Any, **__: Any) -> None:
-        self.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UserError, match=r"p\.yaml: cannot be written: No space left on device"):
-        write_whole(path, "new")
-    assert [one.name for one in tmp_path.iterdir()] == ["p.yaml"]
-    assert path.read_text() == "old"
 
 
 HEAD = {"device": "cpu", "ranks": 2, "machine": "m", "versions": "v", "quick": True, "cores": 2}
