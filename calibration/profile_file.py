@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from topologies import units
+from topologies.documents import Dumper, dump_yaml, parse_yaml
 from topologies.reading import UserError
 
 DIGITS = 5
@@ -71,7 +72,7 @@ def digest(data: Mapping[str, Any]) -> str:
 
 def signed(data: Mapping[str, Any]) -> dict[str, Any]:
     """With the digest ahead, so that a file that was cut still has it."""
-    plain = yaml.safe_load(yaml_text(data))
+    plain = parse_yaml(yaml_text(data))
     return {DIGEST: digest(plain), **data}
 
 
@@ -87,10 +88,10 @@ def verified(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def yaml_text(data: Mapping[str, Any]) -> str:
     """YAML in the order of the fields."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
+    return dump_yaml(dict(data), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
     """Mappings of plain values on one line when they stand in a list: a table's row is a row."""
 
 

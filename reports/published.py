@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibration.validation import Compared, Errors, grouped
 from reports.words import digits, gigabytes, percent, seconds, signed
-from topologies.reading import UserError, load_text
+from topologies.reading import UserError, load_text, parse_document
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -119,11 +118,11 @@ def _from_json(path: Path) -> list[Compared]:
     """Step times of executed jobs."""
     text = load_text(path)
     try:
-        pairs = [(one, row) for one in json.loads(text) for row in one["rows"] if row["what"] == "step"]
+        pairs = [(one, row) for one in parse_document(text, path) for row in one["rows"] if row["what"] == "step"]
         return [Compared(row["job"], path.stem, "PyTorch", "", row["job"], gpu=one["execution"]["machine"]["machine"],
                          gpus=one["execution"]["ranks"], profile=one["profile"], step=row["measured"],
                          predicted_step=row["predicted"]) for one, row in pairs]  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError):
         raise UserError(f"{path}: is not what `shardyard validate --output` writes") from None
 
 
@@ -132,7 +131,7 @@ def _from_csv(path: Path) -> list[Compared]:
     try:
         lines = list(csv.DictReader(load_text(path).splitlines()))
         return [Compared(**{name: _value(kinds[name], text) for name, text in line.items() if name in kinds}) for line in lines]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise UserError(f"{path}: is not a table of `shardyard validate --csv`") from None
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
 from strategies.importers import is_hugging_face
@@ -29,7 +27,7 @@ from strategies.plan import Plan
 from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, inline_cluster, load_cluster
-from topologies.reading import UserError, build, load_yaml, nearest
+from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
 
@@ -144,7 +142,7 @@ def _remarks(found: Found, cluster: Cluster) -> Iterable[str]:
 
 def _near(value: Any, folder: Path) -> Any:
     """A file named inside a file lies beside it."""
-    if isinstance(value, str) and (folder / value).exists() and ("/" in value or "." in value):
+    if isinstance(value, str) and ("/" in value or "." in value) and is_there(folder / value):
         return str(folder / value)
     return value
 
@@ -171,10 +169,7 @@ def _parsed(text: object) -> tuple[str, Any]:
     name, equals, value = str(text).partition("=")
     if not equals or not name:
         raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"--set {text}: the value is not valid YAML") from None
+    return name, parse_value(value, f"--set {text}")
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from strategies.importers import is_hugging_face, read_hugging_face
-from topologies.reading import Config, UserError, build, load_yaml, nearest
+from topologies.reading import Config, UserError, build, is_there, load_yaml, nearest
 
 _PRESETS = Path(__file__).parent / "models"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -261,9 +261,9 @@ def load_model(name_or_path: str) -> tuple[Model, list[str]]:
     Raises UserError for an unknown name or model type, a missing key, or sizes that do not fit together.
     """
     path = next((p for p in _PRESETS.iterdir() if p.stem == name_or_path and p.suffix in _SUFFIXES), Path(name_or_path))
-    if path.is_dir():
+    if is_there(path) and path.is_dir():
         path /= "config.json"
-    if path.suffix not in _SUFFIXES and not path.exists():
+    if path.suffix not in _SUFFIXES and not is_there(path):
         hint = nearest(name_or_path, model_names())
         raise UserError(f"unknown model '{name_or_path}'{hint} or give a path to a config.json (`shardyard list models`)")
     data, ignored = load_yaml(path), list[str]()

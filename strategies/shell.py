@@ -9,16 +9,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from topologies.reading import UserError, load_text
+from topologies.reading import UserError, load_text, parse_document
 
 
 def arguments(path: Path) -> dict[str, Any]:
     """Flags of the text, without dashes in front and with "-" between words: their number, text, list, or true."""
     text = load_text(path)
     if path.suffix in (".yaml", ".yml", ".json"):
-        words = yaml.safe_load(text)
+        words = parse_document(text, path)
         if not isinstance(words, list):
             raise UserError(f"{path}: expected a list of arguments, found {type(words).__name__}")
         words = [str(word) for word in words]

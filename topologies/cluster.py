@@ -17,7 +17,7 @@ from topologies.fabric import Fabric, fabrics, read_fabric
 from topologies.hardware import Dtype, Gpu, Latency, Node
 from topologies.network import Network
 from topologies.readers import read_dump
-from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_yaml
+from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml
 
 __all__ = [
     "Cluster",
@@ -111,7 +111,7 @@ def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping
     nodes: replaces the number of nodes. overrides: fields that replace those of the description, nested or with dots in their
     names (`{"node.nic": "200 Gb/s"}`). Raises UserError for unknown names, unreadable files and impossible descriptions.
     """
-    data = _stack([name_or_path] if Path(name_or_path).is_file() else name_or_path.split("+"), {}, ())
+    data = _stack([name_or_path] if is_there(Path(name_or_path), folder=False) else name_or_path.split("+"), {}, ())
     for key, value in (overrides or {}).items():
         for part in reversed(str(key).split(".")):
             value = {part: value}
@@ -134,7 +134,7 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """The complete raw mapping behind a name or a path, with `based_on` and GPU names resolved."""
     if name in seen:
         raise UserError(f"{name}: based_on={name!r} refers to itself")
-    is_path = "/" in name or "." in name or (name not in cluster_names() and Path(name).is_file())
+    is_path = "/" in name or "." in name or (name not in cluster_names() and is_there(Path(name), folder=False))
     if not is_path and name not in cluster_names():
         raise UserError(f"unknown cluster '{name}'{nearest(name, cluster_names())}")
     path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"

@@ -12,12 +12,34 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from topologies import documents
+from topologies.documents import MalformedError
+
+LONGEST = 2_000  # letters of an error
+
+
+def on_one_line(text: str, most: int = LONGEST) -> str:
+    """A text for people: what steers a terminal or ends a line is spelt out, and of a long text the middle is left out."""
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return text if len(text) <= most else f"{text[: most - most // 3]} … {text[-(most // 3) :]}"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value as Python spells it, for an error."""
+    try:
+        return on_one_line(repr(value), most)
+    except ValueError:  # Python spells no number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 class UserError(ValueError):
     """A mistake in what the user gave; the message is one complete line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(on_one_line(message))
 
 
 class CompleteError(ValueError):
@@ -40,42 +62,37 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
-_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same safe loader in C, ten times faster, where it was built
-
-
-class _Loader(_SAFE):  # type: ignore[misc]
-    """Safe, and a key that is given twice is a mistake."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping, if its keys differ."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(problem=f"field '{key.value}' is given twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        result: dict[Any, Any] = super().construct_mapping(node, deep)
-        return result
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[: 2 * documents.KEY], names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises UserError when it is missing, malformed or not a mapping."""
-    return parse_yaml(load_text(path), path)
+def load_yaml(path: Path, suffix: str | None = None) -> dict[str, Any]:
+    """The mapping in a YAML, JSON or TOML file; suffix: in place of its ending. Raises UserError when it is missing, malformed or
+    not a mapping.
+    """
+    return _mapping(parse_document(load_text(path), path, suffix), path)
 
 
-def load_text(path: Path) -> str:
-    """The text of a file. Raises UserError when it is missing or not text."""
+def load_text(path: Path, most: int = documents.BYTES) -> str:
+    """The text of a file of at most so many bytes. Raises UserError when it is missing, larger or not text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        return documents.read_text(path, most)
+    except (OSError, MalformedError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read: {reason}") from None
+
+
+def is_there(path: Path, folder: bool = True) -> bool:
+    """Whether there is a file or, unless that does not count, a folder of that name; not when no file can have it."""
+    try:
+        return path.exists() and (folder or not path.is_dir())
+    except (OSError, ValueError):  # longer than the system allows, or with a NUL
+        return False
 
 
 def plain(value: Any) -> Any:
@@ -87,22 +104,35 @@ def plain(value: Any) -> Any:
 
 def as_argument(name: str, value: Any) -> str:
     """`name=value` as `--set` reads it, quoted for a shell where that is needed."""
-    text = yaml.safe_dump(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
+    text = documents.dump_yaml(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
     return shlex.quote(f"{name}={text}")
 
 
 def parse_yaml(text: str, path: Path) -> dict[str, Any]:
-    """The mapping in a text; `path` is named in errors."""
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        what = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{path}: not valid YAML or JSON{where}: {what}") from None
+    """The mapping in a text; `path` is named in errors, and its ending tells JSON and TOML from YAML."""
+    return _mapping(parse_document(text, path), path)
+
+
+def _mapping(data: Any, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
     return data
+
+
+def parse_document(text: str, path: Path, suffix: str | None = None) -> Any:
+    """Whatever value a text has, as `parse_yaml`."""
+    try:
+        return documents.parse(text, path.suffix if suffix is None else suffix)
+    except MalformedError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The value that an option says in YAML; `where` names it in errors."""
+    try:
+        return documents.parse_yaml(text)
+    except MalformedError as error:
+        raise UserError(f"{where}: the value is not valid YAML: {error}") from None
 
 
 def build(config: type[C], data: Mapping[str, Any], where: str) -> C:
@@ -129,7 +159,7 @@ def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -
     if not field or (first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1])):
         return message
     value = first.get("input")
-    return f"{field}={value!r}: {message[0].lower()}{message[1:]}" if message else f"{field}={value!r} is invalid"
+    return f"{field}={shown(value)}: {message[0].lower()}{message[1:]}" if message else f"{field}={shown(value)} is invalid"
 
 
 def _fields(config: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from calibration.published.rules import Step, flops_rules
@@ -25,7 +24,7 @@ from strategies.job import Job
 from strategies.model import Model, load_model
 from strategies.plan import Plan
 from topologies.cluster import Cluster, inline_cluster, load_cluster
-from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest
+from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_value
 
 FOLDER = Path(__file__).parent
 DEFAULT = "default"
@@ -139,7 +138,7 @@ def _row(name: str, source: Source, cells: Mapping[str, str]) -> Row:
     for key, text in given.items():
         part, dot, field = key.partition(".")
         if dot:
-            fields[part][field] = yaml.safe_load(text)
+            fields[part][field] = parse_value(text, f"{name}.csv: {key}={text}")
     return Row(
         name=f"{name}/{given['row']}",
         source=source,

@@ -113,7 +113,7 @@ def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    import yaml
+    from topologies.reading import parse_value
 
     name, _, value = text.partition("=")
-    return name, yaml.safe_load(value)
+    return name, parse_value(value, f"--also {text}")

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
 from strategies.frameworks.deepspeed import PLACES, STAGES
+from topologies.documents import dump_yaml
 from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def _write(job: Job) -> Written:
         config["parallelism_config"] = _mesh(own, plan.dp)
     if config["distributed_type"] != "MEGATRON_LM" and own.kernels != "torch":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    return Written(yaml.safe_dump(config, sort_keys=False), "accelerate launch --config_file FILE train.py")
+    return Written(dump_yaml(config, sort_keys=False), "accelerate launch --config_file FILE train.py")
 
 
 def _fsdp(plan: Plan) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
-from topologies.reading import UserError, load_text
+from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -26,10 +25,7 @@ _TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def _read(path: Path) -> Found:
-    try:
-        keys = Keys(tomllib.loads(load_text(path)), str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    keys = Keys(load_yaml(path, ".toml"), str(path))
     training, parallel = keys.section("training"), keys.section("parallelism")
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := parallel.optional(name)) is not None}
     plan |= {

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
-from topologies.reading import UserError, load_yaml, nearest
+from topologies.reading import UserError, load_yaml, nearest, parse_value
 
 Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
@@ -116,10 +115,8 @@ def parse_axis(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not equals or not name or not values:
         raise UserError(f"--vary {text}: expected FIELD=VALUE,VALUE,…, such as plan.tp=1,2,4,8")
-    try:
-        return _axis(name, yaml.safe_load(values if values.startswith("[") else f"[{values}]"), f"--vary {text}")
-    except yaml.YAMLError:
-        raise UserError(f"--vary {text}: the values are not valid YAML") from None
+    where = f"--vary {text}"
+    return _axis(name, parse_value(values if values.startswith("[") else f"[{values}]", where), where)
 
 
 def known_field(field: str, where: str) -> None:

@@ -10,8 +10,7 @@ import re
 from itertools import product
 from typing import Any, NamedTuple
 
-import yaml
-
+from topologies.documents import parse
 from topologies.readers import Found, readers
 
 _LIMIT = 1_000_000  # nodes
@@ -56,10 +55,7 @@ def _conf(text: str) -> tuple[list[_Switch], list[str]]:
 
 def _yaml(text: str) -> tuple[list[_Switch], list[str]]:
     """The first topology of the file that is a tree or consists of blocks."""
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not valid YAML: {getattr(error, 'problem', error)}") from None
+    data = parse(text)
     found: list[_Switch] = []
     notes = []
     for entry in data if isinstance(data, list) else ():
