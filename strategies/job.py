@@ -108,12 +108,12 @@ def read_job(
     for field in ("name", "profile"):
         if not isinstance(base[field], str | None):
             raise UserError(f"{where}: {field}={base[field]!r}: must be a text")
-    model, ignored = _model(base["model"], changes.get("model", {}), where)
+    model, ignored, derived = _model(base["model"], changes.get("model", {}), where)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
     plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
     name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = tuple(remark for one in found for remark in _remarks(one, cluster))
+    remarks = (*derived, *(remark for one in found for remark in _remarks(one, cluster)))
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
 
 
@@ -180,13 +180,36 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, list[str]]:
+def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, list[str], list[str]]:
+    """The model, keys of its file that were ignored, and what else the changes changed."""
     if isinstance(value, Mapping):
-        return build(Model, _merge(value, changes), f"{where}: model"), []
-    model, ignored = load_model(str(value))
-    if changes:
-        model = build(Model, _merge(model.model_dump(exclude_none=True), changes), f"--set model of '{value}'")
-    return model, ignored
+        stated, ignored, at, before = value, list[str](), f"{where}: model", None
+    else:
+        before, ignored = load_model(str(value))
+        stated, at = before.model_dump(exclude_unset=True), f"--set model of '{value}'"
+    if before is not None and not changes:
+        return before, ignored, []
+    model = build(Model, _merge(_following(stated, changes), changes), at)
+    return model, ignored, [] if before is None else list(_derived(before, model, changes))
+
+
+def _following(stated: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields that a model states, without kv_heads where they are as many as the heads that change."""
+    equal = stated.get("kv_heads") == stated.get("heads") and "heads" in changes and "kv_heads" not in changes
+    return {field: value for field, value in stated.items() if not (equal and field == "kv_heads")}
+
+
+def _derived(before: Model, model: Model, changes: Mapping[str, Any]) -> Iterable[str]:
+    """What follows from changed sizes of a model, and what its file states and keeps nevertheless."""
+    asked = [field for field in ("hidden", "heads") if field in changes and getattr(before, field) != getattr(model, field)]
+    of = {"hidden": ("head_dim", "ffn"), "heads": ("kv_heads", "head_dim")}  # what has a default by them
+    followers = [field for field in dict.fromkeys(field for size in asked for field in of[size]) if field not in changes]
+    differ = [field for field in followers if getattr(model, field) != getattr(before, field)]
+    moved = [f"{field}={getattr(model, field)} (was {getattr(before, field)})" for field in differ]
+    kept = [f"{field}={getattr(model, field)}" for field in followers if field not in differ and field in before.model_fields_set]
+    said = [f"with it {', '.join(moved)}"] * bool(moved) + [f"{', '.join(kept)} as {model.name} states"] * bool(kept)
+    if said:
+        yield f"{', '.join(f'model.{field}={getattr(model, field)}' for field in asked)}: {'; '.join(said)}"
 
 
 def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Cluster:

@@ -1,0 +1,47 @@
+"""Reading a job: what follows from a change, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import read_job
+from topologies.reading import UserError
+
+FILES = Path(__file__).parents[1] / "data" / "models"
+
+
+def job(model: str, changes: dict[str, Any]) -> Any:
+    return read_job(model=model, cluster="dgx-h100", overrides={f"model.{field}": value for field, value in changes.items()})
+
+
+@pytest.mark.parametrize(("model", "changes", "sizes", "note"), [
+    ("llama-3.1-70b", {"heads": 128}, (128, 8, 64, 28672),
+     "model.heads=128: with it head_dim=64 (was 128); kv_heads=8 as llama-3.1-70b states"),
+    ("llama-2-7b", {"heads": 64}, (64, 64, 64, 11008), "model.heads=64: with it kv_heads=64 (was 32), head_dim=64 (was 128)"),
+    ("gpt3-175b", {"heads": 48}, (48, 48, 256, 49152), "model.heads=48: with it kv_heads=48 (was 96), head_dim=256 (was 128)"),
+    ("gpt3-175b", {"hidden": 6144}, (96, 96, 64, 24576),
+     "model.hidden=6144: with it head_dim=64 (was 128), ffn=24576 (was 49152)"),
+    ("llama-2-7b", {"heads": 64, "kv_heads": 8, "head_dim": 128}, (64, 8, 128, 11008), ""),
+    (str(FILES / "qwen3-8b.json"), {"heads": 64}, (64, 8, 128, 12288), "model.heads=64: kv_heads=8, head_dim=128 as qwen3-8b states"),
+])  # fmt: skip
+def test_what_was_derived_from_a_size_follows_it(model: str, changes: dict[str, Any], sizes: tuple[int, ...], note: str) -> None:
+    """head_dim is hidden / heads and ffn 4 · hidden unless the model's file states them; as many kv_heads as heads stay as many."""
+    changed = job(model, changes)
+    made = changed.model
+    assert (made.heads, made.kv_heads, made.head_dim, made.ffn) == sizes
+    assert [remark for remark in changed.notes if remark.startswith("model.")] == [note] * bool(note)
+
+
+def test_heads_that_the_stated_key_value_heads_do_not_divide_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="--set model of 'llama-3.1-8b': kv_heads=8 must divide heads=36: 36 % 8 = 4"):
+        job("llama-3.1-8b", {"heads": 36})
+
+
+def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
+    fields = {"name": "small", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
+    inline = read_job(model=fields, cluster="dgx-h100", overrides={"model.heads": 4})
+    assert inline.model == read_job(model=fields | {"heads": 4}, cluster="dgx-h100").model
+    assert job("gpt3-175b", {"heads": 48}).model.parameters == job("gpt3-175b", {}).model.parameters
