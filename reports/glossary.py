@@ -25,7 +25,7 @@ def explain(name: str) -> str:
     try:
         return metrics.explain(word)
     except UserError:
-        entries = dict(_entries())
+        entries = dict(reversed(list(_entries())))  # of equal names the first
         found = entries.get(word.removeprefix("plan."))
         if found is None:
             raise UserError(f"nothing is known of '{name}'{_hint(word, entries)}") from None
@@ -38,13 +38,14 @@ def _hint(word: str, entries: dict[str, str]) -> str:
 
 
 def _entries() -> Iterator[tuple[str, str]]:
-    for field, info in _fields(Plan):
-        yield field, f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
-        if "." in field:
-            yield field.split(".")[-1], f"plan.{field}\n  {info.description}\n  default   {info.get_default()}"
+    """Names and what they mean; a field of a group also by its own name, after all whole names."""
+    fields = {field: f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
+              for field, info in _fields(Plan)}  # fmt: skip
+    yield from fields.items()
     for registry in (schedules, hooks, algorithms):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
+    yield from ((field.rpartition(".")[2], text) for field, text in fields.items())
 
 
 def _fields(config: type[BaseModel], inside: str = "") -> Iterator[tuple[str, FieldInfo]]:

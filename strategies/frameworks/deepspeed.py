@@ -48,7 +48,24 @@ def _read(path: Path) -> Found:
         plan |= {"cp": cp, "cp_method": "ulysses"}
     if (norm := keys.value("gradient_clipping")) is not None:
         plan["clip_gradients"] = norm != 0
+    plan |= _read_optimizer(keys.section("optimizer"))
     return Found(str(path), plan, ignored=keys.ignored, remarks=told(filled))
+
+
+def _read_optimizer(section: Keys) -> dict[str, Any]:
+    """The optimizer that the file names: DeepSpeed's own Adam is one kernel, what comes from torch.optim is not
+    (deepspeed/runtime/engine.py, _configure_basic_optimizer). Raises UserError for one that has no price.
+    """
+    kind = section.value("type")
+    if kind is None:  # the training script's
+        return {}
+    params = section.section("params")
+    if str(kind).lower() in ("adam", "adamw"):
+        return {"optimizer": "adam"} | ({"fused_optimizer": False} if params.flag("torch_adam", False) else {})
+    if str(kind).lower() == "sgd":
+        return {"optimizer": "momentum" if params.value("momentum") else "sgd", "fused_optimizer": False}
+    rule = "has no price: Adam, AdamW and SGD have; without the section it is priced as Adam"
+    raise UserError(f"{section.where}: optimizer.type={kind!r} {rule}")
 
 
 def without_auto(data: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
@@ -128,12 +145,17 @@ def _write(job: Job) -> Written:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if not own.clip_gradients:
         config["gradient_clipping"] = 0
+    if own.optimizer != "adam":
+        config["optimizer"] = {"type": "SGD", "params": {"momentum": 0.9 if own.optimizer == "momentum" else 0}}
+    elif not own.fused_optimizer:
+        config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
     if own.tp > 1:
         config["tensor_parallel"] = {"autotp_size": own.tp}
     if own.cp > 1 and own.cp_method == "ulysses":
         config["sequence_parallel_size"] = own.cp
     launch = f"deepspeed --num_nodes {job.cluster.nodes} --num_gpus {job.cluster.node.gpus} train.py --deepspeed_config FILE"
-    return Written(json.dumps(config, indent=2) + "\n", launch)
+    more = ("optimizer.params: add your own learning rate",) if "optimizer" in config else ()
+    return Written(json.dumps(config, indent=2) + "\n", launch, more)
 
 
 def _zero(plan: Plan) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def _read(path: Path) -> Found:
     for said in ("overlap-param-gather", "use-megatron-fsdp", "use-flash-attn", "moe-token-dispatcher-type", "rdzv-backend",
                  "rdzv-endpoint", "use-mcore-models", "train-iters"):  # fmt: skip
         flags.value(said)  # how it is started, or what is done here anyway
+    if plan["optimizer"] == "momentum" and not _number(flags, "sgd-momentum", flags.value("sgd-momentum", 0.9)):
+        plan["optimizer"] = "sgd"
     if plan["data_parallel"] == "ddp" and flags.flag("use-distributed-optimizer", False):
         plan["data_parallel"] = "zero1"
     if plan.get("cp", 1) > 1:
@@ -224,7 +226,8 @@ def _write(job: Job) -> Written:
     flags.append(("--attention-backend", "flash" if own.fused_attention else "unfused"))
     for kind, wanted in (("hidden", job.model.dropout), ("attention", job.model.attention_dropout)):
         flags.append((f"--{kind}-dropout", 0.1 if (wanted if own.dropout is None else own.dropout) else 0))
-    flags += [("--optimizer", "sgd")] * (own.optimizer == "momentum") + [("--clip-grad", 0)] * (not own.clip_gradients)
+    flags += [("--optimizer", "sgd")] * (own.optimizer != "adam") + [("--sgd-momentum", 0)] * (own.optimizer == "sgd")
+    flags += [("--clip-grad", 0)] * (not own.clip_gradients)
     flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
     flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.check_gradients)
     flags += [("--ddp-average-in-collective", None)] * own.average_in_collective

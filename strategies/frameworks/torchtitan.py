@@ -44,6 +44,11 @@ def _read(path: Path) -> Found:
     if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
         plan["gradient_sync"] = "last"  # PyTorch's pipelines
     plan |= _read_recompute(keys.section("activation_checkpoint"))
+    optimizer = keys.section("optimizer")
+    plan["optimizer"] = optimizer.choice("name", {"Adam": "adam", "AdamW": "adam"}, "AdamW")
+    known = {"fused": True, "foreach": False, "for-loop": False}
+    one_pass = optimizer.choice("implementation", known, "fused" if optimizer.flag("fused", True) else "foreach")  # older: fused
+    plan["fused_optimizer"] = one_pass
     if training.flag("enable_cpu_offload", False):
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
     compiled = keys.section("compile").flag("enable", False) or training.flag("compile", False)
@@ -124,6 +129,8 @@ def _write(job: Job) -> Written:
         if own.schedule in _SCHEDULES:
             sections["parallelism"]["pipeline_parallel_schedule"] = _SCHEDULES[own.schedule]
     sections["activation_checkpoint"] = _recompute(own)
+    if not own.fused_optimizer:
+        sections["optimizer"] = {"implementation": "foreach"}
     if own.offload == EVERYTHING:
         sections["training"]["enable_cpu_offload"] = True
     if own.kernels != "torch":  # asynchronous tensor parallelism, too, needs it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,12 @@ PLANS = [
     ("megatron", dict(tp=8, pp=4, layers_per_stage=[7, 9, 9, 7], gradients="fp32")),
     ("megatron", dict(tp=8, gradients="fp32", deterministic=True, check_gradients=False, average_in_collective=True)),
     ("megatron", dict(tp=8, gradients="fp32", loss="operators")),
+    ("megatron", dict(tp=8, gradients="fp32", optimizer="momentum")),
+    ("megatron", dict(tp=8, gradients="fp32", optimizer="sgd")),
+    ("deepspeed", dict(data_parallel="zero1", overlap=False, optimizer="sgd", fused_optimizer=False)),
+    ("deepspeed", dict(data_parallel="zero1", overlap=False, optimizer="momentum", fused_optimizer=False)),
+    ("deepspeed", dict(data_parallel="zero1", overlap=False, fused_optimizer=False)),
+    ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="torch", fused_optimizer=False)),
     ("deepspeed", dict(data_parallel="zero3", gradients="fp32", accumulation=4)),
     ("deepspeed", dict(data_parallel="zero3", offload={"optimizer": "nvme", "parameters": "cpu"})),
     ("deepspeed", dict(data_parallel="zero3", deepspeed={"stage3_prefetch_bucket_size": 0, "zero_quantized_weights": True})),
@@ -270,6 +277,21 @@ def test_what_a_trainer_fills_in_has_defaults_and_is_told(tmp_path: Path) -> Non
         assert said in told
 
 
+@pytest.mark.parametrize(("section", "optimizer", "states"), [
+    ({"type": "AdamW", "params": {"lr": 1e-4}}, ("adam", True), 12),
+    ({"type": "Adam", "params": {"torch_adam": True}}, ("adam", False), 12),
+    ({"type": "SGD"}, ("sgd", False), 4), ({"type": "SGD", "params": {"momentum": 0.9, "lr": "auto"}}, ("momentum", False), 8),
+])  # fmt: skip
+def test_deepspeeds_optimizer_is_the_one_that_is_priced(
+    section: dict[str, object], optimizer: object, states: int, tmp_path: Path
+) -> None:
+    """fp32 masters, and two states per parameter of Adam, one of SGD with momentum, none of SGD; torch.optim's are not fused."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": section}))
+    plan = read_job(model="gpt2-1.5b", cluster="dgx-h100", from_deepspeed=file).plan
+    assert ((plan.optimizer, plan.fused_optimizer), plan.bytes_of_states["optimizer"]) == (optimizer, states)
+
+
 def test_accelerate_offloads_with_deepspeed(tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     section = "{zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: cpu, gradient_accumulation_steps: 2}"
@@ -315,6 +337,16 @@ def test_torchtitan_of_early_2025(tmp_path: Path) -> None:
         ),
         ("deepspeed", '{"train_batch_size": 8}', "'train_micro_batch_size_per_gpu' is required"),
         ("deepspeed", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 4}}', "stage=4 is not known"),
+        (
+            "deepspeed",
+            '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam"}}',
+            "optimizer.type='OneBitAdam' has no price: Adam, AdamW and SGD have",
+        ),
+        (
+            "torchtitan",
+            "[training]\nlocal_batch_size = 1\nseq_len = 1\n[optimizer]\nname = 'Muon'",
+            "optimizer.name='Muon' is not known",
+        ),
         ("torchtitan", "[training\n", "not valid TOML"),
         ("torchtitan", "[training]\nseq_len = 1\n", "'local_batch_size' is required"),
         ("accelerate", "distributed_type: TPU", "distributed_type='TPU' is not known"),

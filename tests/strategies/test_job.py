@@ -25,10 +25,11 @@ def job(model: str, changes: dict[str, Any]) -> Any:
     ("gpt3-175b", {"hidden": 6144}, (96, 96, 64, 24576),
      "model.hidden=6144: with it head_dim=64 (was 128), ffn=24576 (was 49152)"),
     ("llama-2-7b", {"heads": 64, "kv_heads": 8, "head_dim": 128}, (64, 8, 128, 11008), ""),
-    (str(FILES / "qwen3-8b.json"), {"heads": 64}, (64, 8, 128, 12288), "model.heads=64: kv_heads=8, head_dim=128 as qwen3-8b states"),
+    (str(FILES / "qwen3-8b.json"), {"heads": 64}, (64, 8, 128, 12288),
+     "model.heads=64: kv_heads=8, head_dim=128 as qwen3-8b states"),
 ])  # fmt: skip
 def test_what_was_derived_from_a_size_follows_it(model: str, changes: dict[str, Any], sizes: tuple[int, ...], note: str) -> None:
-    """head_dim is hidden / heads and ffn 4 · hidden unless the model's file states them; as many kv_heads as heads stay as many."""
+    """head_dim is hidden / heads and ffn 4 · hidden unless the file states them; as many kv_heads as heads stay as many."""
     changed = job(model, changes)
     made = changed.model
     assert (made.heads, made.kv_heads, made.head_dim, made.ffn) == sizes
