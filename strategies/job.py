@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,18 @@ class Job:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was ignored or assumed in the plan and in descriptions of the cluster, the schedule and a framework's settings."""
-        sequence = self.plan.sequence_of(self.model)
-        short = f"sequence: {sequence:,} tokens by default, of the model's {self.model.context:,}; plan.sequence says otherwise"
-        mine = [short] if self.plan.sequence is None and sequence < self.model.context else []
-        return (*mine, *self.cluster.notes, *self.cluster.remarks, *schedules[self.plan.schedule].notes, *self.remarks)
+        return (*self._assumed(), *self.cluster.notes, *self.cluster.remarks, *schedules[self.plan.schedule].notes, *self.remarks)
+
+    def _assumed(self) -> Iterator[str]:
+        """What the plan does not say, or says without effect."""
+        plan, model, sequence = self.plan, self.model, self.plan.sequence_of(self.model)
+        if plan.sequence is None and sequence < model.context:
+            yield f"sequence: {sequence:,} tokens by default, of the model's {model.context:,}; plan.sequence says otherwise"
+        if sequence > model.context:
+            beyond = f"{model.positions} positions go on beyond, which frameworks compute, but {model.name} has not learned them"
+            yield f"sequence={sequence:,} exceeds the context of {model.context:,} tokens: {beyond}"
+        if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:
+            yield f"schedule={plan.schedule} with pp=1: there is no pipeline; each rank runs its own passes in that order"
 
     @property
     def hash(self) -> str:

@@ -205,7 +205,7 @@ def _number(flags: Keys, name: str, value: Any) -> float:
 def _write(job: Job) -> Written:
     plan, own = job.resolve(), job.plan
     batch = {"microbatch": own.microbatch, "global_batch": plan.global_batch, "sequence": plan.sequence}
-    flags = _model_flags(job.model, own.tp)
+    flags = _model_flags(job.model.model_copy(update={"context": max(job.model.context, plan.sequence)}), own.tp)
     flags += [("--" + name, batch.get(field) or getattr(own, field)) for field, name in _DEGREES.items()]
     flags += [("--" + own.precision, None)] if own.precision in ("bf16", "fp16") else []
     if own.fp8 is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from strategies.export import export
 from topologies.reading import UserError
 
 FILES = Path(__file__).parents[1] / "data" / "models"
@@ -46,3 +47,25 @@ def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
     inline = read_job(model=fields, cluster="dgx-h100", overrides={"model.heads": 4})
     assert inline.model == read_job(model=fields | {"heads": 4}, cluster="dgx-h100").model
     assert job("gpt3-175b", {"heads": 48}).model.parameters == job("gpt3-175b", {}).model.parameters
+
+
+@pytest.mark.parametrize(("model", "plan", "note"), [
+    ("llama-2-7b", {"sequence": 8192}, "sequence=8,192 exceeds the context of 4,096 tokens: rotary positions go on beyond"),
+    ("llama-2-7b", {"schedule": "zb-h1"}, "schedule=zb-h1 with pp=1: there is no pipeline"),
+])  # fmt: skip
+def test_what_a_plan_says_beyond_the_model_or_without_effect_is_noted(model: str, plan: dict[str, Any], note: str) -> None:
+    plain = {"global_batch": 8, "sequence": 4096}
+    assert any(line.startswith(note) for line in read_job(model=model, cluster="dgx-h100", plan=plain | plan).notes)
+    assert read_job(model=model, cluster="dgx-h100", plan=plain).notes == ()
+
+
+def test_learned_positions_end_with_the_context() -> None:
+    """An embedding of 1,024 rows has no row for token 1,025: PyTorch's lookup raises an IndexError."""
+    with pytest.raises(UserError, match="sequence=2048 exceeds the 1024 learned positions of gpt2-1.5b"):
+        read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"sequence": 2048}).resolve()
+
+
+def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:
+    """It refuses --seq-length above --max-position-embeddings (megatron/training/arguments.py, validate_args)."""
+    made = export("megatron", read_job(model="llama-2-7b", cluster="dgx-h100", plan={"sequence": 8192, "tp": 8}))
+    assert "--max-position-embeddings 8192" in made.text
