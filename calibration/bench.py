@@ -7,9 +7,10 @@ from pathlib import Path
 from calibration.profiles import load_profile, profile_for
 from calibration.readers.nccl_tests import Log, read_nccl_tests
 from sim.collectives import OPERATIONS, algorithms, offered
+from sim.notes import of_error
 from sim.prices import Prices
 from sim.protocols import split
-from sim.sweep import Sweep, sweep
+from sim.sweep import Sweep, sweep, transport
 from topologies.cluster import load_cluster
 from topologies.reading import UserError, nearest
 from topologies.units import show, size
@@ -43,9 +44,11 @@ def bench(
     topology = place.topology()
     table = sweep(topology, prices, operation, count, asked(sizes), algorithm)
     where = f"{place.nodes} × {place.name}, {count} ranks"
-    links = prices.profile.provenance.get("links")
-    held = f"; collectives within {links.heldout_error:.1%} (median, held out)" if links and links.heldout_error else ""
-    notes = [f"prices: profile {prices.profile.name}{held}"]
+    extent, kinds = transport(topology, prices, operation, count)
+    other = place.node.latency.model_fields_set  # than that of the network that was measured
+    kinds = {f"{kind} of another latency" if kind in other else kind for kind in kinds}
+    error = of_error(prices, operation, extent, kinds) if algorithm == "auto" else f"{algorithm} alone: its error is unknown"
+    notes = [f"prices: profile {prices.profile.name}; {error}"]
     if log is None:
         return Sweep(operation, where, count, table), notes
     if (log.ranks, log.nodes) != (count, place.nodes):

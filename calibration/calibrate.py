@@ -14,7 +14,7 @@ from typing import Any
 
 from calibration import fit_kernels
 from calibration.collective_rows import Row
-from calibration.fit_links import fit_links
+from calibration.fit_links import fit_links, transports
 from calibration.fit_machine import Fit, Fitted
 from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.layer_check import Check, checks
@@ -241,7 +241,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         source=", ".join(path.name for path in logs),
         grid=f"{len(rows)} sizes of {', '.join(dict.fromkeys(row.operation for row in rows))} ({', '.join(kinds)})",
         rule="formula of sim/protocols.py, fitted to half of the sizes", fit_error=fit_kernels.error(points, False),
-        heldout_error=fit_kernels.error(points, True), errors=short,
+        heldout_error=fit_kernels.error(points, True), errors=short, transports=transports(rows, base, cluster),
         measured_range={"bytes": (min(sizes), max(sizes)), "ranks": (min(members), max(members))},
     )  # fmt: skip
     provenance = base.provenance | {"links": note}

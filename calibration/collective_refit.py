@@ -121,6 +121,7 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
     note["rule"] = RULE + old[old.index("nic:") :].replace(UNFITTED, fitted_to)
     note["errors"] = {key: tidy(value) for key, value in found.items()}
     note["fit_error"], note["heldout_error"] = note["errors"].pop("fit"), note["errors"]["heldout"]
+    note["transports"] = [*LINKS.get(name, ("nvlink",)), *(["nic"] if any(" nodes" in key for key in note["errors"]) else [])]
     note["measured_range"] = {
         field: [float(min(values)), float(max(values))]
         for field, values in (("ranks", [row.ranks for row in rows]), ("bytes", [row.bytes for row in rows]))
@@ -168,10 +169,11 @@ def refit_network(tables: Path, name: str) -> None:
     rings = free[0].operation != "all_reduce"
     found = fitted(*network(profile, rings), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster)
     note = profile.provenance["links"]
-    more = told(kept, cluster, found)
+    series_of = f"{free[0].operation} {free[0].ranks} on {free[0].nodes} nodes"
+    more = {key.replace(sweep, series_of): value for key, value in told(kept, cluster, found).items()}
     old = {"fit": note.fit_error or 0.0, **note.errors}
     ranges = [Row("", "", int(n), 1, size, 0.0) for n, size in zip(*note.measured_range.values(), strict=True)]
-    write(name, found, old | {key: value for key, value in more.items() if key.startswith(sweep)}, [*ranges, *free], True)
+    write(name, found, old | {key: value for key, value in more.items() if key.startswith(series_of)}, [*ranges, *free], True)
 
 
 if __name__ == "__main__":

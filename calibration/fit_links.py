@@ -13,8 +13,9 @@ from typing import NamedTuple
 from calibration.collective_fit import Bounds, Free, inside, kernel, network, predicted, search, series, tariffs
 from calibration.collective_rows import Row, alternate
 from calibration.fit_tables import Point
-from sim.prices import Profile
+from sim.prices import Prices, Profile
 from sim.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice
+from sim.sweep import transport
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 
@@ -29,6 +30,14 @@ def kinds_inside(cluster: Cluster) -> tuple[str, ...]:
     """Kinds of link between the GPUs of a node."""
     used = {link.kind for link in cluster.node.board().links}
     return next(those for those in (("loopback",), ("nvlink",), ("pcie", "host")) if set(those) & used or those[0] == "pcie")
+
+
+def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[str, ...]:
+    """Kinds of links that the measured collectives took."""
+    prices, kinds = Prices(profile, cluster.node.gpu), set[str]()
+    for operation, ranks, nodes in {(row.operation, row.ranks, row.nodes) for row in rows if row.operation in RINGS}:
+        kinds |= transport(cluster.model_copy(update={"nodes": nodes}).topology(), prices, operation, ranks)[1]
+    return tuple(sorted(kinds))
 
 
 def plain(profile: Profile, kind: str) -> Free:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from calibration import fit_kernels as kernels
-from calibration.fit_links import LEAST, PAIRS, RINGS, fit_links
+from calibration.fit_links import LEAST, PAIRS, RINGS, fit_links, transports
 from calibration.fit_tables import Point, errors, leave_out, rows, series_name, tables
 from calibration.machine import MEASURED_HERE
 from calibration.samples import Merged
@@ -54,7 +54,7 @@ class Fit:
         return found[0] if found else None
 
     def note(self, part: str, grid: str, rule: str, points: Sequence[Point] = (), ranges: Mapping[str, Any] | None = None,
-             more: Mapping[str, float] | None = None) -> None:  # fmt: skip
+             more: Mapping[str, float] | None = None, transports: tuple[str, ...] = ()) -> None:  # fmt: skip
         """Where the numbers of `part` come from."""
         extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
         self.provenance[part] = Provenance.model_construct(
@@ -62,7 +62,7 @@ class Fit:
             source=MEASURED_HERE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
             heldout_error=_short(kernels.error(points, True)),
             errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
-            measured_range=extent, spread=_percentiles(points),
+            measured_range=extent, spread=_percentiles(points), transports=transports,
         )  # fmt: skip
         if points:
             self.result.points[part] = [*self.result.points.get(part, []), *points]
@@ -202,7 +202,7 @@ class Fit:
         self.note(
             "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
-            more | _quality(self.of("collective")),
+            more | _quality(self.of("collective")), transports(measured, self.base, self.cluster),
         )  # fmt: skip
 
     def side_effects(self) -> None:

@@ -177,6 +177,11 @@ class Communication:
             self._collectives[key] = found
         return found
 
+    def transport(self, work: Collective, cohort: int) -> tuple[tuple[int, int], set[str]]:
+        """(ranks, nodes) of a group of `work`, and the kinds of links that it takes."""
+        traffic = self.collective(work, cohort).traffic
+        return self._extent(traffic), self._kinds(traffic)
+
     def _key(self, work: Collective | Send, cohort: int) -> Hashable:
         """What the price of `work` depends on."""
         if isinstance(work, Send):

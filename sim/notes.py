@@ -33,6 +33,22 @@ def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
         yield "between sockets GPUs are taken to reach node.host, which was not measured: such nodes differ more than tenfold"
 
 
+def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str]) -> str:
+    """How far the price of `operation` was off where it was measured alike: as many ranks on as many nodes over the same links.
+
+    extent: ranks and nodes; kinds: of links. Errors of other entries say nothing of this one.
+    """
+    note, (ranks, nodes) = prices.profile.provenance.get("links"), extent
+    key = f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
+    what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
+    between = kinds - {"pcie"} if nodes > 1 else kinds  # across nodes PCIe only leads to the NIC
+    error = note.errors.get(key) if note else None
+    if note is None or error is None or not between <= set(note.transports):
+        over = ", ".join(sorted(between))
+        return f"{what} over {over} was not measured: its error is unknown"
+    return f"{what} within {error:.1%} (median, held out)"
+
+
 def of_collective(
     prices: Prices, table: CollectiveTable | None, name: str, extent: tuple[int, int], size: float
 ) -> Iterator[str]:

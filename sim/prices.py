@@ -66,6 +66,7 @@ class Provenance(Config):
     spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
     # percentile of measured over predicted seconds, minus 1: what an error bar needs
     measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
+    transports: tuple[str, ...] = ()  # kinds of links between GPUs over which collectives were measured
     beside: dict[str, Positive] = Field(default_factory=dict)  # what was fitted together with the prices and belongs to the
     # benchmark, not to them: bytes that stay in the cache, a pass that was timed too
 

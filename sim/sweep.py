@@ -15,6 +15,7 @@ from sim.timeline import Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
+MIB = 2.0**20
 _FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0, "scatter": 1.0}
 
 
@@ -101,6 +102,12 @@ def sweep(
     """For each size, every choice that may run it, the cheapest first. Raises UserError."""
     pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
     return [_choices(pricing, work, 0) for work in works]
+
+
+def transport(topology: Topology, prices: Prices, operation: str, ranks: int) -> tuple[tuple[int, int], set[str]]:
+    """(ranks, nodes) of `operation` among the first `ranks` GPUs, and the kinds of links that it takes. Raises UserError."""
+    pricing, works = lone(topology, prices, operation, ranks, [MIB])
+    return pricing.transport(works[0], 0)
 
 
 def _choices(pricing: Communication, work: Collective, cohort: int) -> list[Point]:

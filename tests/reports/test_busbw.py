@@ -64,6 +64,26 @@ def test_command_beside_a_log(tmp_path: Path) -> None:
     assert plot.stat().st_size > 10000
 
 
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        # two of one PCIe switch were measured; between four and eight there are other links, which were not
+        ("pcie-l40s --ranks 2", "all_reduce among 2 ranks on 1 node within 5.1% (median, held out)"),
+        ("pcie-l40s --ranks 4", "all_reduce among 4 ranks on 1 node over pcie was not measured: its error is unknown"),
+        ("pcie-l40s --ranks 8", "all_reduce among 8 ranks on 1 node over host, pcie was not measured: its error is unknown"),
+        ("dgx-h100", "all_reduce among 8 ranks on 1 node within 5.9% (median, held out)"),
+        ("dgx-h100 --nodes 2", "all_reduce among 16 ranks on 2 nodes within 5.5% (median, held out)"),
+        ("dgx-h100 --ranks 8 --algorithm tree", "tree alone: its error is unknown"),
+        ("aws-p5 --nodes 2", "over nic of another latency, nvlink was not measured: its error is unknown"),  # EFA
+        ("dgx-1v", "all_reduce among 8 ranks on 1 node over nvlink was not measured: its error is unknown"),
+    ],
+)
+def test_error_is_that_of_what_was_measured_alike_or_unknown(where: str, said: str) -> None:
+    result = CliRunner().invoke(main, ["collective", "all_reduce", "--sizes", "1MiB:1MiB", "--cluster", *where.split()])
+    assert result.exit_code == 0, result.output
+    assert said in result.output.splitlines()[-1]
+
+
 def test_command_as_json() -> None:
     result = CliRunner().invoke(main, ["collective", "all_gather", "--ranks", "4", "--sizes", "1MiB:4MiB", "--json"])
     data = json.loads(result.stdout)
