@@ -1,7 +1,8 @@
 """Readers of Hugging Face `config.json`: one function per model type, found in this folder without editing any other file.
 
 An importer takes a `Reader` of the file and returns fields of `strategies.model.Model`. What it does not ask the reader for is
-reported to the user as ignored, so the report is exact by construction. Defaults of absent keys are those of the
+reported to the user as ignored, so the report is exact by construction, or refused where it may change the model's size
+(`strategies.importers.unread`). Defaults of absent keys are those of the
 configuration classes of transformers (github.com/huggingface/transformers, `models/*/configuration_*.py`).
 """
 
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from strategies.importers.unread import may_change_sizes
 from topologies.reading import UserError
 from topologies.registry import Registry
 
@@ -22,6 +24,11 @@ class Reader:
         self.where = where
         self._data = data
         self.read: set[str] = set()
+        self.known: set[str] = set()  # not read, and of no effect on sizes
+
+    def harmless(self, *keys: str) -> None:
+        """Name keys of a family that change neither parameters nor matrix products of the main model: they may be ignored."""
+        self.known |= set(keys)
 
     def integer(self, key: str) -> int:
         """A positive whole number that the file must have. Raises UserError when it is absent or something else."""
@@ -99,15 +106,37 @@ def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, An
     """Fields of `Model` in a `config.json`, and the keys that were ignored, sorted (nested ones as `text_config.key`).
 
     The language model of a multimodal file lies under `text_config`; what that does not say is looked up one level higher.
-    Raises UserError for an unknown model type or a missing key.
+    Raises UserError for an unknown model type, a missing key, or one that is not read and may change the model's size.
     """
     inner = data.get("text_config", {})
     if not isinstance(inner, Mapping):
         raise UserError(f"{where}: text_config={inner!r} must be a mapping")
     reader = Reader({**data, **inner}, where)
     fields = _importer(reader)(reader)
+    _all_alike(reader, fields)
+    _all_known(reader, inner or data)
     outer_ignored = [key for key in data if key not in reader.read and key != "text_config"]
     return fields, sorted(outer_ignored + [f"text_config.{key}" for key in inner if key not in reader.read])
+
+
+def _all_known(reader: Reader, data: Mapping[str, Any]) -> None:
+    """Refuse what nobody read and may change the size of the model."""
+    for key in data:
+        if key not in reader.read and may_change_sizes(str(key), data, reader.read, reader.known):
+            kind, value = reader.value("model_type") or reader.architecture, repr(data[key])
+            rule = f"is not known of a '{kind}', and may change its size: check model_type, or describe the model in a YAML"
+            raise UserError(f"{reader.where}: {key}={value if len(value) < 40 else value[:36] + ' …'} {rule}")
+
+
+def _all_alike(reader: Reader, fields: Mapping[str, Any]) -> None:
+    """Refuse layers that attend in different ways, or otherwise than the other keys say."""
+    kinds = reader.value("layer_types") or []
+    if not isinstance(kinds, list):
+        raise UserError(f"{reader.where}: layer_types={kinds!r} must be a list of names")
+    if any(kind != ("sliding_attention" if fields.get("window") else "full_attention") for kind in kinds):
+        found = ", ".join(sorted({str(kind) for kind in kinds}))
+        has = f"sliding_window={fields['window']}" if fields.get("window") else "no sliding window in use"
+        raise UserError(f"{reader.where}: layer_types has {found}, with {has}: only layers that are all alike are read")
 
 
 def _importer(reader: Reader) -> Importer:

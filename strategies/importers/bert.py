@@ -23,6 +23,11 @@ def bert(config: Reader) -> dict[str, Any]:
     if name not in _HEADS:
         raise UserError(f"{config.where}: architectures[0]='{name}' is not read; known: {', '.join(_HEADS)}")
     head, pooler, classes = _HEADS[name]
+    positions = config.value("position_embedding_type", "absolute")
+    if positions not in (None, "absolute") or config.flag("is_decoder", False):
+        said = "is_decoder=true" if positions in (None, "absolute") else f"position_embedding_type='{positions}'"
+        raise UserError(f"{config.where}: {said}: only encoders with absolute positions are read")
+    config.harmless("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")  # of nothing
     return {
         "family": "encoder",
         **sizes(config),

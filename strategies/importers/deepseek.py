@@ -21,6 +21,9 @@ def deepseek_v3(config: Reader) -> dict[str, Any]:
 
 
 def _deepseek(config: Reader, routing: str) -> dict[str, Any]:
+    config.harmless("num_nextn_predict_layers", "ep_size")
+    for derived in ("num_key_value_heads", "head_dim", "qk_head_dim"):
+        config.value(derived)  # latent attention has no heads of keys and values, and its heads are those of the ranks below
     bias = config.flag("attention_bias", False)
     latent = {
         "q_rank": config.optional("q_lora_rank", 1536),
@@ -32,6 +35,7 @@ def _deepseek(config: Reader, routing: str) -> dict[str, Any]:
     fields = llama_like(config) | {"latent": latent, "attention_bias": bias, "output_bias": bias}
     routed = config.optional("n_routed_experts")
     if routed is None:  # null: every layer is dense
+        config.harmless("moe_intermediate_size", "n_shared_experts", "num_experts_per_tok", "moe_layer_freq")
         return fields
     experts = {
         "experts": routed,

@@ -58,6 +58,7 @@ def mixtral(config: Reader) -> dict[str, Any]:
 @model_type("qwen2")
 def qwen2(config: Reader) -> dict[str, Any]:
     """Qwen 2 and 2.5: query, key and value always have biases, the output never."""
+    config.harmless("attention_bias")  # which Qwen 2 does not have
     fields = llama_like(config) | grouped_heads(config, kv_heads=32) | {"attention_bias": True}
     return fields | {"window": _qwen_window(config, fields["layers"])}
 

@@ -1,0 +1,47 @@
+"""Keys of a `config.json` that an importer does not read: which are harmless, and which may change a model's size.
+
+A key that nobody reads may be a note, a setting of generation, or what makes this model another one (a qwen3_moe that is called a
+mixtral has `num_experts`). Which it is, its name tells: names of PretrainedConfig and of the families that are read are known
+(github.com/huggingface/transformers, `configuration_utils.py`, `models/*/configuration_*.py`); of others those with a word for a
+size or a part of a model are taken for what changes it, unless they are switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Words for sizes and parts of a model.
+STRUCTURAL = frozenset({
+    "attention", "attn", "bias", "block", "blocks", "conv", "cross", "depth", "dim", "dims", "embd", "expert", "experts", "ff",
+    "ffn", "gated", "glu", "head", "heads", "hidden", "inner", "intermediate", "interval", "kv", "latent", "layer", "layers",
+    "lora", "mamba", "mlp", "moe", "mtp", "nextn", "qk", "rank", "shared", "size", "sizes", "sparse", "ssm", "width", "window",
+    "windows",
+})  # fmt: skip
+# Names with one of these words that change neither parameters nor matrix products.
+HARMLESS = frozenset({
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "attention_multiplier",
+    "attention_softmax_in_fp32", "attn_implementation", "attn_logit_softcapping", "block_size", "chunk_size_feed_forward",
+    "cross_attention_hidden_size", "embd_pdrop", "encoder_no_repeat_ngram_size", "hidden_act", "hidden_activation",
+    "hidden_dropout", "hidden_dropout_prob", "layer_norm_eps", "layer_norm_epsilon", "no_repeat_ngram_size",
+    "output_hidden_states", "pipeline_parallel_size", "reorder_and_upcast_attn", "rotary_dim",
+    "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+    "tensor_parallel_size", "use_flash_attention", "use_flash_attention_2", "use_flash_attn",
+})  # fmt: skip
+# One size by several names: harmless where it agrees with the one that was read.
+ALIASES = (
+    frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"}),
+    frozenset({"hidden_size", "n_embd", "d_model", "dim"}),
+    frozenset({"num_attention_heads", "n_head", "n_heads", "num_heads"}),
+    frozenset({"intermediate_size", "n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"}),
+)
+
+
+def may_change_sizes(key: str, data: Mapping[str, Any], read: set[str], harmless: set[str]) -> bool:
+    """Whether an unread key may change parameters or matrix products. harmless: what the model's family says does not."""
+    if not data[key] or key in HARMLESS or key in harmless:
+        return False
+    same = next((names for names in ALIASES if key in names), frozenset())
+    if any(data[name] == data[key] for name in same & read if name in data):
+        return False
+    return bool(STRUCTURAL & set(key.lower().split("_")))
