@@ -15,13 +15,23 @@ from topologies.reading import Config
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
+Moment = Literal["fp32", "fp16", "bf16"]
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+
+
 class Computing(Config):
     """Fields that no group of ranks shares out; `strategies.plan.Plan` has them beside its own."""
 
     recompute: Literal["none", "selective", "operators", "full"] = Field(
         "none",
-        description="activations recomputed in the backward pass: those of the attention core (selective, Megatron-LM), of all "
-        "operators but attention and every second product (operators, as torchtitan's selective_ac_option = 'op'), or all",
+        description="activations recomputed in the backward pass: those of recompute_modules (selective, Megatron-LM; by default "
+        "the attention core), of all operators but attention and every second product (operators, as torchtitan's "
+        "selective_ac_option = 'op'), or all",
+    )
+    recompute_modules: tuple[Module, ...] | None = Field(
+        None,
+        description="with recompute=selective, what of a layer runs again (Megatron-LM's --recompute-modules): core_attn (the "
+        "default), layernorm, mla_up_proj, mlp, moe, moe_act (the experts' activation), shared_experts",
     )
     recompute_method: Literal["block", "uniform", "every"] | None = Field(
         None,
@@ -110,6 +120,10 @@ class Computing(Config):
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
     )
+    exp_avg_dtype: Moment = Field(
+        "fp32", description="adam: type of the first moment (Megatron-LM's --use-precision-aware-optimizer --exp-avg-dtype)"
+    )
+    exp_avg_sq_dtype: Moment = Field("fp32", description="adam: type of the second moment (--exp-avg-sq-dtype)")
     fused_optimizer: bool = Field(
         True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
     )
@@ -166,6 +180,11 @@ class Computing(Config):
         return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
+    def recomputed_modules(self) -> frozenset[str]:
+        """Of recompute=selective."""
+        return frozenset(self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else frozenset()
+
+    @property
     def stops_early(self) -> bool:
         """Whether recomputation leaves out what backward does not need."""
         return self.of_pytorch if self.early_stop is None else self.early_stop
@@ -176,5 +195,6 @@ class Computing(Config):
 
         Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1).
         """
-        states = {"adam": 8, "momentum": 4, "sgd": 0}[self.optimizer]
+        moments = BYTES[self.exp_avg_dtype] + BYTES[self.exp_avg_sq_dtype]
+        states = {"adam": moments, "momentum": 4, "sgd": 0}[self.optimizer]
         return states + (4 if self.bytes_per_element == 2 else 0)

@@ -96,6 +96,9 @@ def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
     ):
         if flags.flag(flag, False):
             found[field] = value
+    if flags.flag("use-precision-aware-optimizer", False):
+        for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+            found[field] = str(flags.value(field.replace("_", "-"), "fp32"))
     in_bf16 = flags.flag("grad-reduce-in-bf16", False)
     if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (precision == "bf16" and not in_bf16):
         found["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
@@ -111,6 +114,11 @@ def _read_recompute(flags: Keys) -> dict[str, Any]:
     number = flags.optional("recompute-num-layers") or 1
     if found["recompute"] == "full" and (method, number) not in ((None, 1), ("uniform", 1)):  # which is every layer by itself
         found |= {"recompute_method": method, "recompute_layers": number}
+    modules = flags.value("recompute-modules", None)
+    if found["recompute"] == "selective" and modules is not None:
+        names = [str(name).replace("-", "_") for name in (modules if isinstance(modules, list) else [modules])]
+        if names != ["core_attn"]:
+            found["recompute_modules"] = names
     return found
 
 
@@ -227,6 +235,9 @@ def _write(job: Job) -> Written:
     for kind, wanted in (("hidden", job.model.dropout), ("attention", job.model.attention_dropout)):
         flags.append((f"--{kind}-dropout", 0.1 if (wanted if own.dropout is None else own.dropout) else 0))
     flags += [("--optimizer", "sgd")] * (own.optimizer != "adam") + [("--sgd-momentum", 0)] * (own.optimizer == "sgd")
+    if {own.exp_avg_dtype, own.exp_avg_sq_dtype} != {"fp32"}:
+        flags += [("--use-precision-aware-optimizer", None), ("--exp-avg-dtype", own.exp_avg_dtype)]
+        flags.append(("--exp-avg-sq-dtype", own.exp_avg_sq_dtype))
     flags += [("--clip-grad", 0)] * (not own.clip_gradients)
     flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
     flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.check_gradients)
@@ -259,6 +270,8 @@ def _recompute_flags(plan: Plan) -> _Flags:
             ("--recompute-method", plan.recompute_method or "uniform"),
             ("--recompute-num-layers", plan.recompute_layers or 1),
         ]
+    if plan.recompute == "selective" and plan.recompute_modules is not None:
+        flags.append(("--recompute-modules", " ".join(plan.recompute_modules)))
     return flags + [("--tp-comm-overlap", None)] * (plan.overlap_tp == "pieces")
 
 

@@ -103,13 +103,13 @@ def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
     _check(model, plan)
-    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[0]
+    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute, plan.plan.recomputed_modules)[0]
 
 
 def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
     _check(model, plan)
-    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute)[1]
+    return tensors_of(_layer(Share(model, plan), _experts(model, layer)), plan.plan.recompute, plan.plan.recomputed_modules)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:

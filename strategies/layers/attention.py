@@ -15,6 +15,7 @@ from strategies.layers.latent import projections
 from strategies.layers.pieces import Piece, column_linear, pointwise, rotary, row_linear
 from strategies.layers.share import Share
 
+CORE = ("core_attn",)
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
@@ -88,7 +89,7 @@ def _flash(share: Share) -> Piece:
         forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
         input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
-        core=True,
+        modules=CORE,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
         flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
@@ -164,24 +165,24 @@ def _materialised(share: Share) -> list[Piece]:
     repeated = share.kv_heads < share.heads
     # the attention core gets keys and values as they are: repeated ones are its own, and then only selective recomputation
     # needs those that were not
-    inputs = {"keys": keys, "values": keys} if not repeated or plan.recompute == "selective" else {}
+    inputs = {"keys": keys, "values": keys} if not repeated or "core_attn" in plan.recomputed_modules else {}
     pieces = []
     if repeated:
         forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
         backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
-        pieces.append(Piece((forward,), (backward,), core=True, inner={"repeated keys": queries, "repeated values": queries}))
+        pieces.append(Piece((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries}))
     ways = passes.softmax(_softmax_kernels(share), share.model.family == "decoder", element)
     softmax = Piece(
         forward=share.run("softmax", "forward", scores, ways.forward),
         input_gradient=share.run("softmax", "backward", scores, ways.backward),
-        core=True,
+        modules=CORE,
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
     product = _product(share, "scores", sequence, dim, {"queries": queries, **inputs})
     scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if plan.kernels == "apex" else ()
     pieces += [
-        Piece(input_gradient=scaled, core=True),
+        Piece(input_gradient=scaled, modules=CORE),
         _biased(share, product, element * scores) if share.model.positions == "alibi" else product,
         softmax,
     ]
@@ -189,7 +190,7 @@ def _materialised(share: Share) -> list[Piece]:
         pieces.append(_dropped(share, scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], core=True)]
+    return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], modules=CORE)]
 
 
 def _dropped(share: Share, scores: int) -> Piece:
@@ -198,7 +199,7 @@ def _dropped(share: Share, scores: int) -> Piece:
     return Piece(
         forward=(replace(share.memory("attention dropout", "forward", moved), variant="dropout"),),
         input_gradient=(share.memory("attention dropout", "backward", moved),),
-        core=True,
+        modules=CORE,
         inner={"attention dropout mask": scores, "dropped probabilities": share.element * scores},
         temporary=2 * share.element * scores,
     )
@@ -230,7 +231,7 @@ def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str
         forward=(share.gemm(label, "forward", sequence, columns, depth, matrices, rows),),
         input_gradient=(left, right),
         saved=dict(saved),
-        core=True,
+        modules=CORE,
         temporary=share.element * matrices * sequence * (columns + depth),
         flops=2.0 * share.batch * share.model.heads * sequence * columns * depth,
     )

@@ -7,6 +7,8 @@ of them are cut by columns. Every key head has a copy of the one rotary key.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strategies.layers.pieces import Piece, column_linear, norm, pointwise, rotary, whole_linear
 from strategies.layers.share import Share
 from strategies.model import Latent
@@ -17,11 +19,11 @@ INPUT = "qkv input"
 def projections(share: Share, latent: Latent) -> list[Piece]:
     """Everything between the layer's norm and the attention core."""
     model, rank, kv_rank = share.model, latent.q_rank, latent.kv_rank
-    width, up = model.heads * model.head_dim, model.heads * (latent.nope_head_dim + latent.v_head_dim)
+    width, up_width = model.heads * model.head_dim, model.heads * (latent.nope_head_dim + latent.v_head_dim)
     if rank:
-        query = [*_down(share, "query", rank, rank), column_linear(share, "query up", width, False, inputs=rank)]
+        query = [*_down(share, "query", rank, rank), _up(column_linear(share, "query up", width, False, inputs=rank))]
     else:
-        query = [column_linear(share, "query", width, False, source=INPUT)]
+        query = [_up(column_linear(share, "query", width, False, source=INPUT))]
     keys = _down(share, "key value", kv_rank + latent.rope_head_dim, kv_rank)
     both = share.memory("qkv input sum", "backward", 3 * share.element * share.stream)  # gradients of the two ways
     heads = share.tokens * share.heads
@@ -31,14 +33,19 @@ def projections(share: Share, latent: Latent) -> list[Piece]:
         Piece(input_gradient=(both,)),
         *query,
         *keys,
-        column_linear(share, "key value up", up, False, inputs=kv_rank),
-        rotary(share, turned),
-        pointwise(share, "keys", copied, heads * model.head_dim),
+        _up(column_linear(share, "key value up", up_width, False, inputs=kv_rank), "values"),
+        _up(rotary(share, turned), "queries"),
+        _up(pointwise(share, "keys", copied, heads * model.head_dim), "keys"),
     ]
+
+
+def _up(piece: Piece, *makes: str) -> Piece:
+    """Part of Megatron-LM's mla_up_proj: norms of the latents, matrices out of them, rotary features, keys."""
+    return replace(piece, modules=("mla_up_proj",), makes=makes)
 
 
 def _down(share: Share, name: str, outputs: int, normed: int) -> list[Piece]:
     """Matrix into a bottleneck, and the norm of `normed` of its features."""
     bias, ranks = share.model.attention_bias, share.tokens // share.parted
     down = whole_linear(share, f"{name} down", share.parted, outputs, ranks, bias, INPUT, in_fp8=True)
-    return [down, norm(share, f"{name} norm", features=normed)]
+    return [down, _up(norm(share, f"{name} norm", features=normed), f"{name} up input")]

@@ -46,15 +46,20 @@ def mixture(share: Share, moe: Experts) -> list[Piece]:
     router = whole_linear(share, "router", share.parted, moe.experts, share.tokens // share.parted, moe.router_bias, INPUT)
     scores = share.parted * moe.experts
     routed = [
-        router,
-        pointwise(share, "router softmax", scores, scores, saved="router scores"),
-        _dispatch(share, rows),
-        _experts(share, rows, "expert up", model.hidden, width, columns=True),
-        activation(share, "expert activation", elements, saved="expert up output"),
-        _experts(share, rows, "expert down", moe.ffn, model.hidden, columns=False),
-        _combine(share, rows),
+        _part(router, "router scores"),
+        _part(pointwise(share, "router softmax", scores, scores, saved="router scores")),
+        _part(_dispatch(share, rows), "expert up input"),
+        _part(_experts(share, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
+        _part(activation(share, "expert activation", elements, saved="expert up output"), "expert down input", of="moe_act"),
+        _part(_experts(share, rows, "expert down", moe.ffn, model.hidden, columns=False), "expert results"),
+        _part(_combine(share, rows)),
     ]
-    return [*routed, *_shared(share, moe), _sums(share, branches=2 + bool(moe.shared))]
+    return [*routed, *_shared(share, moe), _part(_sums(share, branches=2 + bool(moe.shared)))]
+
+
+def _part(piece: Piece, *makes: str, of: str = "") -> Piece:
+    """Part of Megatron-LM's module moe, and of a module in it."""
+    return replace(piece, modules=("moe", of) if of else ("moe",), makes=makes)
 
 
 class _Rows:
@@ -159,10 +164,13 @@ def _shared(share: Share, moe: Experts) -> list[Piece]:
         return []
     width, elements = ffn * (2 if model.gated else 1), share.tokens * ffn // share.tp
     gated = (ffn // share.tp,) * 2 if model.gated else ()
+    up = column_linear(share, "shared up", width, model.mlp_bias, source=INPUT, parts=gated)
     return [
-        column_linear(share, "shared up", width, model.mlp_bias, source=INPUT, parts=gated),
-        activation(share, "shared activation", elements, saved="shared up output"),
-        row_linear(share, "shared down", ffn, model.mlp_bias),
+        _part(up, "shared up output", of="shared_experts"),
+        _part(
+            activation(share, "shared activation", elements, saved="shared up output"), "shared down input", of="shared_experts"
+        ),
+        _part(row_linear(share, "shared down", ffn, model.mlp_bias), of="shared_experts"),
     ]
 
 

@@ -62,9 +62,9 @@ class Part:
 
 def part_of(name: str, pieces: Sequence[Piece], share: Share, recompute: str) -> Part:
     """What `pieces` are together under a recomputation setting."""
-    kept, restored = tensors_of(pieces, recompute)
-    again = _repeated(pieces, recompute, share.resolved.plan.stops_early)
     plan = share.resolved.plan
+    kept, restored = tensors_of(pieces, recompute, plan.recomputed_modules)
+    again = _repeated(pieces, recompute, plan.stops_early, plan.recomputed_modules)
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
     trunk = pieces[:-1] if name == "head" and share.model.head else pieces
@@ -96,9 +96,9 @@ def part_of(name: str, pieces: Sequence[Piece], share: Share, recompute: str) ->
     )
 
 
-def tensors_of(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensors]:
+def tensors_of(pieces: Sequence[Piece], recompute: str, modules: frozenset[str] = frozenset()) -> tuple[Tensors, Tensors]:
     """Tensors (kept, restored) under a recomputation setting; full recomputation and that of operators keep what the first
-    piece gets, the latter also what operators make that are not repeated.
+    piece gets, the latter also what operators make that are not repeated; selective what `modules` neither make nor need inside.
     """
     outer: Tensors = {}
     for piece in pieces:  # of readers of one tensor that keep it in different types, the widest is counted
@@ -107,7 +107,12 @@ def tensors_of(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensor
     if recompute == "none":
         return outer | inner, {}
     if recompute == "selective":
-        return outer, inner
+        again = _repeated(pieces, recompute, False, modules)
+        anew = {name for piece in again for name in (*piece.makes, *piece.inner)}
+        every = outer | inner
+        return {name: size for name, size in every.items() if name not in anew}, {
+            name: size for name, size in every.items() if name in anew
+        }
     first = next(iter(outer))
     kept = {first: outer[first]}
     if recompute == "operators":
@@ -116,7 +121,7 @@ def tensors_of(pieces: Sequence[Piece], recompute: str) -> tuple[Tensors, Tensor
     return kept, {name: size for name, size in left.items() if size > 0}
 
 
-def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piece]:
+def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool, modules: frozenset[str]) -> list[Piece]:
     """The pieces whose forward work is done again.
 
     torch.utils.checkpoint (torch 2.13, use_reentrant=False) stops as soon as the last tensor that backward needs is there again:
@@ -124,7 +129,7 @@ def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool) -> list[Piec
     Megatron-LM's runs to the end.
     """
     if recompute in ("none", "selective"):
-        return [piece for piece in pieces if recompute == "selective" and piece.core]
+        return [piece for piece in pieces if recompute == "selective" and modules.intersection(piece.modules)]
     if recompute == "operators":
         pieces, stops = operators.repeated(pieces), True
     return list(pieces[: max(number for number, piece in enumerate(pieces) if piece.saved)] if stops else pieces)

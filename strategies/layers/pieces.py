@@ -47,8 +47,9 @@ class Piece:
     weight_gradient: Items = ()
     whole: Items = ()  # both gradients, where they are not simply one after the other
     saved: Mapping[str, float] = field(default_factory=dict)  # tensors kept for backward: name -> bytes; one name, one tensor
-    core: bool = False  # part of the attention core, which selective recomputation runs again
-    inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that selective recomputation restores
+    modules: tuple[str, ...] = ()  # of `plan.recompute_modules`, those that it is part of
+    makes: tuple[str, ...] = ()  # tensors that it makes and later pieces keep: recomputing its module restores them
+    inner: Mapping[str, float] = field(default_factory=dict)  # as `saved`, of tensors that recomputing its module restores
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     before: float | None = None  # the same while its forward runs, where that is less
     stranded: float = 0.0  # bytes in blocks of its forward pass that nothing reuses where its backward needs most

@@ -5,6 +5,8 @@ Models that norm after the residual addition (the original BERT) run the same ke
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strategies.layers import eager
 from strategies.layers.attention import attention
 from strategies.layers.mixture import mixture
@@ -15,11 +17,12 @@ from strategies.model import Experts
 
 def transformer_layer(share: Share, moe: Experts | None) -> list[Piece]:
     """The pieces of one layer, dense or with the experts `moe`, in the order of the forward pass."""
+    before, after = norm(share, "attention norm", residual=True, source="layer input"), norm(share, "mlp norm", residual=True)
     return [
-        norm(share, "attention norm", residual=True, source="layer input"),
+        replace(before, modules=("layernorm",), makes=("qkv input",)),
         *attention(share),
         residual(share, "attention residual"),
-        norm(share, "mlp norm", residual=True),
+        replace(after, modules=("layernorm",), makes=("mlp up input", "mlp input")),
         *(mixture(share, moe) if moe else _mlp(share)),
         residual(share, "mlp residual"),
     ]
@@ -29,10 +32,14 @@ def _mlp(share: Share) -> list[Piece]:
     model = share.model
     width = model.ffn * (2 if model.gated else 1)
     tokens, columns = share.tokens, model.ffn // share.tp
-    return [
-        column_linear(share, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ()),
+    up = column_linear(share, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ())
+    between = (
         eager.gated(share, columns)
         if share.eager and model.gated
-        else activation(share, "activation", tokens * columns, saved="mlp up output"),
-        row_linear(share, "mlp down", model.ffn, model.mlp_bias),
+        else activation(share, "activation", tokens * columns, saved="mlp up output")
+    )
+    return [
+        replace(up, modules=("mlp",), makes=("mlp up output",)),
+        replace(between, modules=("mlp",), makes=("mlp down input",)),
+        replace(row_linear(share, "mlp down", model.ffn, model.mlp_bias), modules=("mlp",)),
     ]

@@ -33,6 +33,39 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
         yield from _fp8(plan, plan.fp8)
     if plan.deterministic:
         yield from _deterministic(plan, model)
+    for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if getattr(plan, field) != "fp32":
+            yield from _moments(plan, f"{field}={getattr(plan, field)}")
+    if plan.recompute_modules is not None:
+        yield from _modules(plan, model, plan.recompute_modules)
+
+
+def _moments(plan: Plan, said: str) -> Iterator[str]:
+    """Who keeps Adam's moments in 16 bits."""
+    if plan.optimizer != "adam":
+        yield f"{said} contradicts optimizer={plan.optimizer}: it is of Adam's moments"
+    if not plan.fused_optimizer:
+        yield f"{said} contradicts fused_optimizer=false: PyTorch's operators keep moments in the type of what they update"
+    if plan.deepspeed is not None:
+        yield f"{said} contradicts deepspeed, whose moments are fp32"
+
+
+def _modules(plan: Plan, model: Model, modules: tuple[str, ...]) -> Iterator[str]:
+    """What can be recomputed of the model's layers."""
+    said = f"recompute_modules=[{', '.join(modules)}]"
+    if plan.recompute != "selective":
+        yield f"{said} needs recompute=selective, and recompute={plan.recompute}"
+    if not modules:
+        yield f"{said}: name at least one, or take recompute=none"
+    moe = {"moe", "moe_act", "shared_experts"}
+    if model.experts is None and moe.intersection(modules):
+        yield f"{said} needs a mixture of experts, and {model.name} has none"
+    if model.experts is not None and not model.experts.shared and "shared_experts" in modules:
+        yield f"{said} needs shared experts, and {model.name} has none"
+    if model.latent is None and "mla_up_proj" in modules:
+        yield f"{said} needs latent attention, and {model.name} has none"
+    if "mlp" in modules and all(map(model.is_mixture, range(model.layers))):
+        yield f"{said}: {model.name} has no dense MLP"
 
 
 def _deterministic(plan: Plan, model: Model) -> Iterator[str]:

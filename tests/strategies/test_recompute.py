@@ -10,8 +10,8 @@ from strategies.lower import lower
 from topologies.reading import UserError
 
 
-def stage(toy_job, layers: int = 6, **plan):
-    job = toy_job(1, model={"layers": layers}, **plan)
+def stage(toy_job, layers: int = 6, model=None, **plan):
+    job = toy_job(1, model={"layers": layers} | (model or {}), **plan)
     return parts(job.model, job.resolve()).stage(0, layers)
 
 
@@ -80,3 +80,75 @@ def test_time_and_memory_emerge(toy_job) -> None:
 def test_what_makes_no_sense_is_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(1, **plan).resolve()
+
+
+MOE = {
+    "hidden": 64, "layers": 2, "heads": 4, "ffn": 96, "gated": True, "norm": "rmsnorm", "positions": "rotary", "mlp_bias": False,
+    "attention_bias": False, "output_bias": False, "tied": False, "context": 32,
+    "latent": {"q_rank": 32, "kv_rank": 16, "nope_head_dim": 16, "rope_head_dim": 8, "v_head_dim": 16},
+    "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},
+}  # fmt: skip
+WIDTH, TOKENS = 2, 32  # bytes of an element, tokens of a microbatch
+RESTORED = [  # module, layer, elements per token that are made anew
+    ("layernorm", 0, 2 * 64), ("layernorm", 1, 2 * 64),
+    ("mla_up_proj", 1, 32 + 16 + 4 * (24 + 24 + 16)),  # both latents after their norms; queries, keys and values of 4 heads
+    ("mlp", 0, 2 * 96 + 96), ("moe_act", 1, 2 * 32), ("shared_experts", 1, 2 * 32 + 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "layer", "elements"), RESTORED)
+def test_what_a_module_makes_is_made_anew(toy_job, module, layer, elements) -> None:
+    """As Megatron-LM's --recompute-modules: what goes into a module stays, what it makes inside or puts out does not."""
+    none, some = (
+        stage(toy_job, 2, model=MOE, **plan)[layer] for plan in ({}, dict(recompute="selective", recompute_modules=[module]))
+    )
+    assert some.restored == WIDTH * TOKENS * elements
+    assert some.saved == none.saved - some.restored
+    assert some.backward[len(some.recompute) :] == none.backward
+
+
+def test_a_module_is_recomputed_by_its_own_kernels(toy_job) -> None:
+    def again(layer: int, *modules: str) -> list[str]:
+        part = stage(toy_job, 2, model=MOE, recompute="selective", recompute_modules=list(modules))[layer]
+        assert {item.phase for item in part.recompute} <= {"recompute"}
+        return [item.label for item in part.recompute]
+
+    assert again(1, "layernorm", "moe_act") == ["attention norm", "mlp norm", "expert activation"]
+    assert again(1, "mla_up_proj") == ["query norm", "query up", "key value norm", "key value up", "rotary", "keys"]
+    assert again(0, "mlp") == ["mlp up", "activation", "mlp down"]
+    assert again(0, "moe") == []
+    assert again(1, "moe")[:3] == ["router", "router softmax", "dispatch"]
+
+
+def test_all_of_a_mixture_is_recomputed_from_its_input(toy_job) -> None:
+    """What is kept of the second half of the layer is what the norm reads and makes."""
+    from strategies.layers import saved_tensors
+
+    job = toy_job(1, model=MOE, recompute="selective", recompute_modules=["core_attn", "moe"])
+    names = list(saved_tensors(job.model, job.resolve(), layer=1))
+    assert names[names.index("mlp norm input") :] == ["mlp norm input", "mlp input"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (dict(recompute_modules=["mlp"]), "recompute_modules=\\[mlp\\] needs recompute=selective, and recompute=none"),
+        (dict(recompute="selective", recompute_modules=[]), "name at least one"),
+        (dict(recompute="selective", recompute_modules=["moe_act"]), "needs a mixture of experts, and small has none"),
+        (dict(recompute="selective", recompute_modules=["mla_up_proj"]), "needs latent attention, and small has none"),
+        (dict(exp_avg_dtype="bf16", optimizer="sgd"), "exp_avg_dtype=bf16 contradicts optimizer=sgd"),
+        (dict(exp_avg_sq_dtype="bf16", fused_optimizer=False), "exp_avg_sq_dtype=bf16 contradicts fused_optimizer=false"),
+    ],
+)
+def test_what_is_not_there_is_not_recomputed(toy_job, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        stage(toy_job, **plan)
+
+
+def test_moments_in_16_bits(toy_job) -> None:
+    """Adam in mixed precision: 4 bytes of the master and 2 + 2 of the moments, read and written."""
+    job = toy_job(1, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    assert job.plan.bytes_of_states["optimizer"] == 8
+    from strategies.updates import passes_of
+
+    assert dict(passes_of(job.plan))["adam"] == 4 + 2 * 8

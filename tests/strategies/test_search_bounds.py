@@ -47,6 +47,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
     "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
+    "recompute_modules": st.sampled_from([["layernorm"], ["mlp", "core_attn"], ["moe"], ["moe_act", "shared_experts"]]),
+    "exp_avg_dtype": st.just("bf16"), "exp_avg_sq_dtype": st.just("bf16"),
     "deterministic": st.just(True), "persistent_norm": st.just(True),
     "check_gradients": st.just(False), "average_in_collective": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
@@ -88,6 +90,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         plan |= {"data_parallel": draw(st.sampled_from(["zero1", "zero2", "zero3"])), "ep": 1, "offload": draw(RARE["offload"])}
     plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
     plan |= {"recompute": "full"} if "early_stop" in plan else {}
+    plan |= {"recompute": "selective"} if "recompute_modules" in plan else {}
     plan |= {"overlap": False, "overlap_p2p": False, "overlap_tp": "none"} if "blocking_launches" in plan else {}
     hook = plan["data_parallel"]
     if "deepspeed" in plan and hook == "zero3":
@@ -110,7 +113,10 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     if hook == "dataparallel":
         plan |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sequence_parallel": False}
         shape = (8, 1)
-    experts = EXPERTS if {"expert_tp", "imbalance", "capacity_factor", "ep_nodes"} & plan.keys() or plan["ep"] > 1 else None
+    moe = {"moe", "moe_act"}.intersection(plan.get("recompute_modules", ()))
+    experts = (
+        EXPERTS if moe or {"expert_tp", "imbalance", "capacity_factor", "ep_nodes"} & plan.keys() or plan["ep"] > 1 else None
+    )
     model = {"layers": draw(st.integers(4, 9)), "tied": draw(st.booleans()), "gated": draw(st.booleans()), "experts": experts}
     model["layers"] = 6 if "layers_per_stage" in plan else model["layers"]
     return {"plan": plan, "model": model, "shape": shape, "slow": draw(st.booleans())}
