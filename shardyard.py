@@ -15,13 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from reports.commands import Commands
-from reports.inputs import shardyard_version
-
 if TYPE_CHECKING:
     from calibration.predict import predict, simulate
+    from reports.commands import main
     from reports.inputs import describe
     from sim.summary import Summary, summarise
     from sim.timeline import Timeline
@@ -32,7 +28,7 @@ __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "predi
 
 _LAZY = {
     "Job": "strategies.job", "Summary": "sim.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
-    "describe": "reports.inputs", "predict": "calibration.predict", "read_job": "strategies.job",
+    "describe": "reports.inputs", "main": "reports.commands", "predict": "calibration.predict", "read_job": "strategies.job",
     "simulate": "calibration.predict", "summarise": "sim.summary",
 }  # fmt: skip
 
@@ -50,11 +46,14 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(shardyard_version(), prog_name="shardyard")
-def main() -> None:
-    """Simulate distributed training: step time, memory and communication of any plan on any cluster."""
+def command_line() -> None:
+    """The command `shardyard`. While its modules are imported nothing is there to be kept: Ctrl-C ends it without a word."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command itself runs
+    __getattr__("main")(prog_name="shardyard")
 
 
 if __name__ == "__main__":
-    main(prog_name="shardyard")
+    command_line()

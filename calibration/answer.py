@@ -31,6 +31,7 @@ class Answer:
     interrupted: str = ""
     front: bool = False  # whether the Pareto front is proven, too
     examples: dict[str, str] = field(default_factory=dict)  # of rules that are broken
+    ended: KeyboardInterrupt | None = None  # by Ctrl-C or a signal
 
     @property
     def best(self) -> Row | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from calibration.processes import Processes
 from topologies.reading import UserError
 
 ATTEMPTS = 3  # at a simulation whose worker died
@@ -41,10 +42,10 @@ class Engine:
             return self._executor.submit(function, *arguments)
 
     def close(self) -> None:
-        """Give up what has not started."""
-        if self._remake is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-        else:  # Dask's takes no such argument
+        """Give up what is not done."""
+        if isinstance(self._executor, Processes):
+            self._executor.end()
+        else:
             self._executor.shutdown(wait=False)
 
 
@@ -102,7 +103,7 @@ def engine(workers: int | None = None, dask: str | None = None, ray: str | None 
 
 
 def _processes(workers: int) -> Engine:
-    return Engine(ProcessPoolExecutor(workers), lambda: ProcessPoolExecutor(workers))
+    return Engine(Processes(workers), lambda: Processes(workers))
 
 
 def _dask(address: str) -> tuple[Executor, Callable[[], None]]:

@@ -67,6 +67,7 @@ class Search:
         self.refused: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.out = RuledOut()
+        self.ended: KeyboardInterrupt | None = None
         self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
         self.sites: list[Site] = []
         self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
@@ -100,7 +101,7 @@ class Search:
         return Answer(
             self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
             {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
-            self.front and not stopped, self.examples,
+            self.front and not stopped, self.examples, self.ended,
         )  # fmt: skip
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -157,11 +158,11 @@ class Search:
                     return stopped or self._late()
                 number, plan, task = pending[0]
                 row = task.result() if isinstance(task, Task) else task
-                pending.popleft()
                 self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
+                pending.popleft()
                 self._release(number, plan)
-        except KeyboardInterrupt:
-            stopped = "interrupted"
+        except KeyboardInterrupt as error:
+            stopped, self.ended = "interrupted", error
             for number, plan, _ in pending:
                 site = self.sites[number]
                 bound = site.value(plan, site.limits.step[plan], self.objective)

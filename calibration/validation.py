@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any
 
+from calibration.engines import engine
 from calibration.predict import predict
 from calibration.published import Row
 from calibration.uncertainty import interval
@@ -150,8 +150,9 @@ def compared(rows: Sequence[Row]) -> Iterator[Compared]:
     if workers == 1:
         yield from map(compare, rows)
         return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(compare, rows, chunksize=4)
+    with engine(workers) as runs:
+        for task in [runs.submit(compare, row) for row in rows]:
+            yield task.result()
 
 
 def grouped(rows: Iterable[Compared], by: str) -> dict[str, list[Compared]]:

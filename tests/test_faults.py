@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -43,7 +48,6 @@ WRITING = [
     "whatif job.yaml --vary plan.accumulation=4,8 --workers 1 --plot curve.png",
     "sensitivity job.yaml --plot tornado.svg",
     "validate --published --source megatron-ci-2025 --csv rows.csv",
-    "validate --published --source megatron-ci-2025 --plot published.png",
     f"server {SERVERS} --servers 2 --plot servers.png",
     f"server {SERVERS} --servers 2 --report servers",
 ]
@@ -60,3 +64,95 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert "cannot be written: File too large" in result.stderr
     assert "wrote" not in result.output
     assert names(here) == ["job.yaml"]
+
+
+def python(code: str, *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """Code in a process and a process group of its own; returns when nobody holds its output open."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=seconds,
+    )  # fmt: skip
+
+
+INTERRUPTED = """
+import signal, sys, shardyard
+module, number = sys.argv[1], int(sys.argv[2])
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:  # as in the callback of a weak reference, which Python drops with a traceback
+                print("dropped", file=sys.stderr)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["shardyard", "simulate", "--model", "gpt2-1.5b", "--cluster", "dgx-h100"]
+shardyard.command_line()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "reports.commands", "topologies.reading"])
+def test_ctrl_c_while_the_command_line_is_imported_ends_it_without_a_word(module: str) -> None:
+    result = python(INTERRUPTED, module, str(int(signal.SIGINT)))
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "interrupted by SIGTERM\n")],
+)
+def test_a_signal_while_a_command_imports_is_heard_when_that_is_over(number: int, code: int, line: str) -> None:
+    result = python(INTERRUPTED, "strategies.job", str(int(number)))
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", line)
+
+
+WORKING = """
+import os, signal, time
+from calibration.engines import engine
+if __name__ == "__main__":
+    try:
+        with engine(workers=2) as runs:
+            tasks = [runs.submit(time.sleep, 300) for _ in range(3)]
+            time.sleep(0.5)
+            os.{call}
+            tasks[0].result()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    """They hold its output open: this returns when they are gone."""
+    result = python(WORKING.format(call="kill(os.getpid(), signal.SIGKILL)"))
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGKILL, "", "")
+
+
+def test_ctrl_c_reaches_every_process_and_ends_workers_at_once_and_silently() -> None:
+    result = python(WORKING.format(call="killpg(0, signal.SIGINT)"))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+@pytest.mark.parametrize(("number", "code", "how"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, " by SIGTERM")])
+def test_a_plan_that_is_ended_says_what_it_found_and_keeps_it(
+    number: int, code: int, how: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calibration.results import Results
+
+    add = Results.add
+
+    def before_the_fourth(self: Results, row: dict[str, object]) -> None:
+        if len(self.rows) == 3:
+            signal.raise_signal(number)
+        add(self, row)
+
+    monkeypatch.setattr(Results, "add", before_the_fourth)
+    space = ["--vary", "plan.tp=1,2", "--vary", "plan.recompute=none,full", "--top", "9", "--workers", "1"]
+    result = CliRunner().invoke(shardyard.main, ["plan", "job.yaml", *space, "--results", "r.jsonl", "--json"])
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[-1] == (
+        f"interrupted{how}: simulations are kept in r.jsonl; the same command goes on from there"
+    )
+    answer = json.loads(result.stdout)
+    assert (answer["interrupted"], answer["proven"], len(answer["rows"])) == ("interrupted", 0, 3)
+    assert len((here / "r.jsonl").read_text().splitlines()) == 3

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from reports.inputs import shardyard_version
+
 FOLDER = Path(__file__).parent
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # asked to end by somebody else than Ctrl-C
-
-
-def _end_cleanly() -> None:
-    """Being ended is like Ctrl-C: whatever was started ends too. Signals that somebody handles or ignores (nohup) are left."""
-    from calibration.launch import under_launcher
-
-    process = os.getpid()
-
-    def end(number: int, _: Any) -> None:
-        if os.getpid() != process:  # a process that was forked since
-            os._exit(128 + number)
-        raise KeyboardInterrupt(number)
-
-    # a rank of a launcher has started nothing, and may be waiting where Python hears of no signal
-    if threading.current_thread() is threading.main_thread() and not under_launcher():
-        for number in ENDING:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, end)
 
 
 def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
@@ -80,13 +61,20 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
+        from reports.commands._signals import ended_cleanly
         from topologies.reading import UserError
 
-        _end_cleanly()
-        try:
-            return super().main(*args, **kwargs)
-        except UserError as error:
-            click.echo(f"error: {error}", err=True)
-        except OSError as error:  # a full disk, a closed pipe
-            click.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
-        sys.exit(2)
+        with ended_cleanly():
+            try:
+                return super().main(*args, **kwargs)
+            except UserError as error:
+                click.echo(f"error: {error}", err=True)
+            except OSError as error:  # a full disk, a closed pipe
+                click.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(shardyard_version(), prog_name="shardyard")
+def main() -> None:
+    """Simulate distributed training: step time, memory and communication of any plan on any cluster."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reports.commands import end_interrupted
 from reports.commands._common import (
     AS_JSON,
     changing,
@@ -74,7 +75,8 @@ def command(
     """The best plan of a declared space, proven: bounds on all plans first, then simulations of the most promising.
 
     What the job says of its plan is kept where no axis varies it; --set FIELD=VALUE keeps a field that the usual axes would vary.
-    The exit code is 2 when no plan keeps to everything, 1 when the time was up before one was found.
+    The exit code is 2 when no plan keeps to everything, 1 when the time was up before one was found, 130 after Ctrl-C and 143
+    after SIGTERM, with what was found until then.
     """
     from calibration.engines import engine
     from calibration.results import Results
@@ -103,7 +105,7 @@ def command(
         found = Search(
             read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell, window or WINDOW
         ).run()
-    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best else None
+    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best and not found.ended else None
     if as_json:
         from reports.search import as_data
 
@@ -112,6 +114,8 @@ def command(
         from reports.search import overview
 
         show(overview(found, read({}), tokens, top, bar))
+    if found.ended:
+        end_interrupted(found.ended, f"simulations are kept in {results}; the same command goes on from there" if results else "")
     if found.best is None:
         sys.exit(1 if found.interrupted else 2)
 

@@ -8,6 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +67,22 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_named(monkeypatch):
     monkeypatch.setattr(LocalRanks, "_start", killed)
     with pytest.raises(RankError, match="rank 1 of 2 failed: ended by SIGKILL"):
         launch(add_ranks, 2, 10)
+
+
+def wait(place):
+    place.tell("ready")
+    time.sleep(300)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ranks_and_leaves_no_folder(number, tmp_path, monkeypatch):
+    def hear(_):
+        raise KeyboardInterrupt(number)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        launch(wait, 2, hear=hear)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
