@@ -17,6 +17,18 @@ VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
 
 
+def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool]:
+    """What layer work depends on of the step's microbatches and of data parallelism: plans that differ in nothing else of them
+    have equal layer work. A kernel that adds to gradients of the parameters' type moves (m − 1)/m of them in each of m
+    microbatches, and Transformer Engine casts weights in the first; others only do something else when there is but one.
+    """
+    plan, each = resolved.plan, resolved.reduces_each
+    shared = plan.fp8 is not None or (plan.bytes_per_gradient == plan.bytes_per_element and not each)
+    count = resolved.microbatches if shared else 1 if each else min(2, resolved.microbatches)
+    cast_once = plan.fp8 is not None and plan.data_parallel != "zero3"
+    return count, each, cast_once, plan.casts_gradients, each and plan.pytorch_fsdp
+
+
 @dataclass(frozen=True)
 class Share:
     """What one tp rank works on: sizes of its part of a microbatch, and makers of kernels and collectives in the plan's types."""

@@ -89,7 +89,10 @@ class _Bounding:
         self.shapes: list[Resolved] = []
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
         for number, one in enumerate(plans.resolved):
-            key = one.plan.schedule, one.plan.pp, one.microbatches, one.chunks, one.layers, one.local_steps, bounded(one)
+            key = (
+                one.plan.schedule, one.plan.pp, one.microbatches, one.chunks, one.layers,
+                hooks[one.plan.data_parallel].local, bounded(one),
+            )  # fmt: skip
             if key not in shapes:
                 shapes[key] = len(self.shapes)
                 self.shapes.append(one)

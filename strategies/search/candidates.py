@@ -24,8 +24,13 @@ from strategies.search.twins import twins
 from topologies.reading import UserError, build
 
 Ids = NDArray[np.int64]
-# Fields that no rule looks at, and that change neither grid nor layers.
-FREE = frozenset({"recompute", "overlap", "overlap_p2p", "bucket", "algorithm", "optimizer", "gradients", "dropout"})
+# Fields that change neither grid nor layers nor `strategies.search.columns`, and at which rules look only where one of those
+# named with them is set.
+FREE: dict[str, frozenset[str]] = {
+    "recompute": frozenset({"recompute_method", "recompute_layers", "early_stop", "deepspeed"}),
+    "overlap": frozenset({"blocking_launches"}), "overlap_p2p": frozenset({"blocking_launches"}),
+    "bucket": frozenset(), "algorithm": frozenset(), "dropout": frozenset(),
+}  # fmt: skip
 
 
 @dataclass
@@ -102,12 +107,15 @@ def candidates(job: Job, space: Space) -> Candidates:
         raise UserError(f"the space has {count:,} combinations: more than {MOST:,} are not searched; name fewer values")
     number = np.arange(count)
     choices = [column.astype(np.int64) for column in np.unravel_index(number, shape)] if shape else []
-    ruled = [i for i, axis in enumerate(axes) if axis.fields - FREE]
+    free = _free(job.plan, axes)
+    ruled = [i for i, axis in enumerate(axes) if axis.fields - free]
     keys = np.zeros(count, dtype=np.int64)
     for i in ruled:
         keys = keys * shape[i] + choices[i]
     _, first, rule = np.unique(keys, return_index=True, return_inverse=True)
-    place, resolved, reasons, examples = _resolved(job, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
+    given = {field: value for axis in axes if axis.fields <= free for field, value in axis.choices[0].items()}
+    plain = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
+    place, resolved, reasons, examples = _resolved(plain, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
     refused: Counter[str] = Counter()
     for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
         if reason:
@@ -119,6 +127,13 @@ def candidates(job: Job, space: Space) -> Candidates:
     used, rule = np.unique(place[rule[kept]], return_inverse=True)
     columns, resolved = [column[kept] for column in choices], [resolved[one] for one in used.tolist()]
     return Candidates(job, axes, number[kept], columns, rule, resolved, refused, examples, int(same.sum()))
+
+
+def _free(plan: Plan, axes: Sequence[Axis]) -> frozenset[str]:
+    """The fields at which no rule looks in this space."""
+    varied = {field for axis in axes for field in axis.fields}
+    usual = {field for fields in FREE.values() for field in fields if getattr(plan, field) == Plan.model_fields[field].default}
+    return frozenset(field for field, wakers in FREE.items() if wakers <= usual - varied)
 
 
 def _resolved(

@@ -73,7 +73,7 @@ class Exchanges:
 
     def __init__(self, job: Job, prices: Prices) -> None:
         self.job, self.prices = job, prices
-        self._known: dict[Resolved, Exchange] = {}
+        self._known: dict[tuple[Resolved, bool], Exchange] = {}
 
     def of(self, plan: Resolved) -> Exchange:
         """Of the plan's first rank. Work of layers does not matter."""
@@ -81,11 +81,10 @@ class Exchanges:
         if plan.plan.recompute_method != "uniform":  # where layers that are recomputed together share buckets
             update |= {"recompute": "none", "recompute_method": None, "recompute_layers": None}
         plain = plan.plan.model_copy(update=update)
-        key = plan.model_copy(update={"plan": plain, "microbatches": 2, "global_batch": 0})
+        like = plan.model_copy(update={"plan": plain, "microbatches": 2, "global_batch": 0})
+        key = like, splits(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks)
         if key not in self._known:
-            self._known[key] = _exchange(
-                self.job, key, splits(plan.plan.schedule, plan.plan.pp, plan.microbatches, plan.chunks), self.prices
-            )
+            self._known[key] = _exchange(self.job, *key, self.prices)
         return self._known[key]
 
 

@@ -21,6 +21,7 @@ from sim.pricing import Pricing
 from sim.program import COMPUTE, Block, Cohort, Op, Program, Run
 from strategies.job import Job
 from strategies.layers import Part, Parts, parts
+from strategies.layers.share import accumulation
 from strategies.plan import Plan
 from strategies.resolved import NODES, Resolved
 from strategies.search.candidates import Candidates
@@ -31,7 +32,7 @@ Ids = NDArray[np.int64]
 # Fields of a plan that change no work of a layer. What a field that is not named here does is looked at.
 ELSEWHERE = frozenset({
     "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation",
-    "bucket", "overlap", "overlap_p2p", "scatter_gather", "layers_per_stage", "optimizer", "order",
+    "bucket", "overlap", "overlap_p2p", "scatter_gather", "layers_per_stage", "optimizer", "offload", "order",
 })  # fmt: skip
 INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
 SPLIT = ("forward", "backward", "input", "weight")
@@ -66,9 +67,7 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     inner: dict[tuple[object, ...], int] = {}
     grids = [inside(one) for one in plans.resolved]
     of_rule = [
-        inner.setdefault(
-            (grid, one.microbatches == 1, one.reduces_each, one.layers if one.plan.recompute_method else ()), len(inner)
-        )
+        inner.setdefault((grid, accumulation(one), one.layers if one.plan.recompute_method else ()), len(inner))
         for grid, one in zip(grids, plans.resolved, strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule

@@ -1,0 +1,119 @@
+"""What is worked out for a whole space at once is, of each plan, what is worked out for that plan alone: plans that share a
+number agree in all that it depends on, and the order of an axis's values does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.prices import Prices
+from strategies.job import Job
+from strategies.search.bounds import bounds
+from strategies.search.candidates import Candidates, candidates, changed
+from strategies.search.refine import Refiner
+from strategies.search.space import Axis, Space
+from strategies.search.work import kinds_of
+from tests.strategies.test_search_bounds import CPU, GPU, LINKS, OLDER, OVERHEAD, PLAN, RARE, jobs
+from topologies.reading import UserError
+
+FIELDS = PLAN | RARE
+
+
+@st.composite
+def spaces(draw: Any) -> dict[str, Any]:
+    """A job, and values of two or three fields of its plan, in any order."""
+    job = draw(jobs())
+    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=2, max_size=3, unique=True))
+    return job | {"axes": {name: draw(st.lists(FIELDS[name], min_size=1, max_size=3)) for name in names}}
+
+
+def space_of(axes: dict[str, list[Any]]) -> Space:
+    different = {name: [v for number, v in enumerate(values) if v not in values[:number]] for name, values in axes.items()}
+    return Space(tuple(Axis(f"plan.{name}", tuple({f"plan.{name}": v} for v in values)) for name, values in different.items()))
+
+
+@pytest.fixture
+def make(toy_job: Any, toy_profile: Any) -> Any:
+    """The job that is described, and its prices."""
+    profile = toy_profile(links=LINKS, launch="1 us", collective_launch="3 us", overhead=OVERHEAD, older=OLDER)
+
+    def made(gpus: int, nodes: int, model: dict[str, Any], plan: dict[str, Any]) -> tuple[Job, Prices]:
+        job = toy_job(gpus, nodes, model=model, node={"nvlink": "9 GB/s", "cpu": CPU, "gpu": GPU}, **plan)
+        return job, Prices(profile, job.cluster.node.gpu)
+
+    return made
+
+
+def numbers(plans: Candidates, prices: Prices) -> list[tuple[float, ...]]:
+    """Of each plan: what is known of it without its program."""
+    kinds = kinds_of(plans, prices)
+    rough = bounds(plans, kinds, prices)
+    finer = Refiner(plans, kinds, rough, prices)
+    return [
+        (rough.step[i], rough.first[i], rough.update[i], rough.memory[i], rough.possible[i], rough.slower[i],
+         *((finer.passes(i), finer.exchange(i)) if rough.possible[i] else ()))
+        for i in range(len(plans))
+    ]  # fmt: skip
+
+
+def check(job: Job, prices: Prices, axes: dict[str, list[Any]]) -> int:
+    """The law of one space; how many plans it has."""
+    together = candidates(job, space_of(axes))
+    among = numbers(together, prices) if len(together) else []
+    assert len(together) + together.same == sum(map(resolves, every(job, together)))
+    for plan, expected in enumerate(among):
+        alone = together.job_of(plan)
+        single = candidates(alone, Space((Axis("plan.tp", ({"plan.tp": alone.plan.tp},)),)))
+        assert numbers(single, prices) == [pytest.approx(expected, rel=1e-9)], together.changes(plan)
+    return len(together)
+
+
+def every(job: Job, plans: Candidates) -> list[Job]:
+    """All combinations of the space."""
+    return [
+        replace(job, plan=changed(job.plan, {field: value for choice in chosen for field, value in choice.items()}))
+        for chosen in product(*(axis.choices for axis in plans.axes))
+    ]
+
+
+def resolves(job: Job) -> bool:
+    try:
+        job.resolve()
+    except UserError:
+        return False
+    return True
+
+
+@given(drawn=spaces())
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+)
+def test_a_plan_has_the_same_bounds_alone_and_among_others(make, drawn) -> None:
+    try:
+        count = check(*make(*drawn["shape"], drawn["model"], drawn["plan"]), drawn["axes"])
+    except UserError:  # the job itself, or layers that are not simulated
+        count = 0
+    assume(count > 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes"),
+    [
+        ({"kernels": "compiled", "data_parallel": "zero1"}, {"pp": [4, 2, 1]}),  # gradients of other numbers of microbatches
+        ({"gradients": "fp32"}, {"gradients": ["same", "fp32"]}),  # other volumes
+        ({"data_parallel": "zero1", "offload": {"optimizer": "cpu"}}, {"optimizer": ["adam", "sgd"]}),  # other updates by CPUs
+        ({"kernels": "compiled", "early_stop": False}, {"recompute": ["none", "full"]}),  # a rule that looks at another field
+    ],
+    ids=str,
+)
+def test_the_order_of_values_does_not_matter(make, plan, axes) -> None:
+    job, prices = make(4, 2, {}, plan | {"global_batch": 16})
+    ((name, values),) = axes.items()
+    for order in permutations(values):
+        assert check(job, prices, {name: list(order)})
