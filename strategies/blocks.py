@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby, zip_longest
 
 from sim.program import Block, Run
@@ -28,6 +29,44 @@ def taking_turns(ahead: Sequence[Part], back: Sequence[Part], whole: bool) -> Bl
         items = items_of(here, direction) if here else ()
         runs.append(Run(len(list(same)), interleaved(items, items_of(there, FORWARD)) if there else items))
     return Block("forward + backward", (*runs, *(Run(1, items_of(part, way)) for way, part in last)))
+
+
+def runs(parts: Sequence[Part], direction: str, start: int = 0, end: int = 0) -> tuple[Run, ...]:
+    """A pass over parts, each time as often as they follow each other; of a backward pass the last part's last `start` items only
+    (0: all), and of the first part all but the last `end`.
+    """
+    if direction == FORWARD or not (start or end):
+        order = parts if direction == FORWARD else parts[::-1]
+        return tuple(Run(len(list(same)), items_of(part, direction)) for part, same in groupby(order))
+    result: list[Run] = []
+    for number in range(len(parts) - 1, -1, -1):
+        items = items_of(parts[number], direction)
+        begin = len(items) - start if start and number == len(parts) - 1 else 0
+        items = _cut(_Same(items), begin, len(items) - (0 if number else end))
+        if result and result[-1].items is items:
+            result[-1] = Run(result[-1].times + 1, items)
+        elif items:
+            result.append(Run(1, items))
+    return tuple(result)
+
+
+class _Same:
+    """Items as a key: equal to nothing but themselves."""
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.items is other.items
+
+    def __hash__(self) -> int:
+        return id(self.items)
+
+
+@lru_cache(maxsize=4096)
+def _cut(key: _Same, begin: int, end: int) -> Items:
+    """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""
+    return key.items if (begin, end) == (0, len(key.items)) else key.items[begin:end]
 
 
 def workspace(parts: Sequence[Part], direction: str, width: int, absent: float, stranded: float = 0.0) -> float:

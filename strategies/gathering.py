@@ -172,7 +172,7 @@ class Gathering:
         small = sum(self.persistent(part) for part in range(len(stage.parts))) * plan.bytes_per_element
         second = stage.parameters * plan.bytes_per_element / self.options.zero_hpz_partition_size
         copy = second if self.options.zero_hpz_partition_size > 1 else 0.0
-        return ("parameter", float(small + copy)), ("buffer", float(plan.reduce_bucket))
+        return ("parameter", float(small + copy)), ("buffer", float(self.options.reduce_bucket_size * plan.bytes_per_gradient))
 
     def _narrow(self, part: int) -> Memory:
         return (("temporary", float(self.moving(part) * NARROW)),) if self.quantised else ()

@@ -139,7 +139,7 @@ class _Lowering:
         width, shards = plan.plan.bytes_per_gradient, plan.shards if self.hook.scatters else 1
         size = stage.sharded(shards) * width
         ranks = self.stages[stage.number % count].rank, self.stages[stage.number % count + count].rank
-        pieces = in_buckets(size, plan.plan.bucket)
+        pieces = in_buckets(size, stage.limits.size * width)
         label = f"copies of stage {stage.number % count}"
         pair = Collective("all_reduce", size / pieces, "pp", label, plan.plan.algorithm, pieces, width, ranks)
         stage.reduced.append(stage.add(Op("pp copies", pair, (self.flow.ended[stage.number], *stage.reduced[-1:]))))

@@ -25,7 +25,6 @@ from topologies.units import Bytes
 if TYPE_CHECKING:
     from strategies.resolved import Resolved
 
-MIB = 2.0**20
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
@@ -116,8 +115,12 @@ class Plan(Computing):
         description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
         "contexts see in most of their pretraining)",
     )
-    bucket: Bytes = Field(
-        25 * MIB, description="bytes of gradients that DDP and ZeRO reduce in one collective (PyTorch DDP: 25 MiB)", gt=0
+    bucket: Bytes | None = Field(
+        None,
+        description="bytes of gradients from which on DDP and ZeRO reduce those that there are, whole parameters, at once; by "
+        "default as the framework: PyTorch's DDP 25 MiB, at first 1 MiB; Megatron-LM max(40e6, 1e6·dp) parameters in the first "
+        "chunk of the first pipeline rank, and all gradients at once elsewhere and without overlap",
+        gt=0,
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
     overlap_tp: TensorOverlap | None = Field(
@@ -249,16 +252,6 @@ class Plan(Computing):
         """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
         wider = self.bytes_per_gradient > self.bytes_per_element
         return self.deepspeed is not None and self.data_parallel == "zero1" and wider
-
-    @property
-    def reduce_bucket(self) -> float:
-        """Bytes of gradients that are reduced in one collective."""
-        return self.deepspeed.reduce_bucket_size * self.bytes_per_gradient if self.deepspeed else self.bucket
-
-    @property
-    def gather_bucket(self) -> float:
-        """Bytes of parameters that zero1 and zero2 gather in one collective."""
-        return self.deepspeed.allgather_bucket_size * self.bytes_per_element if self.deepspeed else self.bucket
 
     @property
     def bytes_of_states(self) -> dict[str, int]:

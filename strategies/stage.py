@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 
 from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Memory, Op, Ref, Run
-from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, items_of, workspace
+from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, runs, workspace
+from strategies.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.host import Host
 from strategies.layers import Part
 from strategies.layers.narrow import NARROW
@@ -33,7 +35,8 @@ class Stage:
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, int, int, bool, float], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, Cut, Cut, bool, float], tuple[Block, Memory, Memory]] = {}
+        self._buckets: dict[bool, list[Bucket]] = {}
 
     @property
     def alone(self) -> bool:
@@ -103,7 +106,7 @@ class Stage:
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
-        block, allocate, given_back = self._block(FORWARD, first, len(self.parts) if last is None else last)
+        block, allocate, given_back = self._block(FORWARD, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
     def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
@@ -113,7 +116,14 @@ class Stage:
         allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
         before, but are not there during the backward of the loss.
         """
-        block, taken, given_back = self._block(BACKWARD, first, len(self.parts) if last is None else last, bool(allocate), absent)
+        start = Cut(len(self.parts) if last is None else last)
+        block, taken, given_back = self._block(BACKWARD, start, Cut(first), bool(allocate), absent)
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+
+    def between(self, way: str, microbatch: int, after: tuple[Ref, ...], start: Cut, end: Cut, allocate: Memory = (),
+                free: Memory = ()) -> Ref:  # fmt: skip
+        """What of a backward pass or of its second half is between two moments. allocate: beside its workspace."""
+        block, taken, given_back = self._block(way, start, end)
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
@@ -123,39 +133,41 @@ class Stage:
     def input_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                        free: Memory = ()) -> Ref:  # fmt: skip
         """First half of a backward pass: what the weight gradients need stays until the second half."""
-        block, taken, given_back = self._block(INPUT, first, len(self.parts) if last is None else last)
+        block, taken, given_back = self._block(INPUT, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
     def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                         allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
         """Second half of a backward pass."""
-        block, taken, given_back = self._block(WEIGHT, first, len(self.parts) if last is None else last)
+        block, taken, given_back = self._block(WEIGHT, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
     def memory(self, direction: str, part: int, passing: bool = False) -> tuple[Memory, Memory]:
         """What a part's pass takes and gives back. passing: besides its parameters' gradients, which are made in it."""
-        return self._block(direction, part, part + 1, passing)[1:]
+        return self._block(direction, Cut(part + 1), Cut(part), passing)[1:]
 
     def _block(
-        self, direction: str, first: int, last: int, passing: bool = False, absent: float = 0.0
+        self, direction: str, start: Cut, end: Cut, passing: bool = False, absent: float = 0.0
     ) -> tuple[Block, Memory, Memory]:
-        """The block, what it allocates and what it frees; one object for all microbatches."""
-        key = (direction, first, last, passing, absent)
+        """The block of what is between two moments of a pass (forward, from `end` to `start`), what it allocates and what it
+        frees; one object for all microbatches. Of a part that is cut each piece needs the workspace of all of it.
+        """
+        key = (direction, start, end, passing, absent)
         if key not in self._blocks:
-            forward, parts = direction == FORWARD, self.parts[first:last]
-            order = parts if forward else parts[::-1]
-            runs = tuple(Run(len(list(same)), items_of(part, direction)) for part, same in groupby(order))
-            kept = (self.output if last == len(self.parts) else 0.0) - (0.0 if first else self.received)
+            last = start.part + (start.left > 0)
+            parts, over = self.parts[end.part : last], self.parts[end.part + (end.left > 0) : last]
+            kept = self.output if over and last == len(self.parts) else 0.0
+            kept -= self.received if not (end.part or end.left) else 0.0
             width = self.plan.plan.bytes_per_gradient if passing else 0
             most = workspace(parts, direction, width, absent)
             kept_back = workspace(parts, direction, width, absent, self._stranded) - most
             instead = min(0.0, most)  # what is held in the place of what was saved
-            saved: Memory = (("activation", sum(part.saved for part in parts) + kept + instead),)
-            held: Memory = (("activation", sum(part.held for part in parts) + instead),)
+            saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
+            held: Memory = (("activation", sum(part.held for part in over) + instead),)
             work: Memory = (("temporary", most - instead), (CACHED, kept_back))
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
-            self._blocks[key] = Block(direction, runs), taken, freed
+            self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), taken, freed
         return self._blocks[key]
 
     @property
@@ -165,23 +177,23 @@ class Stage:
         """
         return max((0.0, *(part.temporary for part in self.parts[:-1]))) + self.parts[-1].stranded
 
-    def buckets(self, size: float) -> list[tuple[int, int, float, int]]:
-        """Gradients in the order in which the backward pass makes them: (first part, last part + 1, bytes of a bucket, buckets).
+    @cached_property
+    def limits(self) -> Limits:
+        """When a bucket of its gradients is full."""
+        return limits(self.plan, self.rank, self.chunk)
 
-        A bucket is full at the end of a part; a part bigger than a bucket is several of equal size (PyTorch DDP's buckets
-        hold whole parameters: Li et al. 2020, arXiv:2006.15704, section 4.2). Experts spread over ep ranks are not in them.
-        """
-        result, end, held = [], len(self.parts), 0.0
-        for first in range(len(self.parts) - 1, -1, -1):
-            part = self.parts[first]
-            held += (part.parameters - part.experts) * self.plan.plan.bytes_per_gradient
-            if first == len(self.parts) - 1:
-                held += self.tied * self.plan.plan.bytes_per_gradient
-            if held >= size or first == 0:
-                count = in_buckets(held, size)
-                result.append((first, end, held / count, count))
-                end, held = first, 0.0
-        return result
+    def buckets(self, weights_only: bool = False) -> list[Bucket]:
+        """What is reduced together, in the order in which a backward pass (weights_only: its second half) makes it."""
+        if weights_only not in self._buckets:
+            self._buckets[weights_only] = filled(list(self._gradients(weights_only)), self.limits, Cut(0))
+        return self._buckets[weights_only]
+
+    def _gradients(self, weights_only: bool) -> Iterator[Gradient]:
+        """Of every parameter that other ranks have too."""
+        for number in range(len(self.parts) - 1, -1, -1):
+            for one in self.parts[number].gradients:
+                if self.tied if one.tied else self.plan.expert_copies > 1 or not one.spread:
+                    yield Gradient(one.shape, Cut(number, one.weights_left if weights_only else one.left), one.spread)
 
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
                width: int | None = None, pieces: int = 0) -> Ref:  # fmt: skip
@@ -201,7 +213,7 @@ class Stage:
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
-            count = in_buckets(experts, self.plan.plan.reduce_bucket)
+            count = in_buckets(experts, self.limits.size * self.plan.plan.bytes_per_gradient)
             ref = self._reduction(operation, experts / count, count, self.plan.expert_sharing, after, free)
         if self.host.updates:
             ref = self.host.gradients(size * count / self.plan.plan.bytes_per_gradient / self.plan.shards, (ref,))
@@ -239,39 +251,33 @@ class Stage:
         """
         return tuple(self.reduced[-2:-1])
 
-    def backward_in_buckets(
-        self, microbatch: int, after: tuple[Ref, ...], operation: str, passing: bool = False, weights_only: bool = False
-    ) -> Ref:
-        """Backward pass that reduces each bucket of gradients as soon as it is complete; without overlap, all at the end.
+    def reduce_bucket(self, operation: str, bucket: Bucket, made: Ref, free: Memory = ()) -> None:
+        """Reduce a bucket's gradients over the ranks that have the same parameters."""
+        size = float(bucket.elements * self.plan.plan.bytes_per_gradient)
+        if bucket.spread:
+            self.reduced.append(self._reduction(operation, size, 1, self.plan.expert_sharing, (made,), free))
+        else:
+            self.reduce(operation, size, 1, (made,), free)
 
-        passing: whole gradients exist only from the backward pass to their reduction (otherwise they are resident).
-        weights_only: the second half of a split backward pass.
+    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], reduce: Callable[[Bucket, Ref], None],
+                            weights_only: bool = False, takes: Callable[[Sequence[Bucket]], tuple[Memory, Memory]] | None = None,
+                            ) -> Ref:  # fmt: skip
+        """Backward pass (weights_only: its second half) that has each bucket of gradients reduced as soon as it is complete;
+        without overlap, all at the end.
+
+        takes: of the buckets that a piece of the pass completes, what it takes for them, and how much of that it gives back.
         """
-        run = self.weight_gradient if weights_only else self.backward
-        plan = self.plan.plan
-        buckets = self.buckets(plan.reduce_bucket)
-        experts = [self.spread(first, last) * plan.bytes_per_gradient for first, last, _, _ in buckets]
-        held: list[Memory] = [
-            (("gradient", size * count + more),) if passing else ()
-            for (_, _, size, count), more in zip(buckets, experts, strict=True)
-        ]
-        passed: list[Memory] = [()] * len(buckets)  # given back by the pass itself: copied into DeepSpeed's buffer
-        if plan.deepspeed and passing:
-            passed, held = [self._largest_gradient(first, last) for first, last, _, _ in buckets], passed
-        if not plan.overlap:
-            most = max(passed)
-            ref = run(microbatch, after, allocate=sum(held, ()) + most, free=most)
-        for (first, last, size, count), memory, part, more in zip(buckets, held, passed, experts, strict=True):
-            if plan.overlap:
-                after += self.crowded if passing else ()
-                ref, after = run(microbatch, after, first, last, allocate=memory + part, free=part), ()
-            self.reduce(operation, size, count, (ref,), memory, more)
-        return ref
-
-    def _largest_gradient(self, first: int, last: int) -> Memory:
-        """The gradient of the largest of parts first … last − 1."""
-        largest = max(part.parameters for part in self.parts[first:last])
-        return (("gradient", float(largest * self.plan.plan.bytes_per_gradient)),)
+        way, start, end = WEIGHT if weights_only else BACKWARD, Cut(len(self.parts)), Cut(0)
+        buckets, ref = groupby(self.buckets(weights_only), lambda one: one.cut if self.plan.plan.overlap else end), None
+        for cut, complete in buckets:
+            mine = list(complete)
+            taken, given_back = takes(mine) if takes else ((), ())
+            after += self.crowded if takes else ()
+            ref, after = self.between(way, microbatch, after, start, cut, taken, given_back), ()
+            start = cut
+            for bucket in mine:
+                reduce(bucket, ref)
+        return self.between(way, microbatch, after, start, end) if ref is None or start != end else ref
 
     def update(self, shards: float, after: tuple[Ref, ...], made: int = 1) -> Ref:
         """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.

@@ -21,13 +21,13 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def in_buckets(tensors: Iterable[Tensor], limit: float) -> Iterator[list[Tensor]]:
-    """Neighbouring tensors of at most `limit` bytes together; a larger one alone."""
+    """Neighbouring tensors, until they have `limit` bytes or more together."""
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and sum(one.nbytes for one in bucket) + tensor.nbytes > limit:
+        bucket.append(tensor)
+        if sum(one.nbytes for one in bucket) >= limit:
             yield bucket
             bucket = []
-        bucket.append(tensor)
     if bucket:
         yield bucket
 

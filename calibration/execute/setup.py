@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from calibration.launch import Place
 from sim.grid import Grid
+from strategies.buckets import limits
 from strategies.job import Job
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -62,6 +63,11 @@ class Setup:
     def at(self) -> dict[str, int]:
         """Coordinates of this rank by axis."""
         return self.grid.coordinates(self.place.rank)
+
+    @property
+    def bucket(self) -> float:
+        """Bytes that fill a bucket of gradients or parameters."""
+        return limits(self.resolved).size * self.plan.bytes_per_gradient
 
     @property
     def dtype(self) -> torch.dtype:

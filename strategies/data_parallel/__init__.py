@@ -39,6 +39,9 @@ class Hook(ABC):
 
     scatters: ClassVar[bool] = False  # whether ranks have reduced gradients of their shards only
 
+    of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
+    of_megatron: ClassVar[bool] = False  # whether Megatron-LM has it too, with buckets of its own
+
     local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise
     outer: ClassVar[int] = 0  # bytes per parameter of an optimizer around the optimizer
 

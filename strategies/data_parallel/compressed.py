@@ -7,7 +7,10 @@ one pass before the update, where PyTorch has one per bucket beside the backward
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
+from strategies.buckets import Bucket
 from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
 from strategies.plan import Plan
@@ -22,6 +25,8 @@ NARROW = 2  # bytes of an element on its way
 class CompressedDDP(DDP):
     """Cast, all-reduce, cast back."""
 
+    of_megatron = False
+
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Only wider gradients can be compressed, and only those that all ranks share."""
@@ -35,18 +40,9 @@ class CompressedDDP(DDP):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Each bucket is cast and reduced as soon as it is complete; without overlap, all at the end."""
-        plan = stage.plan.plan
         if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        run = stage.weight_gradient if weights_only else stage.backward
-        buckets = stage.buckets(plan.bucket)
-        if not plan.overlap:
-            ref = run(microbatch, after)
-        for first, end, size, count in buckets:
-            if plan.overlap:
-                ref, after = run(microbatch, after, first, end), ()
-            self._reduce(stage, size, count, ref)
-        return ref
+        return stage.backward_in_buckets(microbatch, after, partial(self._reduce, stage), weights_only)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
@@ -59,11 +55,11 @@ class CompressedDDP(DDP):
             stage.add(Op(COMPUTE, self._cast(stage, stage.parameters, "optimizer"), tuple(stage.reduced)))
         super().update(stage)
 
-    def _reduce(self, stage: Stage, size: float, count: int, made: Ref) -> None:
-        elements = size * count / stage.plan.plan.bytes_per_gradient
-        copy: Memory = (("temporary", NARROW * elements),)
-        cast = stage.add(Op(COMPUTE, self._cast(stage, elements, "backward"), (made,), copy))
-        stage.reduce("all_reduce", NARROW * elements / count, count, (cast,), free=copy, width=NARROW)
+    def _reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+        size = float(NARROW * bucket.elements)
+        copy: Memory = (("temporary", size),)
+        cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (made,), copy))
+        stage.reduce("all_reduce", size, 1, (cast,), free=copy, width=NARROW)
 
     def _cast(self, stage: Stage, elements: float, phase: str) -> Block:
         """Read one type, write the other."""

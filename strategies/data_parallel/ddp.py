@@ -5,6 +5,8 @@ Li et al. 2020, arXiv:2006.15704. Microbatches before the last one accumulate wi
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim.program import Ref
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.plan import Plan
@@ -16,11 +18,13 @@ from strategies.stage import Stage
 class DDP(Hook):
     """All-reduce of gradients."""
 
+    of_ddp = of_megatron = True
+
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduced in the last microbatch only."""
         if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
+        return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "all_reduce"), weights_only)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:

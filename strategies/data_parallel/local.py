@@ -6,6 +6,8 @@ convergence is not simulated. The cp ranks of a dp rank work on the same sequenc
 
 from __future__ import annotations
 
+from functools import partial
+
 from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
 from strategies.data_parallel import Hook, hooks
 from strategies.plan import Plan
@@ -32,7 +34,7 @@ class LocalSGD(Hook):
         """No gradient leaves its dp rank."""
         if stage.plan.plan.cp == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, "all_reduce", weights_only=weights_only)
+        return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "all_reduce"), weights_only)
 
     def update(self, stage: Stage) -> None:
         """Every rank updates its own parameters."""
@@ -46,7 +48,7 @@ class LocalSGD(Hook):
     def _all_reduce(self, stage: Stage, label: str) -> Ref:
         plan = stage.plan.plan
         size = stage.parameters * plan.bytes_per_element
-        count = in_buckets(size, plan.bucket)
+        count = in_buckets(size, stage.limits.size * plan.bytes_per_element)
         computed = stage.last_compute()
         assert computed is not None
         one = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)

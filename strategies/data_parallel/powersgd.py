@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
+from strategies.buckets import Bucket
 from strategies.data_parallel import Moves, hooks
 from strategies.data_parallel.ddp import DDP
 from strategies.options import PowerSGD
 from strategies.plan import Plan
 from strategies.resolved import Resolved
 from strategies.stage import Stage
-from strategies.tensors import Matrix, matrices, size
+from strategies.tensors import Matrix, size
 from topologies.reading import UserError
 
 Shaped = Callable[[int, int, int], tuple[int, int, int]]
@@ -31,6 +32,8 @@ Shaped = Callable[[int, int, int], tuple[int, int, int]]
 @hooks("ddp_powersgd")
 class PowerSGDDDP(DDP):
     """Low-rank all-reduce of gradients with error feedback."""
+
+    of_megatron = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
@@ -50,39 +53,36 @@ class PowerSGDDDP(DDP):
         options = _options(stage)
         kept = stage.parameters if options.use_error_feedback else 0
         if options.warm_start:
-            kept += sum(_Bucket.of(stage, first, end).thin for first, end, _, _ in stage.buckets(stage.plan.plan.bucket))
+            kept += sum(_Bucket.of(stage, bucket).thin for bucket in stage.buckets())
         return (("buffer", float(kept * stage.plan.plan.bytes_per_gradient)),) if stage.plan.copies > 1 else ()
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Each bucket goes through the hook's three parts while later ones are made; without overlap, all at the end."""
-        plan = stage.plan.plan
         if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        run = stage.weight_gradient if weights_only else stage.backward
-        if not plan.overlap:
-            ref = run(microbatch, after)
         going: list[Iterator[None]] = []
-        for first, end, _, _ in stage.buckets(plan.bucket):
-            if plan.overlap:
-                ref, after = run(microbatch, after, first, end), ()
-            going = [hook for hook in going if next(hook, True) is None]
-            going.append(self._hook(stage, _Bucket.of(stage, first, end), ref))
+
+        def reduce(bucket: Bucket, made: Ref) -> None:
+            going[:] = [hook for hook in going if next(hook, True) is None]
+            going.append(self._hook(stage, _Bucket.of(stage, bucket), made))
             next(going[-1])
-            if not plan.overlap:
+            if not stage.plan.plan.overlap:
                 list(going.pop())
+
+        ref = stage.backward_in_buckets(microbatch, after, reduce, weights_only)
         while going:
             going = [hook for hook in going if next(hook, True) is None]
         return ref
 
     def _hook(self, stage: Stage, bucket: _Bucket, made: Ref) -> Iterator[None]:
         """The hook of one bucket; between its parts it waits for the network."""
-        width, repeat = stage.plan.plan.bytes_per_gradient, bucket.count
+        width = stage.plan.plan.bytes_per_gradient
 
         def compute(kernels: list[Kernel], after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:
             return stage.add(Op(COMPUTE, Block("backward", (Run(1, tuple(kernels)),)), after, allocate, free))
 
         def reduce(elements: float, after: Ref) -> Ref:
-            return stage.reduce("all_reduce", elements * width / repeat, repeat, (after,)) if elements else after
+            return stage.reduce("all_reduce", elements * width, 1, (after,)) if elements else after
 
         kept: Memory = (("temporary", float(bucket.elements * width)),) if bucket.feedback else ()
         begun = compute(bucket.before(), (made,), kept)
@@ -100,26 +100,21 @@ class _Bucket:
 
     compressed: dict[tuple[Matrix, int], int] = field(hash=False)
     elements: int
-    count: int  # collectives that carry it where it is bigger than a bucket may be
     width: int
     dtype: str
     feedback: bool
     warm: bool
 
     @classmethod
-    def of(cls, stage: Stage, first: int, end: int) -> _Bucket:
-        """Parts first … end − 1 of `stage`."""
+    def of(cls, stage: Stage, bucket: Bucket) -> _Bucket:
+        """What the plan says of it."""
         plan, options = stage.plan.plan, _options(stage)
-        parts, tied = stage.parts[first:end], stage.tied if end == len(stage.parts) else 0
         compressed: dict[tuple[Matrix, int], int] = {}
-        for part in parts:
-            for (n, m), count in matrices(part, stage.model, tied).items():
-                rank = min(n, m, options.matrix_approximation_rank)
-                if (n + m) * rank * options.min_compression_rate < n * m:
-                    compressed[(n, m), rank] = compressed.get(((n, m), rank), 0) + count
-        elements = sum(part.parameters for part in parts) + tied
-        count = next(number for start, _, _, number in stage.buckets(plan.bucket) if start == first)
-        return cls(compressed, elements, count, plan.bytes_per_gradient, plan.precision, options.use_error_feedback,
+        for n, m in (shape for shape in bucket.shapes if len(shape) > 1):
+            rank = min(n, m, options.matrix_approximation_rank)
+            if (n + m) * rank * options.min_compression_rate < n * m:
+                compressed[(n, m), rank] = compressed.get(((n, m), rank), 0) + 1
+        return cls(compressed, bucket.elements, plan.bytes_per_gradient, plan.precision, options.use_error_feedback,
                    options.warm_start)  # fmt: skip
 
     @property

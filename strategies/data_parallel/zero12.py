@@ -8,7 +8,12 @@ the replicas are then all-reduced.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import partial
+
 from sim.program import Collective, Memory, Op, Ref
+from strategies.buckets import Bucket
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -20,13 +25,13 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
-    scatters = True
+    scatters = of_megatron = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
         if stage.alone or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", weights_only=weights_only)
+        return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "reduce_scatter"), weights_only)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
@@ -42,7 +47,8 @@ class Zero1(Hook):
             return ()
         narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
         kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
-        return ("buffer", plan.reduce_bucket * (1 + plan.overlap)), *kept
+        bucket = float(plan.deepspeed.reduce_bucket_size * plan.bytes_per_gradient)
+        return ("buffer", bucket * (1 + plan.overlap)), *kept
 
     @classmethod
     def in_turn(cls, plan: Plan) -> bool:
@@ -60,7 +66,8 @@ class Zero1(Hook):
         for elements, along, spread in (dense, (stage.spread(0, every), stage.plan.expert_sharing, True)):
             if elements:
                 width = stage.gathered_width(0, every, spread)
-                count = in_buckets(elements * width, plan.gather_bucket)
+                size = plan.deepspeed.allgather_bucket_size if plan.deepspeed else stage.limits.size
+                count = in_buckets(elements, size)
                 size = elements * width / count
                 gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
                 stage.add(Op("dp", gather, (updated,)))
@@ -81,4 +88,18 @@ class Zero2(Zero1):
         """Buckets are reduce-scattered in every microbatch, and their memory given back."""
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, "reduce_scatter", passing=True, weights_only=weights_only)
+        width, copied = stage.plan.plan.bytes_per_gradient, stage.plan.plan.deepspeed is not None
+
+        def whole(bucket: Bucket) -> Memory:
+            return (("gradient", float(bucket.elements * width)),)
+
+        def takes(buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
+            if not copied:
+                return sum(map(whole, buckets), ()), ()
+            largest: Memory = (("gradient", float(width * max(math.prod(shape) for one in buckets for shape in one.shapes))),)
+            return largest, largest  # each is copied to the bucket's buffer as it is made
+
+        def reduce(bucket: Bucket, made: Ref) -> None:
+            stage.reduce_bucket("reduce_scatter", bucket, made, () if copied else whole(bucket))
+
+        return stage.backward_in_buckets(microbatch, after, reduce, weights_only, takes)

@@ -255,7 +255,7 @@ class Zero3(Hook):
             self._of(stage).made(part, after)
             self._send(stage, self._of(stage).elements(part), after, gradient)
             return
-        room = stage.plan.plan.reduce_bucket / stage.plan.plan.bytes_per_gradient
+        room = stage.plan.plan.deepspeed.reduce_bucket_size
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
         if held + sum(self._of(stage).elements(part)) > room:
             self._flush(stage)
@@ -288,7 +288,7 @@ class Zero3(Hook):
         if plan.deepspeed and plan.deepspeed.zero_quantized_gradients and stage.plan.copies > 1:
             self._quantised.reduce(stage, elements[0], after)
             return
-        count = in_buckets(dense, plan.reduce_bucket) if plan.deepspeed else 1
+        count = in_buckets(dense, plan.deepspeed.reduce_bucket_size * plan.bytes_per_gradient) if plan.deepspeed else 1
         stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
 
 

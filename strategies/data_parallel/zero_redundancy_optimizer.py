@@ -25,6 +25,7 @@ class ZeroRedundancyOptimizer(DDP):
     """All-reduce of gradients, an owner of each parameter, broadcasts."""
 
     shards = frozenset({"optimizer"})
+    of_megatron = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:

@@ -159,7 +159,7 @@ def _write(job: Job) -> Written:
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
-    sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)}
+    sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)} if plan.bucket else {}
     found: dict[str, Any] = {"overlap_comm": plan.overlap}
     found |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version"}) if plan.deepspeed else sizes
     for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):

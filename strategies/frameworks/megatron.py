@@ -229,7 +229,7 @@ def _write(job: Job) -> Written:
     }  # fmt: skip
     flags += [("--" + name, None) for name, wanted in said.items() if wanted]
     flags += _sharding_flags(own) + _expert_flags(own) + _recompute_flags(own) + _pipeline_flags(own, plan.chunks, plan.layers)
-    if own.data_parallel in ("ddp", "zero1", "zero2"):
+    if own.data_parallel in ("ddp", "zero1", "zero2") and own.bucket is not None:
         flags.append(("--ddp-bucket-size", round(own.bucket / own.bytes_per_gradient)))
     flags.append(("--attention-backend", "flash" if own.fused_attention else "unfused"))
     for kind, wanted in (("hidden", job.model.dropout), ("attention", job.model.attention_dropout)):

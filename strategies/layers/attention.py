@@ -45,9 +45,9 @@ def _projections(share: Share) -> list[Piece]:
         Piece(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
-        parameters = 2 * model.norm_parameters(dim)
         normed = pointwise(share, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
-        pieces.append(replace(normed, parameters=parameters, replicated=parameters))
+        shapes = ((dim,),) * (2 * model.norm_parameters(dim) // dim)
+        pieces.append(replace(normed, shapes=shapes, replicated=dim * len(shapes)))
     if model.positions == "rotary":
         turned = queries + keys
         pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))

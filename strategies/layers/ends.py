@@ -50,7 +50,7 @@ def _tokens(share: Share) -> Piece:
             *share.vectors("token embedding", parameters),
         ),
         temporary=size,
-        parameters=parameters,
+        shapes=((share.rows, share.model.hidden),),
     )
 
 
@@ -59,7 +59,7 @@ def _added_rows(share: Share, label: str, rows: int, parameters: int) -> Piece:
     hidden, size = share.model.hidden, share.element * share.stream
     gradient = share.memory(label, "backward", size + share.accumulated(rows * hidden))
     forward = share.memory(label, "forward", 2 * size + share.element * rows * hidden)
-    return Piece((forward,), weight_gradient=(gradient,), parameters=parameters * hidden, replicated=parameters * hidden)
+    return Piece((forward,), weight_gradient=(gradient,), shapes=((parameters, hidden),), replicated=parameters * hidden)
 
 
 def head(share: Share) -> list[Piece]:
@@ -83,14 +83,15 @@ def head(share: Share) -> list[Piece]:
         ]
     if model.head:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
-        tied = share.rows * model.hidden if model.tied else 0  # counted with the embedding
+        if model.tied:  # counted with the embedding
+            matrix = replace(matrix, shapes=matrix.shapes[1:], tied=matrix.shapes[:1])
         made_by = share.resolved.plan.loss or share.resolved.plan.kernels
         loss = {"fused": _fused_loss, "torch": eager.loss}.get(made_by, _loss)(share)
         before, after = targets(share), mean(share)
         forward = before.forward + loss.forward + after.forward + _metrics(share)
         backward = after.input_gradient + loss.input_gradient + before.input_gradient
         whole = replace(loss, forward=forward, input_gradient=backward)
-        pieces += [replace(matrix, parameters=matrix.parameters - tied), whole]
+        pieces += [matrix, whole]
     return pieces
 
 

@@ -144,7 +144,7 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
         weight_gradient=(*narrow.again(rows.held * k), _exact(product, rows), *adding, *sums),
         saved={f"{label} input": narrow.kept * rows.held * k},
         temporary=share.element * rows.held * k + narrow.copies(rows.held * n),
-        parameters=parameters,
+        shapes=((n, k),) * rows.experts + ((n,),) * (rows.experts * bias),
         replicated=whole,
         experts=parameters if share.resolved.plan.ep_of_dp > 1 else 0,
         narrow=narrow.elements,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import chain
 
 from sim.program import Collective, Item, Kernel
-from strategies.layers import operators
+from strategies.layers import gradients, operators
 from strategies.layers.narrow import NARROW
 from strategies.layers.overlap import Items
 from strategies.layers.pieces import Piece
@@ -45,6 +45,7 @@ class Part:
     logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients: the whole, piece by piece
+    gradients: tuple[gradients.Made, ...]  # of every parameter, as the backward pass makes them
 
     def halve(self, absent: float = 0.0) -> float:
         """As `undo`, of the first half of a split backward pass."""
@@ -79,6 +80,7 @@ def part_of(name: str, pieces: Sequence[Piece], share: Share, recompute: str) ->
         weight_gradient=weights,
         recompute=repeated,
         backward=repeated + whole,
+        gradients=gradients.made(back),
         held=_held(weights, share),
         logits=float(share.element * share.tokens * share.rows) if name == "head" and share.model.head else 0.0,
         saved=sum(kept.values()),
@@ -183,6 +185,9 @@ def joined(layers: tuple[Part, ...]) -> Part:
     before = tuple(_recomputed(item) for item in _chained(layers[:-1], "forward"))  # all of it: the next layer's input
     recompute = before + layers[-1].recompute
     whole = tuple(chain.from_iterable(part.backward[len(part.recompute) :] for part in back))
+    made: tuple[gradients.Made, ...] = ()
+    for part in back:
+        made = gradients.before(made, len(part.backward) - len(part.recompute), len(part.weight_gradient)) + part.gradients
     sums = ("parameters", "replicated", "experts", "narrow", "narrow_experts", "model_flops", "held")
     return replace(
         layers[0],
@@ -191,6 +196,7 @@ def joined(layers: tuple[Part, ...]) -> Part:
         weight_gradient=_chained(back, "weight_gradient"),
         recompute=recompute,
         backward=recompute + whole,
+        gradients=made,
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
         recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
         halving=max(part.halving for part in layers) + sum(part.held for part in layers[1:]),

@@ -27,12 +27,14 @@ product, and the reduce-scatter after one, go round a ring of tp ranks beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sim.program import Kernel
 from strategies import elementwise as passes
+from strategies.layers.gradients import Shape
 from strategies.layers.narrow import Narrow
 from strategies.layers.overlap import Items, beside
 from strategies.layers.share import FLOAT, Share
@@ -53,13 +55,19 @@ class Piece:
     temporary: float = 0.0  # bytes of tensors that exist only while it runs
     before: float | None = None  # the same while its forward runs, where that is less
     stranded: float = 0.0  # bytes in blocks of its forward pass that nothing reuses where its backward needs most
-    parameters: int = 0  # elements on this rank
-    replicated: int = 0  # of them, those that every tp rank holds
+    shapes: tuple[Shape, ...] = ()  # of its parameters on this rank, matrices in the order in which gradients are made
+    tied: tuple[Shape, ...] = ()  # of matrices that are parameters of another piece
+    replicated: int = 0  # elements of its parameters that every tp rank holds
     experts: int = 0  # of the parameters, those of routed experts that are spread over ep ranks
     narrow: int = 0  # of the parameters, those of matrices whose products are in fp8
     made: Mapping[str, float] = field(default_factory=dict)  # recompute=operators: what it makes and keeps besides `saved`
     again: Items | None = None  # recompute=operators: what of `forward` is repeated, where that is not all
     flops: float = 0.0  # of forward matrix products of the whole tp group on this cp rank's tokens, attention counted in full
+
+    @property
+    def parameters(self) -> int:
+        """Elements on this rank."""
+        return sum(map(math.prod, self.shapes))
 
     @property
     def forwards(self) -> Piece:
@@ -107,7 +115,7 @@ def column_linear(
         whole=whole,
         saved={source or f"{label} input": narrow.kept * kept},
         temporary=gathered + (gathered if again else 0) + narrow.copies(tokens * local),  # input's gradient, all tokens' input
-        parameters=local * (hidden + bias),
+        shapes=(*((size, hidden) for size in sizes), *((size,) for size in sizes if bias)),
         narrow=narrow.elements,
         flops=2.0 * tokens * hidden * outputs,
     )
@@ -164,7 +172,7 @@ def row_linear(share: Share, label: str, inputs: int, bias: bool) -> Piece:
         weight_gradient=(*narrow.again(tokens * local), *weights),
         saved={f"{label} input": narrow.kept * tokens * local},
         temporary=share.element * tokens * (local + (hidden if gather else 0)) + narrow.copies(tokens * hidden),
-        parameters=local * hidden + hidden * bias,
+        shapes=((hidden, local), *([(hidden,)] if bias else [])),
         narrow=narrow.elements,
         replicated=hidden * bias,
         flops=2.0 * tokens * inputs * hidden,
@@ -188,7 +196,7 @@ def whole_linear(
         weight_gradient=(*narrow.again(tokens * hidden), *weights, *(bias_gradient if bias else ())),
         saved={source or f"{label} input": narrow.kept * tokens * hidden},
         temporary=elements * hidden,
-        parameters=outputs * (hidden + bias),
+        shapes=((outputs, hidden), *([(outputs,)] if bias else [])),
         narrow=narrow.elements,
         replicated=outputs * (hidden + bias),
         flops=2.0 * outputs * hidden * tokens * ranks,
@@ -219,7 +227,7 @@ def norm(share: Share, label: str, residual: bool = False, source: str = "", fea
         forward=forward,
         input_gradient=(*backward, *share.vectors(label, features, parameters // features), *(addition if apart else ())),
         saved=kept,
-        parameters=parameters,
+        shapes=((features,),) * (parameters // features),
         replicated=parameters,
     )
 

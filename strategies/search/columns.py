@@ -48,5 +48,5 @@ def _own(one: Resolved) -> tuple[float, ...]:
     return (
         *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer,
         moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
-        whole and not plan.reshard, whole, plan.least_gathered, shared and "gradient" in hook.shards, plan.kernels in AFTER_LOSS,
+        whole and not plan.reshard, whole, plan.least_gathered, whole, plan.kernels in AFTER_LOSS,
     )  # fmt: skip

@@ -170,7 +170,7 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
         init_sync=False,
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
-        bucket_cap_mb=plan.plan.bucket / 2**20,
+        bucket_cap_mb=None if plan.plan.bucket is None else plan.plan.bucket / 2**20,
     )
     ddp.reducer = _Kept(ddp.reducer)
 

@@ -165,7 +165,7 @@ def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
     """GPT-3 175B at dp 8 and dp 512 (32,768 GPUs): the same ops; by rings a few more events where sends meet all-reduces."""
     runs = []
     for nodes in (64, 4096):
-        plan = dict(tp=8, pp=8, accumulation=64, recompute="full", algorithm="ring")
+        plan = dict(tp=8, pp=8, accumulation=64, recompute="full", algorithm="ring", bucket="160 MB")
         runs.append(simulate(read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=plan)))
     assert len(runs[0].end) == len(runs[1].end)
     assert runs[1].events == pytest.approx(runs[0].events, rel=0.5)

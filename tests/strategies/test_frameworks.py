@@ -38,7 +38,7 @@ def test_a_script_of_megatron_is_a_job() -> None:
 def test_deepspeed() -> None:
     job = read("deepspeed", "ds_config.json", model="llama-3.1-8b", nodes=2, plan={"sequence": 4096})
     assert (job.plan.data_parallel, job.plan.overlap, job.plan.precision) == ("zero2", True, "bf16")
-    assert job.plan.reduce_bucket == 4e8  # 2e8 elements of 2 bytes
+    assert job.plan.deepspeed.reduce_bucket_size == 2e8
     assert job.resolve().microbatches == 256 // 16 // 4  # train_batch_size = micro batch · accumulation · GPUs
     assert job.plan.sequence == 4096
     ignored = "wall_clock_breakdown, zero_optimization.contiguous_gradients"

@@ -45,7 +45,7 @@ class DDP(Hook):
         # the model's buffers are constants, and gradients live in the buckets, as in the simulation
         return DistributedDataParallel(
             chunk.net,
-            bucket_cap_mb=setup.plan.bucket / MIB,
+            bucket_cap_mb=None if setup.plan.bucket is None else setup.plan.bucket / MIB,
             init_sync=False,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
@@ -61,7 +61,7 @@ class DDP(Hook):
         """By hand."""
         if self.by_hand and self.setup.resolved.dp > 1:
             gradients = [parameter.grad for parameter in reversed(self.parameters()) if parameter.grad is not None]
-            reduce_in_buckets(gradients, self.setup.plan.bucket, self.setup.group("dp"))
+            reduce_in_buckets(gradients, self.setup.bucket, self.setup.group("dp"))
 
 
 @executed("ddp_fp16")

@@ -21,7 +21,7 @@ class LocalSGD(Hook):
         """All-reduce the parameters in buckets."""
         if self.setup.resolved.dp > 1:
             values = [parameter.data for parameter in self.parameters()]
-            reduce_in_buckets(values, self.setup.plan.bucket, self.setup.group("dp"))
+            reduce_in_buckets(values, self.setup.bucket, self.setup.group("dp"))
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Each rank has its own."""
@@ -45,7 +45,7 @@ class DiLoCo(LocalSGD):
         values = [local(parameter.detach()) for parameter in self.parameters()]
         for start, value in zip(self.start, values, strict=True):
             value.copy_(start - value)
-        reduce_in_buckets(values, self.setup.plan.bucket, self.setup.group("dp"))
+        reduce_in_buckets(values, self.setup.bucket, self.setup.group("dp"))
         outer_update(self.start, self.momentum, values)
         for start, value in zip(self.start, values, strict=True):
             value.copy_(start)

@@ -94,7 +94,7 @@ class Zero1(Hook):
         if setup.resolved.dp == 1:
             return chunk.net
         group = setup.group("dp")
-        for tensors in in_buckets(parameters, setup.plan.bucket):
+        for tensors in in_buckets(parameters, setup.bucket):
             bucket = Bucket(tensors, setup.resolved.dp, dist.get_rank(group))
             self.buckets.append(bucket)
             for tensor in tensors:

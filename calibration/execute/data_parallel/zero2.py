@@ -76,7 +76,7 @@ class Zero2(Zero1):
         if setup.resolved.dp == 1:
             return chunk.net
         rank = dist.get_rank(setup.group("dp"))
-        mine = [Passing(tensors, setup.resolved.dp, rank) for tensors in in_buckets(parameters, setup.plan.bucket)]
+        mine = [Passing(tensors, setup.resolved.dp, rank) for tensors in in_buckets(parameters, setup.bucket)]
         for bucket in mine:
             for tensor in bucket.tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook

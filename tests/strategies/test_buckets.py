@@ -1,0 +1,120 @@
+"""Gradients in buckets: what PyTorch's DDP, Megatron-LM and DeepSpeed put together, and when a bucket's reduction starts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sim.program import Collective, Kernel
+from sim.run import run
+from strategies.buckets import Cut, Gradient, Limits, filled
+from strategies.layers import parts
+from strategies.lower import lower
+from strategies.stage import Stage
+
+# no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
+LLAMA = {
+    "name": "llama", "layers": 2, "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm",
+    "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False,
+}  # fmt: skip
+MATRICES = {"head": 512 * 64, "mlp down": 96 * 64, "mlp up": 192 * 64, "attention output": 64 * 64, "qkv": 128 * 64}
+LLAMA_1B = {
+    "name": "llama-3.2-1b", "hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocabulary": 128256,
+    "context": 8192, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": True, "attention_bias": False,
+    "output_bias": False, "mlp_bias": False,
+}  # fmt: skip
+
+
+def buckets(job, rank: int = 0, chunk: int = 0) -> list[int]:
+    """Elements of the buckets of a stage with all layers."""
+    plan = job.resolve()
+    work = parts(job.model, plan)
+    every = [work.embedding, *work.stage(0, job.model.layers), work.head]
+    return [one.elements for one in Stage(0, rank, chunk, None, every, plan, job.model).buckets()]
+
+
+def test_a_reduction_starts_when_the_last_gradient_of_its_bucket_is_made(toy_job, toy_prices) -> None:
+    """A bucket for each parameter and a network that is never busy: an all-reduce starts where its product ends."""
+    job = toy_job(8, 1, LLAMA, {"nvlink": "1 PB/s"}, bucket="1 B", precision="fp32", algorithm="ring")
+    plan, prices = job.resolve(), toy_prices()
+    work = parts(job.model, plan)
+    time, ends = 0.0, {}
+    for part in (work.embedding, *work.stage(0, 2), work.head):
+        time += sum(prices.seconds(item) for item in part.forward)
+    for part in (work.head, *work.stage(0, 2)):
+        for kernel in part.backward:
+            assert isinstance(kernel, Kernel)
+            time += prices.seconds(kernel)
+            if kernel.label.endswith(" weight"):
+                ends.setdefault(4 * MATRICES[kernel.label.removesuffix(" weight")], []).append(time)
+    timeline = run(lower(job.model, plan), job.cluster.topology(), prices)
+    starts: dict[float, list[float]] = {}
+    for number, op in enumerate(timeline.program.cohorts[0].ops):
+        if isinstance(op.work, Collective):
+            starts.setdefault(op.work.bytes, []).append(timeline.start[number])
+    assert len(ends) == len(MATRICES)
+    assert sum(map(len, starts.values())) == 1 + 2 * 6 + 2  # the embedding; 4 matrices and 2 norms a layer; norm and head
+    for size, times in ends.items():
+        assert starts[size][: len(times)] == pytest.approx(times, rel=1e-6)  # the embedding is as large as the head
+
+
+def test_buckets_larger_than_layers_cut_a_pass_only_where_they_are_full(toy_job) -> None:
+    """As many pieces of the backward pass as there are buckets; layers between two cuts are one run."""
+    layer = 2 * (4 * 64 + 12 * 64**2 + 5 * 64 + 4 * 64)  # bytes
+    job = toy_job(8, 1, {"layers": 32, "tied": False}, bucket=f"{4 * layer} B")
+    (cohort,) = lower(job.model, job.resolve()).cohorts
+    back = [op for op in cohort.ops if op.stream == "compute" and op.work.name == "backward"]
+    reduced = [op.work.bytes for op in cohort.ops if isinstance(op.work, Collective)]
+    assert len(back) == len(reduced) == 9  # 32 / 4, and one for the embedding's half
+    assert all(4 * layer <= size < 5 * layer for size in reduced[:-1])
+    assert all(sum(run.times for run in op.work.runs) <= 7 for op in back)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("bucket", [None, "1 kB", "100 kB"])
+def test_buckets_are_those_of_ddp(toy_job, bucket, overlap) -> None:
+    """torch.distributed._compute_bucket_assignment_by_size, as DDP calls it when it has seen the order of gradients."""
+    torch = pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    model = LLAMA | {"hidden": 512, "ffn": 1000, "vocabulary": 4096}
+    fields = {"bucket": bucket} if bucket else {}
+    job = toy_job(8, 1, model, kernels="torch", precision="fp32", overlap=overlap, **fields)
+    work = parts(job.model, job.resolve())
+    shapes = [one.shape for part in (work.head, *work.stage(0, 2), work.embedding) for one in part.gradients]
+    tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    first, other = (int(job.plan.bucket),) * 2 if bucket else (dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20)
+    theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [first, other], [False] * len(shapes), list(range(len(shapes))))
+    assert buckets(job) == [sum(math.prod(shapes[index]) for index in one) for one in theirs]
+    assert sum(buckets(job)) == job.model.parameters
+
+
+def test_buckets_are_those_of_a_megatron_log(toy_job) -> None:
+    """Llama-3.2-1B, as "Number of buckets for gradient all-reduce / reduce-scatter: 17" lists them (bucket_size=40000000)."""
+    job = toy_job(8, 1, LLAMA_1B, data_parallel="zero1", gradients="fp32", microbatch=1, sequence=128)
+    assert buckets(job) == [50_333_696, *[60_821_504] * 15, 273_158_144]
+
+
+def test_megatrons_buckets_by_default(toy_job) -> None:
+    """max(40e6, 1e6·dp) parameters, and everything at once without overlap, behind the first pipeline rank or chunk."""
+    model = LLAMA_1B | {"tied": False}
+
+    def job(nodes: int = 1, **plan):
+        return toy_job(8, nodes, model, data_parallel="zero1", microbatch=1, sequence=128, **plan)
+
+    every = job().model.parameters
+    assert min(buckets(job(nodes=8))[:-1]) >= 64e6
+    assert buckets(job(nodes=8))[0] == 128256 * 2048 > 64e6
+    assert buckets(job(overlap=False)) == [every]
+    assert buckets(job(), rank=1) == buckets(job(), chunk=1) == [every]
+    assert len(buckets(job(), rank=0)) == len(buckets(job(bucket="160 MB", gradients="fp32"), rank=1, chunk=1)) > 10
+
+
+def test_deepspeed_reduces_before_a_gradient_that_does_not_fit() -> None:
+    """Its bucket never holds more than reduce_bucket_size, unless one parameter does, and the last one waits for the end."""
+    gradients = [Gradient((size,), Cut(1, 10 - number), False) for number, size in enumerate((4, 4, 4, 30, 4))]
+    cut = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10, fits=True), Cut(0))]
+    assert cut == [(8, Cut(1, 8)), (4, Cut(1, 7)), (30, Cut(1, 6)), (4, Cut(0))]
+    full = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10), Cut(0))]
+    assert full == [(12, Cut(1, 8)), (30, Cut(1, 7)), (4, Cut(1, 6))]
