@@ -21,7 +21,7 @@ from calibration.layer_check import Check, checks
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, known_gpu, own_cluster
 from calibration.profile_file import described, signed, verified, yaml_text
 from calibration.profiles import load_profile, profile_for
-from calibration.samples import Journal, Merged, Sample, merge, read_journal
+from calibration.samples import Head, Journal, Merged, Sample, merge, read_journal
 from sim.prices import Profile, Provenance
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, nearest, parse_yaml
@@ -226,6 +226,8 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         if len(logs) > 1:
             raise UserError(f"--from {journals[0]}: a journal of samples is read alone")
         head, samples, _ = read_journal(journals[0])
+        known = {name: head[name] for name in Head.model_fields if name in head}
+        head |= build(Head, known, f"{journals[0]}: line 1").model_dump()
         return fit(replace(request, samples=journals[0]), head, samples)
     if not request.cluster:
         raise UserError("--from: needs --cluster, the machine that the logs are of")
@@ -258,11 +260,11 @@ def _errors(points: Sequence[Any]) -> dict[str, float]:
 
 def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: str = "") -> tuple[list[Row], list[str], list[str]]:
     """(rows, what a reader must know, which sorts of log there were). Raises UserError for anything else."""
-    from calibration.readers.kineto import is_trace, read_text, read_traces
+    from calibration.readers.kineto import is_trace, read_traces
     from calibration.readers.nccl_tests import operation_named, read_nccl_tests
 
     operation = operation_named(collective) if collective else ""
-    traces = [path for path in logs if is_trace(read_text(path)[:200_000])]
+    traces = [path for path in logs if is_trace(path)]
     rows: list[Row] = []
     notes: list[str] = []
     if traces:

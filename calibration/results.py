@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from topologies.reading import UserError
+from topologies.documents import MalformedError, parse_json
+from topologies.reading import UserError, lines_of, parse_line, shown
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")
+MOST = 128 * 2**20  # bytes of a table, some 200,000 rows
+NUMBERS = ("gpus", "tokens_per_second", "tokens_per_second_per_gpu", "mfu", "memory", "bubble", "exposed")  # of a simulated plan
+POSITIVE = ("step", "gpus", "tokens_per_second", "tokens_per_second_per_gpu")
 
 
 class Results:
@@ -25,9 +30,15 @@ class Results:
         self.rows: dict[str, Row] = {}
         if self.path is None:
             return
+        try:
+            there = bool(self.path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        except (OSError, ValueError) as error:  # longer than the system allows, or with a NUL
+            raise UserError(f"--results {path}: {getattr(error, 'strerror', None) or error}") from None
         if self.path.suffix not in SUFFIXES or not self.path.parent.is_dir():
             raise UserError(f"--results {path}: must be a file in a folder that exists, and end in {', '.join(SUFFIXES)}")
-        if self.path.exists():
+        if there:
             self.rows = {row["hash"]: row for row in self._read()}
 
     def add(self, row: Row) -> None:
@@ -60,18 +71,36 @@ class Results:
         assert self.path is not None
         try:
             if self.path.suffix == ".jsonl":
-                lines = self.path.read_text(encoding="utf-8").splitlines()
-                return [_checked(json.loads(line)) for line in lines if line and not _cut_off(line)]
+                return list(self._lines(self.path))
+            if self.path.stat().st_size > MOST:
+                raise ValueError(f"larger than {MOST // 2**20} MiB")
             import pandas as pd
 
             if self.path.suffix == ".parquet":
                 _parquet()
             texts = {"hash": str, "version": str}  # which may be digits alone
             frame = pd.read_csv(self.path, dtype=texts) if self.path.suffix == ".csv" else pd.read_parquet(self.path)
+            if missing := sorted({"hash", "changes", "step", "error"} - set(frame.columns)):
+                raise MalformedError(f"no column '{missing[0]}'")
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-            return [_checked({str(k): v for k, v in row.items()} | {"changes": json.loads(row["changes"])}) for row in rows]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise UserError(f"--results {self.path}: is not a table of results ({type(error).__name__})") from None
+            return [_checked({str(k): v for k, v in row.items()} | {"changes": parse_json(row["changes"])}) for row in rows]
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, OSError, OverflowError) as error:
+            why = str(error) if isinstance(error, MalformedError) else type(error).__name__
+            raise UserError(f"--results {self.path}: is not a table of results ({why})") from None
+
+    def _lines(self, path: Path) -> Iterator[Row]:
+        """The rows of a table of JSON; one whose end is missing is left out."""
+        for number, line in lines_of(path, MOST):
+            line = line.rstrip("\r\n")
+            if not line or _cut_off(line):
+                continue
+            where = f"--results {path}: is not a table of results: line {number}"
+            try:
+                yield _checked(parse_line(line, where))
+            except MalformedError as error:
+                raise UserError(f"{where}: {error}") from None
 
 
 def _cut_off(line: str) -> bool:
@@ -80,9 +109,23 @@ def _cut_off(line: str) -> bool:
 
 
 def _checked(row: Any) -> Row:
-    if not isinstance(row, dict) or not {"hash", "changes", "step", "error"} <= row.keys():
-        raise ValueError("no result")
-    return {"version": None} | row
+    """A row that has what a search and a page need of it. Raises MalformedError that names the field."""
+    for field, kinds in (("hash", str), ("changes", dict), ("error", str | None)):
+        if field not in row or not isinstance(row[field], kinds):
+            raise MalformedError(f"{field}={shown(row.get(field))}: is not what `shardyard plan --results` writes")
+    if row["error"] is None:
+        for field in ("step", *NUMBERS):
+            value = row.get(field)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise MalformedError(f"{field}={shown(value)}: must be a number, and not negative")
+            if not value and field in POSITIVE:
+                raise MalformedError(f"{field}={shown(value)}: must be greater than 0")
+        if not isinstance(row.get("fits"), bool):
+            raise MalformedError(f"fits={shown(row.get('fits'))}: must be true or false")
+    elif row.get("step") is not None:
+        raise MalformedError(f"step={shown(row['step'])} contradicts error={shown(row['error'])}")
+    checked: Row = {"version": None, "step": None} | row
+    return checked
 
 
 def _parquet() -> None:

@@ -12,13 +12,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from calibration.interference import LIMIT
-from topologies.reading import Config, UserError, build, load_text
+from topologies.reading import Config, UserError, build, lines_of, parse_line, shown
 from topologies.writing import write_whole
 
 FORMAT = 1
+MOST = 128 * 2**20  # bytes of a journal; a full calibration writes less than one MiB
+SIZES = {  # numbers and texts that tell the cases of a part from others
+    "gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "sequence", "head_dim"), "memory": ("bytes",),
+    "optimizer": ("bytes",), "launch": (), "copy": ("bytes",), "collective": ("ranks", "nodes", "bytes"), "overlap": (),
+    "wrapping": ("width",), "footprint": (), "layer": ("hidden", "layers"),
+}  # fmt: skip
+SHORTEST, LONGEST = 1e-12, 1e6  # seconds of one case
+NOTHING = ("launch", "overlap", "wrapping")  # may take no time at all
+NAMES = {
+    "gemm": ("dtype",), "attention": ("dtype", "way"), "memory": ("kind",), "optimizer": ("kind",), "launch": ("kind",),
+    "copy": ("from", "to"), "collective": ("operation",), "overlap": ("kind",), "wrapping": ("wrapper",), "footprint": ("kind",),
+}  # fmt: skip
 
 Case = dict[str, str | float]
 Key = tuple[str, str, tuple[tuple[str, str | float], ...]]
@@ -30,17 +42,30 @@ class Sample(Config):
     part: str  # gemm, attention, memory, optimizer, launch, copy, collective, overlap, wrapping, footprint, layer
     case: Case  # sizes and names that tell it from others of its part
     context: Literal["alone", "step"] = "alone"  # back to back, or between pieces of compute as in a training step
-    value: float = Field(ge=0)  # seconds; bytes of a footprint
-    least: float = Field(default=0.0, ge=0)  # of a collective: the rank that waited least
-    spread: float = Field(default=0.0, ge=0)  # interquartile range over the median
-    count: int = Field(default=1, ge=1)  # repetitions
-    foreign: float = Field(default=0.0, ge=0)  # share of the machine's CPU time that went to others meanwhile
-    round: int = 0
+    value: float = Field(ge=0, le=1e15)  # seconds; bytes of a footprint
+    least: float = Field(default=0.0, ge=0, le=1e15)  # of a collective: the rank that waited least
+    spread: float = Field(default=0.0, ge=0, le=1e9)  # interquartile range over the median
+    count: int = Field(default=1, ge=1, le=10**12)  # repetitions
+    foreign: float = Field(default=0.0, ge=0, le=1e6)  # share of the machine's CPU time that went to others meanwhile
+    round: int = Field(default=0, ge=0, le=10**6)
 
     @property
     def key(self) -> Key:
         """What tells this case from others."""
         return self.part, self.context, tuple(sorted(self.case.items()))
+
+
+class Head(Config):
+    """The first line of a journal, as `calibration.machine.describe` and `calibrate` say it."""
+
+    format: Literal[1]
+    device: Literal["cpu", "cuda"]
+    ranks: PositiveInt = Field(le=2**20)
+    machine: str
+    versions: str
+    memory: float = Field(0.0, ge=0, le=1e18)  # bytes per rank
+    quick: bool = False
+    cores: int = Field(0, ge=0, le=2**20)
 
 
 class Merged(NamedTuple):
@@ -117,23 +142,40 @@ class Journal:
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[Sample], int]:
     """(first line, samples, bytes of whole lines) of a journal. Raises UserError for a line that is no sample."""
-    lines = load_text(path).splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()  # written half
-    head = _line(path, 1, lines[0] if lines else "")
-    if head.get("format") != FORMAT:
-        raise UserError(f"{path}: line 1: format={head.get('format')!r}: must be {FORMAT}, as `shardyard calibrate` writes it")
-    samples = []
-    for number, line in enumerate(lines[1:], 2):
-        samples.append(build(Sample, _line(path, number, line), f"{path}: line {number}"))
-    return head, samples, sum(len(line.encode()) for line in lines)
+    head: dict[str, Any] | None = None
+    samples: list[Sample] = []
+    whole = 0
+    for number, line in lines_of(path, MOST):
+        if not line.endswith("\n"):
+            break  # written half
+        where = f"{path}: line {number}"
+        data = parse_line(line, where)
+        if head is None:
+            head = data
+            if head.get("format") != FORMAT:
+                shape = shown(head.get("format"))
+                raise UserError(f"{where}: format={shape}: must be {FORMAT}, as `shardyard calibrate` writes it")
+        else:
+            samples.append(_measured(build(Sample, data, where), where))
+        whole += len(line.encode())
+    if head is None:
+        raise UserError(f"{path}: line 1: not JSON: a journal begins with a line about its machine")
+    return head, samples, whole
 
 
-def _line(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: line {number}: not JSON: {error.msg}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: line {number}: must be an object")
-    return data
+def _measured(sample: Sample, where: str) -> Sample:
+    """The sample, when it has what its part's fit needs. Raises UserError."""
+    part, case = sample.part, sample.case
+    if part not in SIZES:
+        raise UserError(f"{where}: part={shown(part)}: must be one of {', '.join(SIZES)}")
+    for name in SIZES[part]:
+        value = case.get(name)
+        if not isinstance(value, float) or not 0 <= value <= 1e15:
+            raise UserError(f"{where}: case.{name}={shown(value)}: must be a number from 0 to 1e15 for part={part}")
+    for name in NAMES.get(part, ()):
+        if not isinstance(case.get(name), str):
+            raise UserError(f"{where}: case.{name}={shown(case.get(name))}: must be a text for part={part}")
+    least = 0.0 if part in NOTHING else SHORTEST
+    if part != "footprint" and not least <= sample.value <= LONGEST:
+        raise UserError(f"{where}: value={sample.value:g}: must be from {least:g} to {LONGEST:g} seconds for part={part}")
+    return sample

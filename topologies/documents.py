@@ -26,6 +26,7 @@ BYTES = 8 * 2**20  # of a document; the largest shipped one has 20 kB
 DEPTH = 64  # mappings and lists inside each other
 VALUES = 500_000
 LETTERS = 20_000  # of a text
+LINE = 2**20  # bytes of a line of a file that is read line by line
 KEY = 200  # letters of a key
 DIGITS = 64  # letters of a number: 1e64 is still a float, 64 digits are more than any measurement has
 
@@ -60,11 +61,32 @@ def read_text(path: Path, most: int = BYTES) -> str:
     except ValueError:  # a NUL in its name
         raise OSError(0, "not the name of a file") from None
     if len(data) > most:
-        raise MalformedError(f"larger than {most // 2**20} MiB")
+        raise MalformedError(f"larger than {_bytes(most)}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise MalformedError("not UTF-8 text") from None
+
+
+def read_lines(path: Path, most: int, longest: int = LINE) -> Iterator[str]:
+    """The lines of a text file with their ends, one at a time; at most so many bytes in all and in one. Raises OSError and
+    MalformedError.
+    """
+    total = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
+            total += len(line)
+            if len(line) > longest or total > most:
+                what = "a line of more than" if len(line) > longest else "larger than"
+                raise MalformedError(f"{what} {_bytes(longest if len(line) > longest else most)}", number)
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise MalformedError("not UTF-8 text", number) from None
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**20:g} MiB" if count >= 2**20 else f"{count / 2**10:g} KiB"
 
 
 def parse_yaml(text: str) -> Any:

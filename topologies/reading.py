@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -85,6 +85,26 @@ def load_text(path: Path, most: int = documents.BYTES) -> str:
     except (OSError, MalformedError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read: {reason}") from None
+
+
+def lines_of(path: Path, most: int, longest: int = documents.LINE) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers and ends, as `documents.read_lines`. Raises UserError."""
+    try:
+        yield from enumerate(documents.read_lines(path, most, longest), 1)
+    except (OSError, ValueError) as error:  # also a NUL in the name
+        at = f"line {error.line}: " if isinstance(error, MalformedError) and error.line else ""
+        raise UserError(f"{path}: {at}cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parse_line(text: str, where: str) -> dict[str, Any]:
+    """The object of JSON that a line is. Raises UserError that begins with `where`."""
+    try:
+        data = documents.parse_json(text)
+    except MalformedError as error:
+        raise UserError(f"{where}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: must be an object")
+    return data
 
 
 def is_there(path: Path, folder: bool = True) -> bool:

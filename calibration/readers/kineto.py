@@ -8,17 +8,16 @@ kind in its group on each rank, the shortest is the transfer. Traces of old vers
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from calibration.collective_rows import Row
-from topologies.reading import UserError
+from calibration.readers.stream import beginning_of, members
+from topologies.reading import UserError, shown
 
 WIDTHS = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
@@ -31,6 +30,14 @@ NAMES = {
     "broadcast": "broadcast", "reduce": "reduce", "send": "send",
 }  # fmt: skip
 SKIPPED = ("recv", "barrier", "wait", "init")  # carry nothing of their own
+ARGUMENTS = ("In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name", "Process Group Ranks",
+             "In split size")  # fmt: skip  # what is kept of a kernel's
+EVENTS = 500_000  # NCCL kernels of a trace
+TEXTS = 64 * 2**20  # letters of their arguments, each text once
+LAST = 1e16  # microseconds: a time of a day is 2e15 of them after 1970
+LONGEST = 1e10  # microseconds of one kernel, some three hours
+LARGEST = 1e15  # elements of a message
+RANKS = 2**20
 
 
 class _Event(NamedTuple):
@@ -50,20 +57,9 @@ class Traces(NamedTuple):
     notes: list[str]
 
 
-def is_trace(text: str) -> bool:
-    """Whether a JSON text is the profiler's."""
-    return '"traceEvents"' in text
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, unpacked when it is gzip. Raises UserError."""
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error, UnicodeDecodeError):
-        raise UserError(f"{path}: cannot be read: broken gzip or not text") from None
+def is_trace(path: Path) -> bool:
+    """Whether a file, packed by gzip or not, is JSON of the profiler. Raises UserError when it cannot be read."""
+    return '"traceEvents"' in beginning_of(path, 200_000)
 
 
 def read_traces(paths: Sequence[Path], per_node: int) -> Traces:
@@ -102,60 +98,110 @@ def _matched(ranks: Mapping[int, Sequence[_Event]]) -> list[list[_Event]]:
     return list(found.values())
 
 
-def _read(path: Path) -> tuple[int, list[_Event], int]:
-    """(rank, its collectives in order of time, NCCL kernels that do not say what they are)."""
-    try:
-        data = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: broken JSON: {error}") from None
-    events = data.get("traceEvents") if isinstance(data, Mapping) else None
-    if not isinstance(events, list):
-        raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
-    own = data.get("distributedInfo") or {}
-    rank = own.get("rank") if isinstance(own, Mapping) else None
-    if not isinstance(rank, int):
-        raise UserError(f"{path}: does not say its rank: no 'distributedInfo' (was torch.distributed initialised?)")
-    known = {str(one.get("pg_name")): one.get("ranks") for one in own.get("pg_config") or [] if isinstance(one, Mapping)}
-    kernels = [
-        one for one in events if isinstance(one, Mapping) and one.get("cat") == "kernel" and "nccl" in str(one.get("name", ""))
-    ]
-    kernels.sort(key=lambda one: float(one.get("ts", 0)))
-    result, bare = [], 0
-    for one in kernels:
-        args: Any = one.get("args")
+class _Found:
+    """What is kept of a trace: who wrote it, its groups, and its NCCL kernels."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_trace = False
+        self.own: Mapping[str, Any] = {}
+        self.kernels: list[tuple[float, float, str, dict[str, Any]]] = []  # start, µs, name of the collective, arguments
+        self.texts: dict[str, str] = {}  # each once: a thousand events name the same ranks
+        self.kept = 0  # letters of them
+
+    def add(self, number: int, event: Any) -> None:
+        """An event, if it is an NCCL kernel."""
+        if not isinstance(event, Mapping) or event.get("cat") != "kernel" or "nccl" not in str(event.get("name", "")):
+            return
+        args = event.get("args")
         args = args if isinstance(args, Mapping) else {}
         name = str(args.get("Collective name", ""))
         if name.removeprefix("nccl:") in SKIPPED:
-            continue
-        event = _event(name, args, float(one.get("dur", 0)), known)
+            return
+        if len(self.kernels) == EVENTS:
+            raise UserError(f"{self.path}: more than {EVENTS:,} NCCL kernels: give a trace of fewer steps")
+        start, micro = self._number(number, event, "ts", LAST), self._number(number, event, "dur", LONGEST)
+        self.kernels.append((start, micro, name, {key: self._once(args[key]) for key in ARGUMENTS if key in args}))
+
+    def _number(self, number: int, event: Mapping[str, Any], field: str, most: float) -> float:
+        """Microseconds."""
+        value = event.get(field, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise UserError(f"{self.path}: event {number}: {field}={shown(value)}: must be microseconds from 0 to {most:g}")
+        return float(value)
+
+    def _once(self, value: Any) -> Any:
+        if not isinstance(value, str | list):
+            return value
+        text = value if isinstance(value, str) else str(value)
+        if text not in self.texts:
+            self.kept += len(text)
+            if self.kept > TEXTS:
+                raise UserError(f"{self.path}: the kernels' arguments are longer than {TEXTS // 2**20} MiB")
+        return self.texts.setdefault(text, text)
+
+
+def _scanned(path: Path) -> _Found:
+    found, number = _Found(path), 0
+    for key, value in members(path, "traceEvents"):
+        if key == "traceEvents":
+            found.is_trace |= isinstance(value, list)
+            found.add(number, value)
+            number += 1
+        elif key == "distributedInfo" and isinstance(value, Mapping):
+            found.own = value
+    return found
+
+
+def _read(path: Path) -> tuple[int, list[_Event], int]:
+    """(rank, its collectives in order of time, NCCL kernels that do not say what they are)."""
+    found = _scanned(path)
+    if not found.is_trace:
+        raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
+    rank = found.own.get("rank")
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise UserError(f"{path}: does not say its rank: no 'distributedInfo' (was torch.distributed initialised?)")
+    if not 0 <= rank < RANKS:
+        raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be from 0 to {RANKS - 1:,}")
+    groups = found.own.get("pg_config")
+    listed = {str(one.get("pg_name")): str(one.get("ranks") or "")
+              for one in (groups if isinstance(groups, list) else ()) if isinstance(one, Mapping)}  # fmt: skip
+    found.kernels.sort(key=lambda kernel: kernel[0])
+    result, bare = [], 0
+    for _, micro, name, args in found.kernels:
+        event = _event(path, name, args, micro, listed)
         bare += event is None
         if event and event.members > 1 and event.bytes > 0 and event.seconds > 0:
             result.append(event)
     return rank, result, bare
 
 
-def _event(name: str, args: Mapping[str, Any], micro: float, known: Mapping[str, Any]) -> _Event | None:
-    """`dur` is in µs; the full buffer S is the larger side's elements times their width."""
+def _event(path: Path, name: str, args: Mapping[str, Any], micro: float, listed: Mapping[str, str]) -> _Event | None:
+    """The full buffer S is the larger side's elements times their width."""
     operation = NAMES.get(name.removeprefix("nccl:"))
     counts: list[Any] = [args.get("In msg nelems"), args.get("Out msg nelems")]
     width = WIDTHS.get(str(args.get("dtype", "")).removeprefix("at::"))
-    size = args.get("Group size")
-    if operation is None or width is None or not isinstance(size, int) or not all(isinstance(one, int) for one in counts):
+    size: Any = args.get("Group size")
+    if operation is None or width is None or not all(type(number) is int for number in (size, *counts)):
         return None
-    group = str(args.get("Process Group Name", ""))
-    listed = known.get(group) or args.get("Process Group Ranks")
-    if operation == "all_to_all" and len({*_numbers(args.get("In split size"))}) > 1:
+    for value, most in ((size, RANKS), *((count, LARGEST) for count in counts)):
+        if not 0 <= value <= most:
+            raise UserError(f"{path}: a collective of {shown(value)} elements or ranks: at most {most:g} are meant")
+    if operation == "all_to_all" and len({*_numbers(str(args.get("In split size")))}) > 1:
         return None  # uneven: no one size says what it is
-    return _Event(operation, group, size, _ranks(listed, size), float(width * max(counts)), 1e-6 * micro)
+    group = str(args.get("Process Group Name", ""))
+    ranks = _ranks(listed.get(group) or str(args.get("Process Group Ranks")), size)
+    return _Event(operation, group, size, ranks, float(width * max(counts)), 1e-6 * micro)
 
 
-def _ranks(listed: Any, size: int) -> tuple[int, ...]:
-    """A list, or its text. A long text ends in "...": then its ranks go on at the same distance, as every axis's do."""
+@lru_cache(maxsize=1024)
+def _ranks(listed: str, size: int) -> tuple[int, ...]:
+    """The ranks in a text. A long one ends in "...": then its ranks go on at the same distance, as every axis's do."""
     found = _numbers(listed)
-    if len(found) != size and len(found) > 1 and "..." in str(listed):
+    if len(found) != size and len(found) > 1 and "..." in listed:
         found = tuple(found[0] + place * (found[1] - found[0]) for place in range(size))
     return found if len(found) == size else ()
 
 
-def _numbers(listed: Any) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", str(listed)))
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", text) if len(number) < 10)

@@ -7,7 +7,6 @@ with `-I 1` each half has four more columns, with `-S` a timestamp ends the row.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +14,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from calibration.collective_rows import OPERATIONS, Row
-from topologies.reading import UserError, nearest
+from calibration.readers.stream import beginning_of
+from topologies.reading import UserError, lines_of, load_text, nearest, parse_document
 
-_HEAD = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s")
-_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d(?:[ T]\S+)?\s*$")
+MOST = 64 * 2**20  # bytes of a log
+LINE = 4096  # letters of a line that may be a row; nccl-tests' have 200
+IGNORED = 200_000  # lines that are not understood: NCCL_DEBUG=INFO prints thousands
+LARGEST = 1e15  # bytes of a message
+SLOWEST = 1e10  # microseconds of one, some three hours
+_HEAD = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(T\S+)?", re.ASCII)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device(?:\s+\d+\s+\[[^\]]*\]\s+(.+))?")
 _NAME = re.compile(r"^#\s*Collective test starting:\s*(\S+?)(?:_perf)?\s*$")
 _NAMES = {
@@ -41,12 +46,8 @@ class Log(NamedTuple):
 
 def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int = 0) -> Log:
     """Read a text log or JSON; operation, ranks and nodes count where the log does not say its own. Raises UserError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text: {error}") from None
-    read = _json if text.lstrip().startswith("{") else _text
-    name, hosts, gpus, halves, ignored = read(text, path)
+    read = _json if beginning_of(path, 4096).lstrip().startswith("{") else _text
+    name, hosts, gpus, halves, ignored = read(path)
     operation = name or _operation(path.stem) or operation
     ranks, nodes = len(hosts) or ranks, len(set(hosts)) or nodes
     if not halves:
@@ -71,11 +72,14 @@ _Halves = list[tuple[float, list[float], bool]]  # size, seconds of each half, w
 _Read = tuple[str, list[str], list[str], _Halves, list[tuple[int, str]]]
 
 
-def _text(text: str, path: Path) -> _Read:
+def _text(path: Path) -> _Read:
     name, hosts, gpus, halves, ignored = "", {}, [], [], []
     width = 4  # columns of a half
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := _RANK.match(line):
+    for number, line in lines_of(path, MOST):
+        line = line.rstrip()
+        if len(line) > LINE:
+            ignored.append((number, line[:80]))
+        elif found := _RANK.match(line):
             hosts[int(found[1])] = found[2]
             gpus += [found[3].strip()] if found[3] else []
         elif found := _NAME.match(line):
@@ -85,7 +89,9 @@ def _text(text: str, path: Path) -> _Read:
         elif half := _row(line, width):
             halves.append(half)
         elif line.strip():
-            ignored.append((number, line.strip()))
+            ignored.append((number, line.strip()[:200]))
+        if len(ignored) > IGNORED:
+            raise UserError(f"{path}: not a log of nccl-tests: more than {IGNORED:,} lines are no rows of it")
     return name, list(hosts.values()), gpus, halves, ignored
 
 
@@ -93,21 +99,22 @@ def _row(line: str, width: int) -> tuple[float, list[float], bool] | None:
     """Size, seconds of each half and whether a result was wrong; None when the line is no row."""
     if not _HEAD.match(line):
         return None
-    size, _, _, _, _, *columns = _STAMP.sub("", line).split()
+    size, _, _, _, _, *columns = line.split()
+    stamp = next((count for count in (1, 2) if len(columns) >= count and _DATE.fullmatch(columns[-count])), 0)
+    columns = columns[: len(columns) - stamp]
     halves = [columns[at : at + width] for at in range(0, len(columns), width)]
     try:
-        times = [1e-6 * float(half[0]) for half in halves]
+        micro = [float(half[0]) for half in halves]
         wrong = any(float(half[3]) > 0 for half in halves if half[3] != "N/A")
     except (IndexError, ValueError):
         return None
-    return (float(size), [time for time in times if time > 0], wrong) if 1 <= len(halves) <= 2 else None
+    if not (1 <= len(halves) <= 2 and float(size) <= LARGEST and all(0 <= time <= SLOWEST for time in micro)):
+        return None
+    return float(size), [1e-6 * time for time in micro if time > 0], wrong
 
 
-def _json(text: str, path: Path) -> _Read:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: broken JSON: {error}") from None
+def _json(path: Path) -> _Read:
+    data = parse_document(load_text(path), path, ".json")
     results = data.get("results")
     if not isinstance(results, list):
         raise UserError(f"{path}: not nccl-tests' JSON: no list 'results'")
@@ -116,14 +123,14 @@ def _json(text: str, path: Path) -> _Read:
     for number, result in enumerate(results, 1):
         found = [result.get(half) for half in ("out_of_place", "in_place")] if isinstance(result, Mapping) else []
         times = [time for half in found if isinstance(half, Mapping) for time in _times(half)]
-        if times and isinstance(result.get("size"), int | float):
+        if times and _number(result.get("size")) and result["size"] <= LARGEST:
             wrong = any(isinstance(half, Mapping) and _positive(half.get("nwrong")) for half in found)
             halves.append((float(result["size"]), times, wrong))
         else:
             ignored.append((number, "result without size or time"))
     args = data.get("args", "")
     program = args[0] if isinstance(args, list) and args else str(args).split(" ")[0]
-    devices = [device for device in data.get("devices", []) if isinstance(device, Mapping)]
+    devices = [device for device in _listed(data.get("devices")) if isinstance(device, Mapping)]
     hosts = [str(device.get("hostname", "")) for device in devices]
     gpus = [str(device["device_info"]) for device in devices if device.get("device_info")]
     return _operation(str(program)), hosts, gpus, halves, ignored
@@ -131,11 +138,19 @@ def _json(text: str, path: Path) -> _Read:
 
 def _times(half: Mapping[str, Any]) -> list[float]:
     found = half.get("time", half.get("cpu_time"))
-    return [1e-6 * float(found)] if _positive(found) else []
+    return [1e-6 * float(found)] if _positive(found) and found <= SLOWEST else []
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0
+    return _number(value) and value > 0
 
 
 def _operation(text: str) -> str:

@@ -274,7 +274,8 @@ HEAD = {"device": "cpu", "ranks": 2, "machine": "m", "versions": "v", "quick": T
 
 
 def sample(value: float, visit: int = 0, foreign: float = 0.0) -> Sample:
-    return Sample(part="gemm", case={"m": 1.0, "dtype": "fp32"}, value=value, round=visit, foreign=foreign)
+    case: dict[str, str | float] = {"batch": 1.0, "m": 1.0, "n": 1.0, "k": 1.0, "dtype": "fp32"}
+    return Sample(part="gemm", case=case, value=value, round=visit, foreign=foreign)
 
 
 def test_journal_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_json(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.log", "step 1 loss 2.3\n", "not a log of nccl-tests"),
-        ("a.json", "{", "broken JSON"),
+        ("a.json", "{", "not valid JSON at line 1"),
         ("a.json", "{}", "no list 'results'"),
         (
             "a.log",

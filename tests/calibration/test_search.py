@@ -208,7 +208,9 @@ def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
 
 def test_a_row_that_was_cut_off_is_left_out_and_the_next_one_kept(tmp_path: Path) -> None:
     file = tmp_path / "found.jsonl"
-    row = {"hash": "1" * 12, "version": "2" * 12, "changes": {}, "step": 1.0, "error": None}
+    row = {"hash": "1" * 12, "version": "2" * 12, "changes": {}, "step": 1.0, "error": None, "fits": True}
+    row |= {"gpus": 8, "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "mfu": 0.4, "memory": 1e9}
+    row |= {"bubble": 0.0, "exposed": 0.1}
     file.write_text(json.dumps(row) + '\n{"hash": "33')
     Results(str(file)).add(row | {"hash": "4" * 12})
     assert list(Results(str(file)).rows) == ["1" * 12, "4" * 12]
