@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.communication import Priced
-from sim.program import BESIDE, COMPUTE, Block, Collective, Send
+from sim.program import ACROSS, BESIDE, COMPUTE, Block, Collective, Send
 from sim.timeline import PHASES, Timeline
 
 SEEN = 0.01  # of a bar's time: less cannot be seen
@@ -50,8 +50,8 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
             continue
         if isinstance(op.work, Collective | Send):
             shares = {op.work.axis: end - start}
-            if op.stream == BESIDE:
-                beside = end
+            if op.stream in (BESIDE, ACROSS):
+                beside = max(beside, end)
             if op.stream != COMPUTE:
                 _append(transfers.setdefault(op.work.axis, []), Bar(start, end, op.microbatch, shares), gap)
                 continue

@@ -13,7 +13,7 @@ from sim.collectives import offered
 from sim.merging import wire
 from sim.network import Part
 from sim.prices import Prices
-from sim.program import Block, Collective, Item, Join, Program, Send, Start
+from sim.program import BESIDE, Block, Collective, Item, Join, Program, Send, Start
 from sim.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
 from sim.tables import CollectiveTable
 from sim.wiring import Traffic, alike, applicable, extent, fullest, ranks_of, sent
@@ -67,8 +67,8 @@ class Communication:
             traffics |= {group: None for traffic in traffics for group in _groups(program, traffic)}
         self._lay(tuple(traffics))
 
-    def _distinct(self) -> Iterator[tuple[Collective | Send, int, bool]]:
-        """Distinct communications: work, cohort, whether it is inside a block."""
+    def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
+        """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""
         for number, cohort in enumerate(self.program.cohorts):
             seen: set[int] = set()
             for op in cohort.ops:
@@ -76,12 +76,13 @@ class Communication:
                     continue
                 seen.add(id(op.work))
                 if not isinstance(op.work, Block):
-                    yield op.work, number, False
+                    yield op.work, number, ""
                     continue
+                streams = _streams(op.work)
                 for _, work in self.talk(op.work):
                     if id(work) not in seen:
                         seen.add(id(work))
-                        yield work, number, True
+                        yield work, number, streams.get(id(work), BESIDE)
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Find out what each link carries."""
@@ -278,6 +279,12 @@ class Communication:
             works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
             found = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
         return found
+
+
+def _streams(block: Block) -> dict[int, str]:
+    """The stream of each collective that a block starts beside, by its object."""
+    items = (item for run in block.runs for item in run.items)
+    return {id(item.collective): item.stream for item in items if isinstance(item, Start)}
 
 
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:

@@ -55,17 +55,18 @@ class _Cut:
         back the last one's."""
         started: dict[int, list[int]] = {}
         joins: tuple[int, ...] = ()
-        beside: tuple[int, ...] = ()  # the latest collective beside
+        beside: dict[str, tuple[int, ...]] = {}  # the latest collective of each stream beside
         for number, piece in enumerate(pieces):
             first, last = number == 0, number == len(pieces) - 1
             if isinstance(piece, Join):
                 joins = (*joins, started[id(piece.collective)].pop(0))
             elif isinstance(piece, Start):
-                beside = (self._add(Op(BESIDE, piece.collective, microbatch=op.microbatch, chunk=op.chunk), self._computed),)
-                started.setdefault(id(piece.collective), []).extend(beside)
+                begun = Op(piece.stream, piece.collective, microbatch=op.microbatch, chunk=op.chunk)
+                beside[piece.stream] = (self._add(begun, self._computed),)
+                started.setdefault(id(piece.collective), []).extend(beside[piece.stream])
             else:
                 after, taken, given = op.after if first else (), op.allocate if first else (), op.free if last else ()
-                own = (*joins, *beside) if isinstance(piece, Collective) else joins
+                own = (*joins, *beside.get(BESIDE, ())) if isinstance(piece, Collective) else joins
                 part = Op(op.stream, piece, after, taken, given, op.microbatch, op.chunk, held=op.held and first)
                 self._add(part, tuple(dict.fromkeys(own)))
                 joins = ()

@@ -5,9 +5,9 @@ sequence of kernels that is a max-plus map: with the GPU free at g and the host 
 h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
 event, and small kernels make a model launch-bound by themselves.
 
-Collectives that are started and joined later run on one stream beside the compute stream, one after the other, and make the
-kernels that run meanwhile slower. The numbers are found by playing the sequence twice: with a GPU that never waits for the host,
-and with a GPU that always does. (Where kernels are slowed down, the map between the two is an approximation.)
+Collectives that are started and joined later run on a stream beside the compute stream, those of one stream one after the
+other, and make the kernels that run meanwhile slower. The numbers are found by playing the sequence twice: with a GPU that never
+waits for the host, and with a GPU that always does. (Where kernels are slowed down, the map between the two is an approximation.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.program import Collective, Item, Join, Kernel, Start
+from sim.program import BESIDE, Collective, Item, Join, Kernel, Start
 
 SLOWDOWN = "slowdown"  # what kernels take longer because of collectives beside them
 Parts = dict[tuple[str, str], float]
@@ -71,7 +71,8 @@ class _Player:
     """A sequence being played: when the GPU's compute stream, the stream beside it and the host are free."""
 
     def __init__(self, gpu: float, host: float, launch: float, slowdown: float) -> None:
-        self.gpu, self.host, self.beside = gpu, host, -inf
+        self.gpu, self.host = gpu, host
+        self.beside: dict[str, float] = {}  # when each stream beside is free
         self.launch, self.slowdown = launch, slowdown
         self.ends: dict[int, deque[float]] = {}  # of collectives that are not joined yet, by their object
         self.parts: Parts = {}
@@ -84,16 +85,16 @@ class _Player:
             return
         self.host += self.launch + more
         if isinstance(item, Start):
-            self.beside = max(self.gpu, self.beside, self.host) + seconds
-            self.ends.setdefault(id(item.collective), deque()).append(self.beside)
+            end = self.beside[item.stream] = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
+            self.ends.setdefault(id(item.collective), deque()).append(end)
             return
         if isinstance(item, Collective):
-            self._wait(self.beside, item)
+            self._wait(self.beside.get(BESIDE, -inf), item)
             self._add(item.axis, item.label, seconds)
             self.gpu = max(self.gpu, self.host) + seconds
             return
         start = max(self.gpu, self.host)
-        self.gpu = start + seconds + self._slowed(item, seconds, self.beside - start)
+        self.gpu = start + seconds + self._slowed(item, seconds, max(self.beside.values(), default=-inf) - start)
         self._add(item.phase, item.label, seconds)
 
     def _wait(self, end: float, what: Collective) -> None:

@@ -80,9 +80,9 @@ class Pricing(Communication):
         item by item.
 
         Collectives inside blocks of one cohort run one after the other, on its compute stream or on the one beside it, and cannot
-        meet each other.
+        meet each other, but for those on another stream beside.
         """
-        users: dict[int, set[tuple[int, bool]]] = {}
+        users: dict[int, set[tuple[int, str]]] = {}
         for work, cohort, inside in self._communications:
             for part in self.collective(work, cohort).parts:
                 for link, _ in part.flows:

@@ -20,6 +20,7 @@ WRAPPING = "wrapping"  # variant of a kernel
 EARLY = "early"  # variant of a product: by cuBLAS before CUDA 11.7
 HOST = "host"  # the stream that launches them
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
+ACROSS = "beside across nodes"  # another one, of exchanges over the network that go on beside those inside nodes
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
 # of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
@@ -113,6 +114,7 @@ class Start:
     """
 
     collective: Collective
+    stream: str = BESIDE
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,3 +131,17 @@ class Fp8(Config):
         description="zero1, zero2, zero3: parameters of linear layers are gathered in fp8 (Megatron-LM's --fp8-param-gather, "
         "torchtitan's enable_fsdp_float8_all_gather)",
     )
+    dispatch: bool = Field(
+        False,
+        description="experts: tokens are cast before they are sent to their experts, and gradients of results before they are "
+        "(DeepSeek-V3; DeepEP's use_fp8); what comes back has 16 bits",
+    )
+    activation_func_input_store: bool = Field(
+        False,
+        description="inputs of activations of MLPs and experts are kept in fp8 (Megatron-LM's activation_func_fp8_input_store)",
+    )
+    attention_output: Literal["bf16", "e5m6"] = Field(
+        "bf16",
+        description="how the attention core's result is kept for its own backward pass, beside its fp8 copy for the product "
+        "after it (bf16, Transformer Engine); or both as 12 bits (e5m6, DeepSeek-V3)",
+    )

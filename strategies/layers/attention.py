@@ -16,6 +16,7 @@ from strategies.layers.pieces import Piece, column_linear, pointwise, rotary, ro
 from strategies.layers.share import Share
 
 CORE = ("core_attn",)
+E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
@@ -28,7 +29,24 @@ def attention(share: Share) -> list[Piece]:
     core = _unpadded(share, core) if share.resolved.plan.unpad else core
     if (share.resolved.plan.kernels, share.resolved.plan.attention, share.cp) == ("megatron", "flash2", 1):
         core = _sequences_first(share, core)
-    return [*before, *core, row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)]
+    after = row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)
+    return [*before, *core, *_output(share, after)]
+
+
+def _output(share: Share, after: Piece) -> list[Piece]:
+    """The product after the core. Where it keeps its input in fp8, a fused core keeps its result too, for its own backward pass
+    (Transformer Engine's DotProductAttention); DeepSeek-V3 keeps 12 bits for both (arXiv:2412.19437, section 3.3.3).
+    """
+    plan = share.resolved.plan
+    if plan.fp8 is None or not plan.fused_attention or plan.kernels == "compiled":
+        return [after]
+    results = share.tokens * share.heads * share.model.v_head_dim
+    if plan.fp8.attention_output == "bf16":
+        return [Piece(modules=CORE, inner={"attention result": share.element * results}), after]
+    moved = (share.element + E5M6) * results
+    there, back = (share.memory("attention output in e5m6", phase, moved) for phase in ("forward", "backward"))
+    kept = replace(after, saved={"attention output input": E5M6 * results})
+    return [Piece(forward=(there,), input_gradient=(back,)), kept]
 
 
 def _projections(share: Share) -> list[Piece]:

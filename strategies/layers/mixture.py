@@ -3,8 +3,9 @@
 Shazeer et al. 2017, arXiv:1701.06538. Work follows Megatron-LM's all-to-all dispatcher without dropping
 (megatron/core/transformer/moe/token_dispatcher.py):
 * the router's matrix is whole on every rank; its scores are a softmax, of which the `chosen` largest are kept;
-* dispatch copies each token once per chosen expert, in the order of experts; combine adds the copies, weighted, and keeps them
-  for the gradient of the weights;
+* dispatch copies each token once per chosen expert, in the order of experts; combine adds the copies. Their weights are factors
+  of the experts' activation (TEGroupedMLP in megatron/core/transformer/moe/experts.py, since 2025); other kernels than
+  Megatron-LM's weigh the results in combine, and keep them for the gradient of the weights;
 * experts are cut by tp as an MLP is; their products are batched, one per expert, and tokens spread evenly over the experts.
   Rows per expert are rounded up for the price, not for the FLOPs.
 
@@ -19,7 +20,12 @@ With a capacity factor (GShard; Switch, arXiv:2101.03961) an expert takes no mor
 is dropped; padded to capacity, all experts compute as much. Counted FLOPs of the model are of all copies, dropped or not.
 
 With `ep_nodes` the exchange has two steps (DeepSeek-V3, arXiv:2412.19437, section 3.2.2): a token goes once to each of its
-`routed_nodes` nodes, to the rank with the same place in it, and copies go on from there to the ranks of their experts.
+`routed_nodes` nodes, to the rank with the same place in it, and copies go on from there to the ranks of their experts. What has
+come over the network is passed on at once: both steps run beside each other (DeepEP's kernels for training do so); how long the
+first piece takes is left out.
+
+With `fp8.dispatch` tokens on their way to experts, forward, and gradients of their results on theirs, backward, are cast to fp8
+before they are sent; what comes back has 16 bits (the same, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -28,8 +34,8 @@ import math
 from dataclasses import replace
 
 from sim.program import Collective, Kernel
-from strategies.layers.narrow import Narrow
-from strategies.layers.overlap import Items
+from strategies.layers.narrow import NARROW, Narrow
+from strategies.layers.overlap import Items, pipelined
 from strategies.layers.pieces import Piece, activation, column_linear, pointwise, row_linear, whole_linear
 from strategies.layers.share import Share
 from strategies.model import Experts
@@ -80,48 +86,66 @@ class _Rows:
 
 def _moved(share: Share, rows: _Rows, label: str) -> tuple[Items, Items]:
     """(copies to their experts, results back); the gradients' ways are the same the other way round."""
-    plan, hidden = share.resolved.plan, share.element * share.model.hidden
-    if rows.whole:
-        swap: Items = (Collective("all_to_all", rows.sent * hidden, "ep", label, plan.algorithm, along=("tp", "ep")),)
-        return swap, swap
-    swap = share.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, rows.sent * hidden)
-    if plan.routed_nodes:
-        size = rows.sent * hidden / rows.moe.chosen * plan.routed_nodes
-        across = Collective("all_to_all", size, "ep", f"{label} across nodes", plan.algorithm, along=(NODES,))
-        there, back = (across, *swap), (*swap, across)
-    else:
-        there = back = swap
-    if not plan.sequence_parallel:
+    plan, hidden, narrow = share.resolved.plan, share.model.hidden, _narrow(share)
+    there, back = (_swapped(share, rows, label, width) for width in (narrow, share.element))
+    if not plan.sequence_parallel or rows.whole:
         return there, back
-    gather = share.collective("all_gather", label, rows.held * hidden)
-    return (*there, *gather), (*share.collective("reduce_scatter", label, rows.held * hidden), *back)
+    gather = share.collective("all_gather", label, narrow * rows.held * hidden, narrow)
+    return (*there, *gather), (*share.collective("reduce_scatter", label, share.element * rows.held * hidden), *back)
+
+
+def _narrow(share: Share) -> int:
+    """Bytes of an element on its way to an expert."""
+    fp8 = share.resolved.plan.fp8
+    return NARROW if fp8 is not None and fp8.dispatch else share.element
+
+
+def _swapped(share: Share, rows: _Rows, label: str, width: int) -> Items:
+    """Copies of tokens, in elements of `width` bytes, exchanged between the ranks that have them and those of their experts."""
+    plan, size = share.resolved.plan, rows.sent * width * share.model.hidden
+    if rows.whole:
+        return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep")),)
+    swap = share.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
+    if not plan.routed_nodes:
+        return swap
+    once, across = size / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
+    return pipelined(Collective("all_to_all", once, "ep", across, plan.algorithm, width=width, along=(NODES,)), swap)
 
 
 def _dispatch(share: Share, rows: _Rows) -> Piece:
     """Copy each token for each of its experts; backward, add the gradients of the copies."""
-    hidden = share.model.hidden
-    moved = share.element * hidden * (share.parted + rows.own)
+    hidden, copies = share.model.hidden, share.parted + rows.own
     there, back = _moved(share, rows, "dispatch")
+    cast = Narrow(share, "dispatch", 0, 0, _early(share)).taken(share.parted * hidden)
     whole = () if share.resolved.plan.sequence_parallel else share.reduce("dispatch gradient", "backward")
     return Piece(
-        forward=(share.memory("dispatch", "forward", moved), *there),
-        input_gradient=(*back, share.memory("dispatch", "backward", moved), *whole),
+        forward=(*cast, share.memory("dispatch", "forward", _narrow(share) * hidden * copies), *there),
+        input_gradient=(*back, share.memory("dispatch", "backward", share.element * hidden * copies), *whole),
         temporary=share.element * hidden * (rows.own + rows.held),
     )
 
 
 def _combine(share: Share, rows: _Rows) -> Piece:
-    """Add the results of each token's experts, weighted; backward, copy the gradient and weigh it (two reads, one write)."""
-    hidden = share.model.hidden
-    copies, tokens = share.element * hidden * rows.own, share.element * hidden * share.parted
+    """Add the results of each token's experts; backward, copy the gradient. Where results are weighted here, backward reads them
+    too.
+    """
+    hidden, weighs, narrow = share.model.hidden, share.resolved.plan.kernels != "megatron", _narrow(share)
+    copies, tokens = hidden * rows.own, hidden * share.parted
     there, back = _moved(share, rows, "combine")
+    cast = Narrow(share, "combine", 0, 0, _early(share)).gradient(tokens)
     whole = () if share.resolved.plan.sequence_parallel else share.reduce("combine", "forward")
+    read = narrow * (copies + tokens) + share.element * copies * weighs
     return Piece(
-        forward=(*back, share.memory("combine", "forward", copies + tokens), *whole),
-        input_gradient=(share.memory("combine", "backward", 2 * copies + tokens), *there),
-        saved={"expert results": copies},
+        forward=(*back, share.memory("combine", "forward", share.element * (copies + tokens)), *whole),
+        input_gradient=(*cast, share.memory("combine", "backward", read), *there),
+        saved={"expert results": share.element * copies} if weighs else {},
         temporary=share.element * hidden * (rows.own + rows.held),
     )
+
+
+def _early(share: Share) -> bool:
+    """Whether tokens are cast before they are copied and sent."""
+    return _narrow(share) == NARROW
 
 
 def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, columns: bool) -> Piece:
@@ -134,11 +158,11 @@ def _experts(share: Share, rows: _Rows, label: str, inputs: int, outputs: int, c
     parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
     return Piece(
         forward=(
-            *narrow.taken(rows.held * k),
+            *narrow.taken(rows.held * k, arrived=columns and _early(share)),
             _exact(share.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=narrow.dtype), rows),
         ),
         input_gradient=(
-            *narrow.gradient(rows.held * n),
+            *narrow.gradient(rows.held * n, arrived=not columns and _early(share)),
             _exact(share.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=narrow.dtype), rows),
         ),
         weight_gradient=(*narrow.again(rows.held * k), _exact(product, rows), *adding, *sums),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strategies.options import Fp8
 
 NARROW = 1  # bytes of an fp8 number
+TURNED: Passes = (Pass("memory", 2.0 * NARROW),)  # what is there by rows is written by columns
 
 
 class Casts(NamedTuple):
@@ -52,7 +53,7 @@ def _engine(fp8: Fp8, width: float) -> Casts:
 
 def _torchao(fp8: Fp8, width: float) -> Casts:
     """torchao's; a weight that is gathered in fp8 was cast before, and is only turned for the input gradient."""
-    turned: Passes = (Pass("memory", 2.0 * NARROW),)
+    turned = TURNED
     whole: Passes = (Pass("memory", width + NARROW),)
     if fp8.scaling == "tensorwise":
         cast: Passes = (Pass("reduction", width), *whole)
@@ -119,7 +120,7 @@ class Narrow:
         return 2 * NARROW * elements if self.fp8 else 0.0
 
     def _run(self, what: str, phase: str, elements: float, passes: Passes) -> Items:
-        return self.share.run(f"{self.label} {what} in fp8", phase, elements, passes)
+        return self.share.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
 
     @property
     def _casts(self) -> Casts:
@@ -127,24 +128,27 @@ class Narrow:
             return Casts()
         return (_engine if self.engine else _torchao)(self.fp8, self.share.element)
 
-    def taken(self, elements: float, gathered: bool = False) -> Items:
-        """Before the forward product: the input (so many elements) and, where it is not there yet, the weight."""
+    def taken(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
+        """Before the forward product: the input (so many elements) and, where it is not there yet, the weight. arrived: the input
+        came in fp8, by rows, and is only turned.
+        """
         casts, share = self._casts, self.share
         first = share.resolved.microbatches if self.engine and share.resolved.plan.data_parallel != "zero3" else 1
         weight = self._run("weight", "forward", self.elements / first, casts.weight)
-        return (*self._run("input", "forward", elements, casts.taken), *self._maximum(gathered), *weight)
+        return (*self._run("input", "forward", elements, TURNED if arrived else casts.taken), *self._maximum(gathered), *weight)
 
-    def gradient(self, elements: float, gathered: bool = False) -> Items:
+    def gradient(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
         """Before the product that makes the input gradient: the output's gradient, and the weight if it did not stay."""
         weight = self._run("weight", "backward", self.elements, self._casts.weight_again)
-        return (*self._run("gradient", "backward", elements, self._casts.gradient), *self._maximum(gathered), *weight)
+        cast = self._run("gradient", "backward", elements, TURNED if arrived else self._casts.gradient)
+        return (*cast, *self._maximum(gathered), *weight)
 
     def again(self, elements: float, gathered: bool = False) -> Items:
         """Before the product that makes the weight gradient: the input, if it was not kept in fp8; one that was gathered in fp8
         is turned, as torchao's product takes columns.
         """
         turned = gathered and not self.engine and not self.late and self.fp8 is not None
-        return self._run("input", "backward", elements, (Pass("memory", 2.0 * NARROW),) if turned else self._casts.again)
+        return self._run("input", "backward", elements, TURNED if turned else self._casts.again)
 
     def _maximum(self, gathered: bool) -> Items:
         """What tp ranks that gather parts of a tensor agree on before: its maximum."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sim.program import Collective, Item, Join, Kernel, Start
+from sim.program import ACROSS, Collective, Item, Join, Kernel, Start
 
 Items = tuple[Item, ...]
 
@@ -13,6 +13,11 @@ def beside(kernels: Items, collectives: Items) -> Items:
     """The collectives run beside the kernels; what follows waits for both."""
     those = [item for item in collectives if isinstance(item, Collective)]
     return (*map(Start, those), *kernels, *map(Join, those))
+
+
+def pipelined(across: Collective, inside: Items) -> Items:
+    """An exchange over the network, and the one inside nodes that passes on what has come, piece by piece: both at once."""
+    return (Start(across, ACROSS), *inside, Join(across))
 
 
 def gathered(pieces: tuple[tuple[Kernel, ...], ...], ring: Collective) -> Items:

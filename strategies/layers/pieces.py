@@ -35,7 +35,7 @@ from itertools import chain
 from sim.program import Kernel
 from strategies import elementwise as passes
 from strategies.layers.gradients import Shape
-from strategies.layers.narrow import Narrow
+from strategies.layers.narrow import NARROW, Narrow
 from strategies.layers.overlap import Items, beside
 from strategies.layers.share import FLOAT, Share
 
@@ -259,7 +259,12 @@ def activation(share: Share, label: str, elements: int, saved: str) -> Piece:
     kernels, width = share.resolved.plan.kernels, share.element
     ways = passes.gate(kernels, width) if share.model.gated else passes.gelu(width)
     forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
-    return replace(plain, forward=forward, input_gradient=backward)
+    fp8 = share.resolved.plan.fp8
+    if fp8 is None or not fp8.activation_func_input_store:
+        return replace(plain, forward=forward, input_gradient=backward)
+    number = elements * (2 if share.model.gated else 1)  # cast to be kept, and cast back
+    there, back = (share.memory(f"{label} input in fp8", phase, number * (width + NARROW)) for phase in ("forward", "backward"))
+    return replace(plain, forward=(*forward, there), input_gradient=(back, *backward), saved={saved: NARROW * number})
 
 
 def rotary(share: Share, elements: int) -> Piece:

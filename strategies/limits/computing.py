@@ -30,7 +30,7 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
         if there and plan.tp > 1:
             yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
     if plan.fp8 is not None:
-        yield from _fp8(plan, plan.fp8)
+        yield from _fp8(plan, plan.fp8, model)
     if plan.deterministic:
         yield from _deterministic(plan, model)
     for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
@@ -82,7 +82,7 @@ def _deterministic(plan: Plan, model: Model) -> Iterator[str]:
     yield from (f"deterministic=true is not simulated with {what}" for what, there in unknown.items() if there)
 
 
-def _fp8(plan: Plan, fp8: Fp8) -> Iterator[str]:
+def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     """What Transformer Engine (kernels=megatron, torch) and torchao (compiled) have of fp8."""
     if plan.kernels not in SCALINGS:
         rule = "needs kernels=megatron or torch (Transformer Engine) or compiled (torchao with torch.compile)"
@@ -92,6 +92,11 @@ def _fp8(plan: Plan, fp8: Fp8) -> Iterator[str]:
         yield f"fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}"
     if plan.bytes_per_element != 2:
         yield f"fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits"
+    for field in ("dispatch", "activation_func_input_store", "attention_output"):
+        if field in fp8.model_fields_set and plan.kernels != "megatron":
+            yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
+    if fp8.dispatch and model.experts is None:
+        yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:
         return
     said, known = "fp8.gather=true contradicts", ("zero3",) if plan.kernels == "compiled" else ("zero1", "zero2", "zero3")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.program import Collective, Kernel
+from sim.program import Block, Collective, Join, Kernel, Run, Start
 from sim.run import run
 from strategies.layers import Part, parts
 from strategies.lower import lower
@@ -101,11 +101,34 @@ def test_tokens_cross_to_a_node_once(play, routed: int) -> None:
     """DeepSeek-V3: `routed` copies of a token cross the network of 4 nodes, then `chosen` go on among the 2 ranks of a node."""
     timeline = play(ep=8, ep_nodes=4, routed_nodes=routed, order="tp-cp-ep-dp-pp")
     assert timeline.volumes()[0]["ep"][1] == pytest.approx(4 * 4 * TOKENS * HIDDEN * (routed * 3 / 4 + 2 * 1 / 2))
-    across = [
-        item for item in layer(gpus=16, ep=8, ep_nodes=4, routed_nodes=routed).input_gradient if isinstance(item, Collective)
-    ]
-    assert [item.axes for item in across if item.axis == "ep"] == [("ep_node",), ("ep",), ("ep",), ("ep_node",)]
+    items = layer(gpus=16, ep=8, ep_nodes=4, routed_nodes=routed).input_gradient
+    exchanges = [item for item in items if isinstance(item, Start | Join) or (isinstance(item, Collective) and item.axis == "ep")]
+    assert [type(item) for item in exchanges] == [Start, Collective, Join] * 2  # both steps at once, which is waited for
+    assert [item.collective.axes for item in exchanges[::3]] == [("ep_node",)] * 2
     assert timeline.program.grid.sizes[2:5] == (("ep", 2), ("ep_node", 4), ("dp", 2))
+
+
+def test_nodes_pass_on_what_has_come_while_more_is_on_its_way(play) -> None:
+    """Of the steps across nodes and inside them the longer counts."""
+    plan = {"ep": 8, "ep_nodes": 4, "routed_nodes": 2, "order": "tp-cp-ep-dp-pp"}
+    timeline, part, seconds = play(**plan), layer(gpus=16, **plan), dict[str, float]()
+    for item in part.forward:
+        work = item.collective if isinstance(item, Start) else item
+        if isinstance(work, Collective) and work.axis == "ep":
+            seconds[work.label] = timeline.pricing.collective(work, 0).alone
+    assert len(seconds) == 4
+    block = timeline.pricing.block(Block("forward", (Run(1, part.forward),)), 0)
+    waited = sum(value for (axis, _), value in block.parts.items() if axis == "ep")
+    assert waited == pytest.approx(sum(max(seconds[name], seconds[f"{name} across nodes"]) for name in ("dispatch", "combine")))
+
+
+@pytest.mark.parametrize("fp8", [{}, {"dispatch": True}])
+def test_tokens_are_sent_in_fp8_and_results_in_16_bits(fp8) -> None:
+    """DeepSeek-V3, arXiv:2412.19437, section 3.3.2: forward dispatch, and backward the gradient of combine."""
+    part = layer(ep=4, fp8=fp8)
+    width = {name: [item.bytes / (TOKENS * 2 * HIDDEN) for item in items if isinstance(item, Collective) and item.axis == "ep"]
+             for name, items in (("forward", part.forward), ("backward", part.input_gradient))}  # fmt: skip
+    assert width == dict.fromkeys(("forward", "backward"), [1, 2] if fp8 else [2, 2])
 
 
 def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> None:

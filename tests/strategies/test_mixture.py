@@ -108,9 +108,16 @@ def test_activations_one_by_one() -> None:
     dense, saved = (saved_tensors(model, resolved(model), layer=layer) for layer in (0, 1))
     assert {name: size for name, size in saved.items() if name not in dense} == {
         "mlp input": 2 * 32 * 64, "router scores": 2 * 32 * 8, "expert up input": 2 * 64 * 64,
-        "expert up output": 2 * 64 * 64, "expert down input": 2 * 64 * 32, "expert results": 2 * 64 * 64,
+        "expert up output": 2 * 64 * 64, "expert down input": 2 * 64 * 32,
         "shared up output": 2 * 32 * 64, "shared down input": 2 * 32 * 32,
     }  # fmt: skip
+
+
+def test_who_weighs_results_keeps_them() -> None:
+    """Megatron-LM's experts weigh in their activation; torch.compile's combine needs the results for the weights' gradient."""
+    model = Model(**MOE)
+    weighed = saved_tensors(model, resolved(model, kernels="compiled"), layer=1)
+    assert weighed["expert results"] == 2 * 64 * 64
 
 
 def test_experts_are_one_batched_product() -> None:

@@ -54,6 +54,17 @@ def test_work_is_the_same_and_operands_are_half() -> None:
     assert up.bytes == TOKENS * HIDDEN + HIDDEN * 2 * FFN + 2 * TOKENS * 2 * FFN
 
 
+def test_what_is_kept_in_fewer_bits() -> None:
+    """Attention's own result in 16 bits beside the product's fp8 input, or 12 bits for both; an activation's input in 16 or 8."""
+    one = {name: job(**MEGATRON | {"fp8": fp8}) for name, fp8 in {
+        "engine": {}, "less": {"attention_output": "e5m6", "activation_func_input_store": True}}.items()}  # fmt: skip
+    engine, less = (saved_tensors(each.model, each.resolve()) for each in one.values())
+    assert (engine["attention result"], engine["attention output input"]) == (2 * TOKENS * HIDDEN, TOKENS * HIDDEN)
+    assert ("attention result" in less, less["attention output input"]) == (False, 1.5 * TOKENS * HIDDEN)
+    assert (engine["mlp up output"], less["mlp up output"]) == (2 * TOKENS * 2 * FFN, TOKENS * 2 * FFN)
+    assert "attention result" not in saved_tensors(job().model, job().resolve())  # in bf16 it is the product's input
+
+
 def test_transformer_engine_keeps_fp8_inputs_and_torchao_16_bits() -> None:
     def kept(**plan: Any) -> float:
         one = job(**plan)

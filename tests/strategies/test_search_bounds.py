@@ -53,7 +53,9 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "check_gradients": st.just(False), "average_in_collective": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
     "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
-    "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}),
+    "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}, optional={
+        "dispatch": st.just(True), "activation_func_input_store": st.just(True), "attention_output": st.just("e5m6"),
+    }),
     "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
     "offload": st.sampled_from([
