@@ -6,20 +6,24 @@ search ends or is interrupted.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from topologies.documents import MalformedError, parse_json
 from topologies.reading import UserError, lines_of, parse_line, shown
+from topologies.writing import WriteError, whole_file
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 MOST = 128 * 2**20  # bytes of a table, some 200,000 rows
 NUMBERS = ("gpus", "tokens_per_second", "tokens_per_second_per_gpu", "mfu", "memory", "bubble", "exposed")  # of a simulated plan
 POSITIVE = ("step", "gpus", "tokens_per_second", "tokens_per_second_per_gpu")
+FIRST = '{"hash"'  # of every row
 
 
 class Results:
@@ -43,14 +47,12 @@ class Results:
 
     def add(self, row: Row) -> None:
         """Keep a row."""
-        self.rows[row["hash"]] = row
         if self.path is not None and self.path.suffix == ".jsonl":
-            with self.path.open("a+b") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(0, end - 1))
-                whole = file.read(1) in (b"", b"\n")  # otherwise the last row was cut off
-                file.write(b"" if whole else b"\n")
-                file.write(json.dumps(row).encode() + b"\n")
+            try:
+                _append(self.path, row)
+            except OSError as error:
+                raise WriteError(self.path, f"{error.strerror or error}; {len(self.rows)} rows are kept") from None
+        self.rows[row["hash"]] = row
 
     def close(self) -> None:
         """Write what is not written yet: whole or not at all."""
@@ -59,13 +61,13 @@ class Results:
         import pandas as pd
 
         frame = pd.DataFrame([row | {"changes": json.dumps(row["changes"])} for row in self.rows.values()])
-        new = self.path.with_name(f".{self.path.name}.new")
-        if self.path.suffix == ".csv":
-            frame.to_csv(new, index=False)
-        else:
+        if self.path.suffix == ".parquet":
             _parquet()
-            frame.to_parquet(new, index=False)
-        os.replace(new, self.path)
+        with whole_file(self.path) as file:
+            if self.path.suffix == ".csv":
+                frame.to_csv(file, index=False)
+            else:
+                frame.to_parquet(file, index=False)
 
     def _read(self) -> list[Row]:
         assert self.path is not None
@@ -94,18 +96,36 @@ class Results:
         """The rows of a table of JSON; one whose end is missing is left out."""
         for number, line in lines_of(path, MOST):
             line = line.rstrip("\r\n")
-            if not line or _cut_off(line):
+            if not line:
                 continue
             where = f"--results {path}: is not a table of results: line {number}"
             try:
                 yield _checked(parse_line(line, where))
             except MalformedError as error:
                 raise UserError(f"{where}: {error}") from None
+            except UserError:
+                if not _cut_off(line):
+                    raise
+
+
+def _append(path: Path, row: Row) -> None:
+    """A line more; on a line of its own where the last one was cut off."""
+    with path.open("a+b") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: others may add rows, too
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        whole = file.read(1) in (b"", b"\n")
+        file.write((b"" if whole else b"\n") + json.dumps(row).encode() + b"\n")
 
 
 def _cut_off(line: str) -> bool:
-    """Whether a row's end is missing."""
-    return line.startswith('{"hash"') and not line.endswith("}")
+    """Whether it is the beginning of a row, whose writer was ended or had no room left."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return line.startswith(FIRST[: len(line)]) and isinstance(error, json.JSONDecodeError)
+    return False
 
 
 def _checked(row: Any) -> Row:

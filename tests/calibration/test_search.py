@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +207,54 @@ def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
     assert version_of(read({"profile": str(file)})) != first
 
 
+ROW = {"hash": "1" * 12, "version": "2" * 12, "changes": {"plan.tp": 2}, "step": 1.0, "error": None, "fits": True, "gpus": 8,
+       "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "mfu": 0.4, "memory": 1e9, "bubble": 0.0,
+       "exposed": 0.1}  # fmt: skip
+
+
 def test_a_row_that_was_cut_off_is_left_out_and_the_next_one_kept(tmp_path: Path) -> None:
+    """Wherever it was cut: after its first character, or behind a brace that looks like its end."""
     file = tmp_path / "found.jsonl"
-    row = {"hash": "1" * 12, "version": "2" * 12, "changes": {}, "step": 1.0, "error": None, "fits": True}
-    row |= {"gpus": 8, "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "mfu": 0.4, "memory": 1e9}
-    row |= {"bubble": 0.0, "exposed": 0.1}
-    file.write_text(json.dumps(row) + '\n{"hash": "33')
-    Results(str(file)).add(row | {"hash": "4" * 12})
+    row = ROW | {"changes": {"plan.offload": {"optimizer": "cpu"}}}
+    whole, third = json.dumps(row), json.dumps(row | {"hash": "3" * 12})
+    for cut in range(len(third)):
+        file.write_text(f"{whole}\n{third[:cut]}")
+        Results(str(file)).add(row | {"hash": "4" * 12})
+        assert list(Results(str(file)).rows) == ["1" * 12, "4" * 12]
+    file.write_text(f"{whole}\nand other words\n{third}\n")
+    with pytest.raises(UserError, match=r"found\.jsonl: is not a table of results"):
+        Results(str(file))
+
+
+def test_a_full_disk_keeps_the_rows_that_are_there(
+    tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    file = tmp_path / "found.jsonl"
+    results = Results(str(file))
+    with full_disk(300), pytest.raises(UserError, match=r"found\.jsonl: cannot be written: File too large; 1 rows are kept"):
+        for name in "123":
+            results.add(ROW | {"hash": name * 12})
+    Results(str(file)).add(ROW | {"hash": "4" * 12})
     assert list(Results(str(file)).rows) == ["1" * 12, "4" * 12]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_that_is_written_at_the_end_replaces_the_old_one_whole(
+    suffix: str, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    file = tmp_path / f"found{suffix}"
+    results = Results(str(file))
+    results.add(ROW)
+    results.close()
+    old = file.read_bytes()
+    results.add(ROW | {"hash": "3" * 12})
+    with full_disk(50), pytest.raises(UserError, match="cannot be written: File too large"):
+        results.close()
+    assert [file.read_bytes()] == [one.read_bytes() for one in tmp_path.iterdir()] == [old]
+    results.close()
+    assert list(Results(str(file)).rows) == ["1" * 12, "3" * 12]
 
 
 def test_a_time_limit_says_how_far_it_got() -> None:
