@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -23,7 +24,8 @@ from topologies.reading import UserError
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-PATIENCE = timedelta(minutes=10)  # of a rank that waits for another
+PATIENT = 600.0
+PATIENCE: ContextVar[float] = ContextVar("seconds that a rank waits for another", default=PATIENT)
 
 Device = Literal["cpu", "cuda"]
 Hear = Callable[[Any], None]
@@ -112,6 +114,16 @@ def crowded(ranks: int, device: Device) -> str | None:
     )
 
 
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Ranks that are launched inside wait so long for one that does not go on; then all are ended."""
+    before = PATIENCE.set(seconds)
+    try:
+        yield
+    finally:
+        PATIENCE.reset(before)
+
+
 def launch(
     work: Callable[..., Any],
     ranks: int,
@@ -196,7 +208,12 @@ def join(place: Place, meeting: str) -> None:
 
     gpu = torch.device("cuda", place.local_rank) if place.device == "cuda" else None
     dist.init_process_group(
-        place.backend, init_method=meeting, rank=place.rank, world_size=place.world, timeout=PATIENCE, device_id=gpu
+        place.backend,
+        init_method=meeting,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timedelta(seconds=PATIENCE.get()),
+        device_id=gpu,
     )
 
 

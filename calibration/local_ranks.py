@@ -17,11 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 from calibration.launch import (
     ALLOCATOR,
+    PATIENCE,
     Device,
     Hear,
     Place,
@@ -30,11 +32,13 @@ from calibration.launch import (
     join,
     leave,
     line_of,
+    patience,
     prepare,
     uninterrupted,
 )
 from topologies.reading import UserError
 
+SILENCE = 5.0  # seconds until a rank that is stopped is told
 GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
 _PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "recv() timeout")
 DEVICE = "eth0"  # of an emulated node
@@ -62,6 +66,9 @@ class LocalRanks:
         self.processes: list[subprocess.Popen[str]] = []
         self.listeners: list[threading.Thread] = []
         self.told: list[Any] = []
+        self.patience = PATIENCE.get()
+        self.stopped: dict[int, float] = {}  # ranks that a signal stopped, and since when
+        self.warned: set[int] = set()
 
     def run(self) -> list[Any]:
         """Start, listen, and collect."""
@@ -70,6 +77,7 @@ class LocalRanks:
                 self._start(rank)
             while None in (codes := [process.poll() for process in self.processes]):
                 self._pass_on()
+                self._look_for_stopped()
                 if any(codes):
                     self._give_grace()
                     break
@@ -101,7 +109,8 @@ class LocalRanks:
             "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
             "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": interface,
         }  # fmt: skip
-        command = [sys.executable, "-m", "calibration.local_ranks", str(self.folder), self.device, ",".join(map(str, mine))]
+        place = [str(self.folder), self.device, ",".join(map(str, mine)), str(self.patience)]
+        command = [sys.executable, "-m", "calibration.local_ranks", *place]
         if self.nodes:  # it becomes the command: signals reach that
             command = ["ip", "netns", "exec", self.nodes[rank * len(self.nodes) // self.ranks], *command]
         with (self.folder / f"errors {rank}").open("w") as errors:
@@ -121,6 +130,21 @@ class LocalRanks:
     def _pass_on(self) -> None:
         while self.told:
             self.hear(self.told.pop(0))
+
+    def _look_for_stopped(self) -> None:
+        """The others wait for a rank that a signal stopped (SIGSTOP, a debugger): say so, and end all when it does not go on."""
+        now, limit = time.monotonic(), self.patience
+        for rank, process in enumerate(self.processes):
+            if not _is_stopped(process.pid):
+                self.stopped.pop(rank, None)
+                continue
+            since = now - self.stopped.setdefault(rank, now)
+            if since > limit:
+                raise RankError(f"rank {rank} of {self.ranks} was stopped by a signal and did not go on for {limit:g} s")
+            if since > SILENCE and rank not in self.warned:
+                self.warned.add(rank)
+                how = f"`kill -CONT {process.pid}` lets it go on; all are ended after {limit:g} s (--timeout)"
+                print(f"rank {rank} of {self.ranks} was stopped by a signal: {how}", file=sys.stderr, flush=True)
 
     def _give_grace(self) -> None:
         until = time.monotonic() + GRACE
@@ -147,6 +171,8 @@ class LocalRanks:
         if path.exists():
             outcome: tuple[str, Any] = pickle.loads(path.read_bytes())
             return outcome
+        if rank in self.stopped:
+            return "error", "stopped by a signal"
         if code == -signal.SIGTERM:
             return "error", _ENDED
         lines = (self.folder / f"errors {rank}").read_text(errors="replace").strip().splitlines()
@@ -154,6 +180,15 @@ class LocalRanks:
             name = signal.Signals(-code).name
             return "error", f"ended by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         return "error", f"ended with exit code {code}{': ' + lines[-1] if lines else ''}"
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a child is stopped; never on systems that do not say."""
+    if not hasattr(os, "waitid"):
+        return False
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _main(folder: Path, device: Device, cores: str) -> None:
@@ -190,4 +225,5 @@ def _end_with_parent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), cast(Device, sys.argv[2]), sys.argv[3])
+    with patience(float(sys.argv[4])):
+        _main(Path(sys.argv[1]), cast(Device, sys.argv[2]), sys.argv[3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -126,6 +127,21 @@ def report_folder(report: str | None, option: str = "--report") -> Path | None:
     if not report or (Path(report).exists() and not Path(report).is_dir()):
         raise UserError(f"{option} {report!r}: must name a folder, and no file")
     return Path(report)
+
+
+def timeout_option(command: Any) -> Any:
+    """How long ranks wait for each other, for all that the command launches."""
+    from calibration.launch import PATIENT, patience
+
+    @functools.wraps(command)
+    def waiting(timeout: float, **given: Any) -> Any:
+        with patience(timeout):
+            return command(**given)
+
+    about = "Ranks wait so long for one that does not go on, then all are ended."
+    return click.option(
+        "--timeout", type=click.FloatRange(1, 1e6), default=PATIENT, show_default=True, metavar="SECONDS", help=about
+    )(waiting)
 
 
 def engine_options(command: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands import end_interrupted
-from reports.commands._common import AS_JSON, show
+from reports.commands._common import AS_JSON, show, timeout_option
 
 if TYPE_CHECKING:
     from calibration.calibrate import Request, Result
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="For --print-launch.")
 @AS_JSON
+@timeout_option
 def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json: bool, **given: Any) -> None:
     """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: all its ranks. Interrupted, it resumes."""
     from calibration.calibrate import fit, from_logs, measure
@@ -80,7 +81,10 @@ def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
 
 def _words(given: dict[str, Any]) -> list[str]:
     """This command as every rank runs it; how many ranks there are, the launcher says."""
-    words = ["calibrate"]
+    from calibration.launch import PATIENCE, PATIENT
+
+    waits = PATIENCE.get()
+    words = ["calibrate", *([] if waits == PATIENT else ["--timeout", f"{waits:g}"])]
     for name, value in given.items():
         if value and name != "ranks":
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, check_files, job_options, show, write_json
+from reports.commands._common import AS_JSON, check_files, job_options, show, timeout_option, write_json
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--output", metavar="FILE.json", help="Also write everything that was measured, with its provenance.")
 @click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
 @AS_JSON
+@timeout_option
 def command(
     job: str | None, seconds: float, servers: int | None, staleness: str | None, steps: int | None, output: str | None,
     print_launch: str | None, as_json: bool, **given: Any,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands import end_interrupted
-from reports.commands._common import AS_JSON, check_files, figure_option, show, write_json
+from reports.commands._common import AS_JSON, check_files, figure_option, show, timeout_option, write_json
 
 if TYPE_CHECKING:
     from calibration.validate import Validated
@@ -52,6 +52,7 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--csv", "table", metavar="FILE", help="Of those write a line per row.")
 @figure_option("--plot", "PNG or SVG of predicted against measured step times.")
 @AS_JSON
+@timeout_option
 @click.pass_context
 def command(context: click.Context, /, is_published: bool, plot: str | None, as_json: bool, **given: Any) -> None:
     """How right predictions are: strategies executed on this machine and simulated, or published measurements.
@@ -60,7 +61,7 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
     """
     from topologies.reading import UserError
 
-    apart = HERE if is_published else THERE
+    apart = (*HERE, "timeout") if is_published else THERE
     for name in apart:
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"validate: '{name}' {'contradicts' if is_published else 'needs'} --published")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from calibration.launch import RankError, launch, need_torch
+from calibration import local_ranks
+from calibration.launch import RankError, launch, need_torch, patience
 from calibration.launch_text import launch_text
 from calibration.local_ranks import LocalRanks
 from topologies.reading import UserError
@@ -83,6 +85,48 @@ def test_a_signal_ends_the_ranks_and_leaves_no_folder(number, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         launch(wait, 2, hear=hear)
     assert list(tmp_path.iterdir()) == []
+
+
+def stop(place):
+    import torch
+    import torch.distributed as dist
+
+    if place.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+    return place.rank
+
+
+def test_a_rank_that_is_stopped_is_told_and_goes_on(monkeypatch, capsys):
+    """Said once, with the command that lets it go on, which is what the test does."""
+    monkeypatch.setattr(local_ranks, "SILENCE", 0.2)
+    heard = []
+
+    def go_on(pid):
+        heard.append(capsys.readouterr().err)
+        if heard[-1]:
+            os.kill(int(re.search(r"kill -CONT (\d+)", heard[-1])[1]), signal.SIGCONT)
+        return is_stopped(pid)
+
+    is_stopped = local_ranks._is_stopped
+    monkeypatch.setattr(local_ranks, "_is_stopped", go_on)
+    assert launch(stop, 2) == [0, 1]
+    (line,) = filter(None, heard)
+    assert line.startswith("rank 1 of 2 was stopped by a signal: `kill -CONT ")
+    assert line.endswith("` lets it go on; all are ended after 600 s (--timeout)\n")
+
+
+def test_a_rank_that_stays_stopped_ends_all_after_the_time_that_was_given(monkeypatch):
+    start = LocalRanks._start
+
+    def impatient(self, rank):
+        start(self, rank)
+        assert self.patience == 90
+        self.patience = 1 if rank == 1 else 90  # the ranks themselves have time to meet
+
+    monkeypatch.setattr(LocalRanks, "_start", impatient)
+    with pytest.raises(RankError, match="rank 1 of 2 was stopped by a signal and did not go on for 1 s"), patience(90):
+        launch(stop, 2)
 
 
 def test_torch_that_cannot_be_imported_is_one_line(monkeypatch):
