@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _RESOLVED = {"dp": "dp", "shard": "shards", "chunks": "chunks", "layers_per_stage": "layers", "sequence": "sequence",
              "global_batch": "global_batch", "accumulation": "microbatches"}  # fmt: skip
+_MEANT = {"gradient_sync": "syncs_gradients"}  # fields of a plan with a default that depends on others
 _ANOTHER_WAY = {"first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer"}  # to say layers_per_stage
 _ASSUMED = {"imbalance"}  # of what the data will be: nobody sets it
 _UNTOLD = {"name", "source", "context", "vocabulary", "vocabulary_multiple"}  # of a model: what changes no layer's work
@@ -66,8 +67,8 @@ def _differences(own: Resolved, theirs: Resolved) -> Iterator[str]:
     """Fields of the plan that read otherwise."""
     for field in Plan.model_fields:
         if field not in _ANOTHER_WAY | _ASSUMED:
-            at = _RESOLVED.get(field)
-            one, other = (getattr(plan, at) if at else getattr(plan.plan, field) for plan in (own, theirs))
+            at, name = _RESOLVED.get(field), _MEANT.get(field, field)
+            one, other = (getattr(plan, at) if at else getattr(plan.plan, name) for plan in (own, theirs))
             if not _same(one, other):
                 yield _told(field, one, other)
 

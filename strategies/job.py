@@ -72,6 +72,10 @@ class Job:
         if sequence > model.context:
             beyond = f"{model.positions} positions go on beyond, which frameworks compute, but {model.name} has not learned them"
             yield f"sequence={sequence:,} exceeds the context of {model.context:,} tokens: {beyond}"
+        unsaid = plan.gradient_sync is None and plan.syncs_gradients == "every"
+        if plan.pp > 1 and unsaid and "gradient" in hooks[plan.data_parallel].shards:
+            said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
+            yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
         if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:
             yield f"schedule={plan.schedule} with pp=1: there is no pipeline; each rank runs its own passes in that order"
 

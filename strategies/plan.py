@@ -29,6 +29,7 @@ SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
 ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+GradientSync = Literal["every", "last"]
 
 
 class Plan(Computing):
@@ -101,11 +102,11 @@ class Plan(Computing):
         description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
         "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
     )
-    gradient_sync: Literal["every", "last"] = Field(
-        "every",
-        description="zero3: in which microbatches gradients are reduced: every, or the last; until then whole gradients stay, "
-        "and after a backward pass whole parameters (FSDP2's set_requires_gradient_sync and set_reshard_after_backward, as "
-        "torch.distributed.pipelining sets them)",
+    gradient_sync: GradientSync | None = Field(
+        None,
+        description="zero2 and zero3: in which microbatches gradients are reduced: every, or the last; until then whole ones "
+        "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
+        "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
     )
     microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
@@ -225,6 +226,17 @@ class Plan(Computing):
         """`scatter_gather`, or its default."""
         engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
         return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def syncs_gradients(self) -> GradientSync:
+        """`gradient_sync`, or its default.
+
+        Stages of torch.distributed.pipelining switch FSDP2's reductions off until the last microbatch (torch 2.13, stage.py,
+        backward_maybe_with_nosync). Megatron-LM's FSDP reduces in every backward pass where gradients are sharded
+        (megatron_fsdp.py, grad_reduce_every_bprop), and so does DeepSpeed, which has no pipelines with them.
+        """
+        pipelined = self.pp > 1 and self.of_pytorch and self.deepspeed is None and self.offload is None
+        return self.gradient_sync or ("last" if pipelined and "gradient" in hooks[self.data_parallel].shards else "every")
 
     @property
     def partitioned(self) -> bool:

@@ -72,7 +72,7 @@ class Resolved(Config):
     @property
     def reduces_each(self) -> bool:
         """Whether every microbatch reduces its gradients, so that it makes them anew: only a rank's part is added to."""
-        sharded = self.plan.data_parallel in ("zero2", "zero3") and self.plan.gradient_sync == "every"
+        sharded = "gradient" in hooks[self.plan.data_parallel].shards and self.plan.syncs_gradients == "every"
         return sharded and self.copies > 1
 
     @property

@@ -251,6 +251,10 @@ class Stage:
         """
         return tuple(self.reduced[-2:-1])
 
+    def gradients_of(self, bucket: Bucket) -> tuple[str, float]:
+        """What the whole gradients of a bucket take."""
+        return "gradient", float(bucket.elements * self.plan.plan.bytes_per_gradient)
+
     def reduce_bucket(self, operation: str, bucket: Bucket, made: Ref, free: Memory = ()) -> None:
         """Reduce a bucket's gradients over the ranks that have the same parameters."""
         size = float(bucket.elements * self.plan.plan.bytes_per_gradient)

@@ -33,7 +33,7 @@ usual = st.fixed_dictionaries({
     "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 5),
     "recompute": st.sampled_from(["none", "selective", "full"]),
     "attention": st.sampled_from(["flash", "materialised"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
-    "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
+    "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
     "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
     "shard": st.sampled_from([None, 2, 4]), "reshard": st.booleans(),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),

@@ -2,8 +2,8 @@
 
 Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
 all-reduce. The gather of parameters ends the step, hidden behind nothing. ZeRO-1 keeps whole gradients and reduces them once per
-step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed does). With `shard` below dp, the gradient shards of
-the replicas are then all-reduced.
+step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed and Megatron-LM's FSDP do), or with `gradient_sync:
+last` keeps whole gradients until the last one. With `shard` below dp, the gradient shards of the replicas are then all-reduced.
 """
 
 from __future__ import annotations
@@ -79,27 +79,36 @@ class Zero2(Zero1):
 
     shards = frozenset({"optimizer", "gradient"})
 
+    def __init__(self) -> None:
+        self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet
+
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
-        """Gradients of every microbatch."""
-        return Moves(reduced=plan.microbatches * plan.plan.bytes_per_gradient, last=plan.plan.least_gathered)
+        """Gradients of every microbatch, or of the last."""
+        late = plan.plan.syncs_gradients == "last"
+        times = 1 if late else plan.microbatches
+        return Moves(reduced=times * plan.plan.bytes_per_gradient, last=plan.plan.least_gathered, late=late)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
-        """Buckets are reduce-scattered in every microbatch, and their memory given back."""
+        """Buckets are reduce-scattered in every microbatch, or in the last, and their memory given back."""
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
-        width, copied = stage.plan.plan.bytes_per_gradient, stage.plan.plan.deepspeed is not None
-
-        def whole(bucket: Bucket) -> Memory:
-            return (("gradient", float(bucket.elements * width)),)
+        copied, there = stage.plan.plan.deepspeed is not None, stage.number in self._accumulated
+        if stage.plan.plan.syncs_gradients == "last":
+            (self._accumulated.discard if last else self._accumulated.add)(stage.number)
+            if not last:
+                run = stage.weight_gradient if weights_only else stage.backward
+                every: Memory = () if there else tuple(map(stage.gradients_of, stage.buckets(weights_only)))
+                return run(microbatch, after, allocate=every)
 
         def takes(buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
             if not copied:
-                return sum(map(whole, buckets), ()), ()
-            largest: Memory = (("gradient", float(width * max(math.prod(shape) for one in buckets for shape in one.shapes))),)
-            return largest, largest  # each is copied to the bucket's buffer as it is made
+                return () if there else tuple(map(stage.gradients_of, buckets)), ()
+            largest = max(math.prod(shape) for one in buckets for shape in one.shapes)
+            taken: Memory = (("gradient", float(stage.plan.plan.bytes_per_gradient * largest)),)
+            return taken, taken  # each is copied to the bucket's buffer as it is made
 
         def reduce(bucket: Bucket, made: Ref) -> None:
-            stage.reduce_bucket("reduce_scatter", bucket, made, () if copied else whole(bucket))
+            stage.reduce_bucket("reduce_scatter", bucket, made, () if copied else (stage.gradients_of(bucket),))
 
         return stage.backward_in_buckets(microbatch, after, reduce, weights_only, takes)

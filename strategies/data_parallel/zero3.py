@@ -70,7 +70,7 @@ class Zero3(Hook):
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         parts = range(len(stage.parts) - 1, -1, -1)
-        late = stage.plan.plan.gradient_sync == "last"
+        late = stage.plan.plan.syncs_gradients == "last"
         self._keeps = late and (not last or weights_only or stage.plan.plan.pp > 1)
         if not weights_only:
             ref = self._pass(stage, microbatch, after, parts, self._backward)
@@ -93,14 +93,14 @@ class Zero3(Hook):
         """Gathers like a backward pass, reduces nothing."""
         if stage.alone:
             return stage.input_gradient(microbatch, after)
-        self._keeps = stage.plan.plan.gradient_sync == "last"
+        self._keeps = stage.plan.plan.syncs_gradients == "last"
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
         gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
-        if plan.plan.gradient_sync == "last":
+        if plan.plan.syncs_gradients == "last":
             gathers, reductions = plan.microbatches * plan.plan.reshard + 1, 1
         elif plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
             gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions

@@ -41,8 +41,6 @@ def _read(path: Path) -> Found:
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
     plan |= _read_sharding(parallel, plan) | _read_pipeline(parallel, plan) | _read_fp8(keys)
-    if plan["data_parallel"] == "zero3" and plan.get("pp", 1) > 1:
-        plan["gradient_sync"] = "last"  # PyTorch's pipelines
     plan |= _read_recompute(keys.section("activation_checkpoint"))
     optimizer = keys.section("optimizer")
     plan["optimizer"] = optimizer.choice("name", {"Adam": "adam", "AdamW": "adam"}, "AdamW")

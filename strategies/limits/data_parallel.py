@@ -36,19 +36,21 @@ def belongs(plan: Plan, model: Model) -> Iterator[str]:
         yield f"powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd"
     if plan.deepspeed is not None:
         yield from _deepspeed(plan, plan.deepspeed)
-    if plan.gradient_sync == "last":
-        yield from _late(plan)
+    if plan.gradient_sync is not None:
+        yield from _synchronised(plan)
     if plan.offload is not None:
         yield from _offload(plan, plan.offload, model)
 
 
-def _late(plan: Plan) -> Iterator[str]:
-    """Who can keep whole gradients until the last microbatch."""
-    said = "gradient_sync=last contradicts"
-    if plan.data_parallel != "zero3":
-        yield f"{said} data_parallel={plan.data_parallel}; it is a choice of FSDP2 (zero3)"
+def _synchronised(plan: Plan) -> Iterator[str]:
+    """Who can choose when to reduce gradients, and keep whole ones until the last microbatch."""
+    said = f"gradient_sync={plan.gradient_sync} contradicts"
+    if "gradient" not in hooks[plan.data_parallel].shards:
+        yield f"{said} data_parallel={plan.data_parallel}; it is a choice of those that shard gradients: zero2, zero3"
+    if plan.gradient_sync == "every":
+        return
     if plan.deepspeed is not None:
-        yield f"{said} deepspeed: its ZeRO-3 reduces gradients as they are made"
+        yield f"{said} deepspeed: its ZeRO-2 and ZeRO-3 reduce gradients as they are made"
     if plan.offload is not None:
         yield f"{said} offload: gradients leave the GPU as they are made"
 
@@ -94,11 +96,11 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield from _one_by_one(plan, options)
     if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
         yield "deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part"
+    said = f"deepspeed with data_parallel={plan.data_parallel} contradicts"
+    if plan.pp > 1 and plan.data_parallel in ("zero2", "zero3"):  # deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__
+        yield f"{said} pp={plan.pp}: DeepSpeed's pipelines are incompatible with ZeRO-2 and ZeRO-3"
     if plan.data_parallel != "zero3":
         return
-    said = "deepspeed with data_parallel=zero3 contradicts"
-    if plan.pp > 1:
-        yield f"{said} pp={plan.pp}: DeepSpeed's ZeRO-3 has no pipelines"
     if plan.schedule != "1f1b":
         yield f"{said} schedule={plan.schedule}: its trace is a forward and a backward pass in turns (1f1b)"
     if not plan.reshard:

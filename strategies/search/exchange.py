@@ -40,7 +40,7 @@ class Exchange(NamedTuple):
         """Seconds of a step in which each stream communicates."""
         names = {name for one in (*self.forward, *self.final, *self.updates) for name in one}
         backward = through(plan) - 1
-        forward = 1 if plan.plan.gradient_sync == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
+        forward = 1 if plan.plan.syncs_gradients == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
         return {
             name: sum(f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
                 for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True))
@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
 
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""
-        if plan.plan.gradient_sync == "last":
+        if plan.plan.syncs_gradients == "last":
             return (plan.microbatches + 1) * sum(map(min, self.first)) if plan.plan.reshard else sum(one for one, _ in self.first)
         if plan.plan.reshard:
             return through(plan) * sum(forward + backward for forward, backward in self.first)

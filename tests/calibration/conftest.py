@@ -127,7 +127,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
             else:
                 for number, part in enumerate(tokens.split(fields.microbatch)):
                     last = number == plan.microbatches - 1
-                    if fields.gradient_sync == "last":
+                    if fields.syncs_gradients == "last":
                         module.set_requires_gradient_sync(last)
                         module.set_reshard_after_backward(last)
                     with (

@@ -37,6 +37,7 @@ TWO = {
     "zero1": job("zero1", 2, LLAMA, data_parallel="zero1", accumulation=2, recompute="full"),
     "zero redundancy optimizer": job("zero redundancy optimizer", 2, GPT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
+    "zero2, reduced once": job("zero2, reduced once", 2, LLAMA, data_parallel="zero2", accumulation=3, gradient_sync="last"),
     "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
     "zero3, reduced once": job("zero3, reduced once", 2, GPT, data_parallel="zero3", accumulation=3, gradient_sync="last"),
     "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
@@ -65,8 +66,9 @@ FOUR = {
         chunks=2,
         **MIDDLE,
     ),
-    "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", **MIDDLE),
-    "pp × fsdp, reduced once": job("pp × fsdp, reduced once", 4, LLAMA, data_parallel="zero3", gradient_sync="last", **MIDDLE),
+    "pp × zero2": job("pp × zero2", 4, LLAMA, data_parallel="zero2", bucket="4 KiB", **MIDDLE),
+    "pp × fsdp": job("pp × fsdp", 4, LLAMA, data_parallel="zero3", gradient_sync="every", **MIDDLE),
+    "pp × fsdp, reduced once": job("pp × fsdp, reduced once", 4, LLAMA, data_parallel="zero3", **MIDDLE),
     "pp × tp": job("pp × tp", 4, LLAMA, tp=2, sequence_parallel=True, **MIDDLE),
 }
 

@@ -141,7 +141,7 @@ PLANS = [
     ("megatron", dict(tp=4, gradients="fp32", fp8={"scaling": "delayed"})),
     (
         "torchtitan",
-        dict(pp=2, data_parallel="zero3", gradient_sync="last", reshard=False, accumulation=8, gradients="fp32", kernels="torch"),
+        dict(pp=2, data_parallel="zero3", reshard=False, accumulation=8, gradients="fp32", kernels="torch"),
     ),
     ("torchtitan", dict(pp=4, schedule="zb-v", accumulation=8, gradients="fp32", kernels="torch")),
     (

@@ -1,4 +1,4 @@
-"""FSDP2's gradients reduced once in a step: how often what is gathered and reduced, and what is kept for it."""
+"""Sharded gradients reduced once in a step: how often what is gathered and reduced, and what is kept for it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,71 @@ def test_whole_gradients_and_parameters_are_kept_for_it(played) -> None:
     assert last >= 2 * stage
 
 
+STAGE = 512 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 32 * 64  # parameters of the first of two stages
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize(("sync", "times"), [("every", 4), ("last", 1)])
+def test_zero2_reduces_each_bucket_once_or_in_every_microbatch(played, schedule, sync, times) -> None:
+    """A bucket for all gradients: a reduction per microbatch or one per step, and one gather of parameters after the update."""
+    plan = {"data_parallel": "zero2", "pp": 2, "schedule": schedule, "bucket": "1 GB"}
+    assert counted(played(gradient_sync=sync, **plan)) == {"reduce_scatter": times, "all_gather": 1}
+
+
+def test_zero2_keeps_whole_gradients_between_microbatches(played) -> None:
+    """bf16 gradients of the stage, besides the rank's half of them; a reduction per microbatch keeps but a bucket or two."""
+    plan = {"data_parallel": "zero2", "pp": 2, "bucket": "1 kB"}
+    every, last = (ledger(played(gradient_sync=sync, **plan), 0).at_peak["gradient"] for sync in ("every", "last"))
+    assert last == 2 * (STAGE + STAGE / 2)
+    assert every < 2 * (STAGE / 2 + 3 * 512 * 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sync"),
+    [
+        ({}, "every"),  # Megatron-LM's FSDP
+        ({"kernels": "torch"}, "last"),  # torch.distributed.pipelining
+        ({"kernels": "compiled"}, "last"),
+        ({"kernels": "torch", "pp": 1}, "every"),  # set_requires_gradient_sync is the script's to call
+        ({"kernels": "torch", "gradient_sync": "every"}, "every"),
+    ],
+)
+@pytest.mark.parametrize("hook", ["zero2", "zero3"])
+def test_what_is_done_by_default_is_what_the_framework_does(played, hook, fields, sync) -> None:
+    fields = {"pp": 2, "bucket": "1 GB"} | fields
+    units = (6 // fields["pp"]) if hook == "zero3" else 1
+    assert counted(played(data_parallel=hook, **fields))["reduce_scatter"] == units * (4 if sync == "every" else 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"data_parallel": "zero2", "pp": 2}, True),
+        ({"data_parallel": "zero2", "pp": 2, "gradient_sync": "every"}, False),
+        ({"data_parallel": "zero2", "pp": 2, "kernels": "torch"}, False),
+        ({"data_parallel": "zero2"}, False),
+        ({"data_parallel": "zero1", "pp": 2}, False),
+    ],
+)
+def test_the_answer_says_that_every_microbatch_reduces(plan, said) -> None:
+    """Where nobody asked for it, and a pipeline has many microbatches."""
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan)
+    note = "gradients are reduced in every microbatch; plan.gradient_sync=last reduces them once"
+    assert any(note in one for one in job.notes) == said
+
+
+def test_deepspeeds_pipelines_are_refused_with_sharded_gradients() -> None:
+    """deepspeed/runtime/pipe/engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism."""
+    plan = {"pp": 2, "deepspeed": {}, "data_parallel": "zero2"}
+    with pytest.raises(UserError, match="contradicts pp=2: DeepSpeed's pipelines are incompatible with ZeRO-2 and ZeRO-3"):
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan).resolve()
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"data_parallel": "zero2"}, "contradicts data_parallel=zero2"),
+        ({"data_parallel": "zero1"}, "contradicts data_parallel=zero1"),
+        ({"data_parallel": "zero2", "deepspeed": {}}, "contradicts deepspeed"),
         ({"deepspeed": {}}, "contradicts deepspeed"),
         ({"offload": {"optimizer": "cpu"}}, "contradicts offload"),
     ],

@@ -30,10 +30,10 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
     "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
     "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 6), "local_steps": st.just(2),
     "recompute": st.sampled_from(["none", "selective", "full"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
-    "bucket": st.sampled_from(["10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
+    "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
     "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
     "shard": st.sampled_from([None, None, 2, 4]), "reshard": st.booleans(),
-    "gradient_sync": st.sampled_from(["every", "every", "last"]),
+    "gradient_sync": st.sampled_from([None, "every", "last"]),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"]),
 }  # fmt: skip
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
@@ -108,7 +108,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         "ep_nodes": "routed_nodes" not in plan, "routed_nodes": "ep_nodes" not in plan,
         "pad_to_capacity": "capacity_factor" not in plan,
         "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
-        "gradient_sync": hook != "zero3" or {"deepspeed", "offload"} & plan.keys(),
+        "gradient_sync": hook not in ("zero2", "zero3") or {"deepspeed", "offload"} & plan.keys(),
     }  # fmt: skip
     plan = {name: value for name, value in plan.items() if not unfit.get(name)}
     shape = draw(st.sampled_from(SHAPES))

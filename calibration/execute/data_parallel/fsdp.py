@@ -48,7 +48,7 @@ class Zero3(Hook):
             return f"schedule={schedule} makes weight gradients in passes of their own, in which FSDP2 reduces nothing"
         if shares_embedding(job, resolved):
             return f"schedule={job.plan.schedule} has {job.model.name}'s tied embedding twice on a rank, in two FSDP2 modules"
-        if job.plan.gradient_sync == "last" and job.plan.pp > 1 and job.plan.schedule not in SINGLE:
+        if job.plan.syncs_gradients == "last" and job.plan.pp > 1 and job.plan.schedule not in SINGLE:
             which = f"gradient_sync=last with schedule={job.plan.schedule}"
             return f"{which}: PyTorch's pipeline runtime gathers whole stages ahead; {' and '.join(SINGLE)} do not"
         return None
@@ -76,11 +76,11 @@ class Zero3(Hook):
             return net
         for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many
             cast(Any, unit).set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
-        return net if setup.plan.gradient_sync == "last" else Around(net)
+        return net if setup.plan.syncs_gradients == "last" else Around(net)
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """As PyTorch's pipelines do it by themselves."""
-        if self.setup.plan.gradient_sync == "last" and self.setup.resolved.dp > 1:
+        if self.setup.plan.syncs_gradients == "last" and self.setup.resolved.dp > 1:
             module = cast(FSDPModule, self.modules[0])
             module.set_requires_gradient_sync(last)
             module.set_reshard_after_backward(last)

@@ -1,4 +1,4 @@
-"""ZeRO-2 by plain collectives: as ZeRO-1, but every microbatch reduces, and whole gradients do not stay.
+"""ZeRO-2 by plain collectives: as ZeRO-1, but every microbatch reduces (or the last), and whole gradients do not stay.
 
 PyTorch's nearest part, FSDP2 with parameters that stay gathered, holds them beside their shards and reduces layer by layer. Here
 a bucket's gradients are copied, as they are made, into a flat tensor that lives until it is reduced; at most two are under way.
@@ -25,21 +25,21 @@ from strategies.resolved import Resolved
 class Passing(Flat):
     """The same with the rank's part of the gradients, and for a while all of them."""
 
-    def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
+    def __init__(self, tensors: list[Tensor], ranks: int, rank: int, microbatches: int) -> None:
         super().__init__(tensors, ranks, rank)
         self.piece = torch.zeros_like(self.shard)
         self.gradients: Tensor | None = None
-        self.waiting: set[Tensor] = set()
+        self.microbatches, self.waiting = microbatches, 0  # that are added up before they are reduced; gradients still to come
 
     @torch.no_grad()
     def take(self, tensor: Tensor) -> None:
         """Move a gradient that was just made into the flat tensor."""
         if self.gradients is None:
-            self.gradients, self.waiting = self.values.new_zeros(self.size), set(self.tensors)
+            self.gradients, self.waiting = self.values.new_zeros(self.size), len(self.tensors) * self.microbatches
         assert tensor.grad is not None
         self.gradients[self.places[tensor]] += tensor.grad.flatten()
         tensor.grad = None
-        self.waiting.discard(tensor)
+        self.waiting -= 1
 
     def reduce(self, group: Any) -> None:
         """Start to sum gradients over the ranks, each its part; the result lies in the flat tensor."""
@@ -76,7 +76,8 @@ class Zero2(Zero1):
         if setup.resolved.dp == 1:
             return chunk.net
         rank = dist.get_rank(setup.group("dp"))
-        mine = [Passing(tensors, setup.resolved.dp, rank) for tensors in in_buckets(parameters, setup.bucket)]
+        added = setup.resolved.microbatches if setup.plan.syncs_gradients == "last" else 1
+        mine = [Passing(tensors, setup.resolved.dp, rank, added) for tensors in in_buckets(parameters, setup.bucket)]
         for bucket in mine:
             for tensor in bucket.tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
