@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
@@ -41,6 +42,12 @@ class Engine:
             self._executor = self._remake()
             return self._executor.submit(function, *arguments)
 
+    def abandon(self) -> None:
+        """End what is under way; what is asked for later starts anew."""
+        if isinstance(self._executor, Processes) and self._remake is not None:
+            self._executor.end()
+            self._executor = self._remake()
+
     def close(self) -> None:
         """Give up what is not done."""
         if isinstance(self._executor, Processes):
@@ -56,11 +63,16 @@ class Task:
         self._engine, self._call = engine, (function, arguments)
         self._future = engine.start(*self._call)
 
+    def cancel(self) -> None:
+        """It is not wanted any more: it does not start if it has not. One that has ends with `Engine.abandon`."""
+        self._future.cancel()
+
     def result(self, timeout: float | None = None) -> Any:
-        """What it returns. Raises UserError when every worker that tried it died."""
+        """What it returns. Raises UserError when every worker that tried it died, TimeoutError after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
         for _ in range(ATTEMPTS):
             try:
-                return self._future.result(timeout)
+                return self._future.result(None if until is None else max(0.0, until - time.monotonic()))
             except BrokenProcessPool:
                 self._future = self._engine.start(*self._call)
             except Exception as error:

@@ -15,13 +15,16 @@ import gc
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from calibration.answer import Answer, Progress, order
+from calibration.deadline import Deadline, TimeUp
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate, version_of
 from calibration.predict import prices_of, uncollected
@@ -29,7 +32,7 @@ from calibration.probes import Probes
 from calibration.results import Results, Row
 from calibration.site import RuledOut, Site, budget, scale_of, started
 from strategies.job import Job
-from strategies.search.candidates import candidates
+from strategies.search.candidates import Candidates, candidates
 from strategies.search.longest import longest_path
 from strategies.search.objective import Limits, Objective
 from strategies.search.space import Space
@@ -38,6 +41,7 @@ from topologies.reading import UserError, plain
 
 PROBING = 16  # simulations after which bounds are thought to be loose
 TIGHT = 3  # ways to tighten a bound
+Entry = tuple[float, int, int, int]  # bound, site and plan in order, level
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
 
 
@@ -54,38 +58,43 @@ class Search:
     price: float | None = None
     top: int = 1  # that are proven
     front: bool = False  # prove the Pareto front of time, cost and memory, too
-    seconds: float = float("inf")
+    seconds: float = float("inf")  # after which it stops, wherever it is
     within: float = 0.0  # stop when nothing that is left can be better by more than this part
     results: Results = field(default_factory=Results)
     tell: Callable[[Progress], None] = lambda _: None
     window: int = WINDOW
+    began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> Answer:
         """Search. Raises UserError for a space without plans."""
-        self.began = time.perf_counter()
+        self.deadline = Deadline(self.seconds, self.began)
         self.rows: list[Row] = []
         self.refused: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.out = RuledOut()
         self.ended: KeyboardInterrupt | None = None
-        self.heap: list[tuple[float, int, int, int]] = []  # bound, site and plan in order, level
+        self.heap: list[Entry] = []
+        self.hand: Entry | None = None  # the entry that is being looked at
         self.sites: list[Site] = []
         self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
         self.probes = Probes()
         self.probing = False  # whether the next simulation is a probe
         self.asked: set[tuple[int, int]] = set()  # for the simulation of which site and plan
-        self.behind: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}  # what waits for one of them
+        self.behind: dict[tuple[int, int], list[Entry]] = {}  # what waits for one of them
         self.seen: set[str] = set()
-        self.counts = dict.fromkeys(("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside"), 0)
-        unseen = 0
-        with uncollected():
-            for changes in self.space.sites():
-                if self.sites and self._over():
-                    unseen += 1
-                else:
-                    self._site(changes)
+        self.counts = dict.fromkeys(
+            ("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside", "unseen"), 0
+        )
+        seen, sites = 0, list(self.space.sites())
+        with uncollected(), suppress(TimeUp):
+            for changes in sites:
+                with self.deadline.cut():
+                    found = self._bounded(changes)
+                seen += 1
+                self._queue(*found)
+        self.counts["unseen"] = self.space.size // len(sites) * (len(sites) - seen)
         bounded = time.perf_counter() - self.began
-        if not self.counts["allowed"]:
+        if not self.counts["allowed"] and seen == len(sites):
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
@@ -93,8 +102,11 @@ class Search:
         open_ = [bound for bound, *place, _ in self.heap if tuple(place) not in self.asked]
         left = min(open_, default=float("inf"))
         self.counts["open"] = sum(bound < self._worst() for bound in open_)
-        if unseen:
-            stopped, left = f"{stopped}, {unseen} of {unseen + len(self.sites)} clusters not looked at", 0.0
+        if seen < len(sites):
+            missing = f"{len(sites) - seen} of {len(sites)} clusters not looked at"
+            stopped, left = f"{stopped}, {missing if len(sites) > 1 else 'before all bounds were known'}", 0.0
+        elif not self.counts["open"] and not self.front and not self.ended:
+            stopped = ""  # whatever the clock says now
         elif not stopped and left < self._worst():
             stopped = f"within the {self.within:.3g} that was asked for"
         done = sum(row["value"] <= left for row in self.rows)
@@ -106,24 +118,27 @@ class Search:
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
 
-    def _site(self, changes: dict[str, Any]) -> None:
-        """Put the plans of one site that no constraint rules out into the queue."""
+    def _bounded(self, changes: dict[str, Any]) -> tuple[Candidates, str | None, Site | None]:
+        """The plans of one site; if there are any, the constraint that rules out all of them, or them with their bounds."""
         job = started(self.read(changes))
-        found = candidates(job, self.space)
+        found, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
+        why = self.limits.of_site(scale_of(found, 0, self.tokens, price)) if len(found) else None
+        if why is not None or not len(found):
+            return found, why, None
+        self.tell(Progress(f"bounding {len(found):,} plans"))
+        return found, None, Site.of(job, changes, found, self.tokens, price)
+
+    def _queue(self, found: Candidates, why: str | None, site: Site | None) -> None:
+        """Put the plans of one site that no constraint rules out into the queue."""
         self.refused += found.refused
         self.examples = found.examples | self.examples
         self.counts["allowed"] += len(found)
         self.counts["same"] += found.same
-        if not len(found):
-            return
-        price = rates(job.cluster.node.gpu, self.price)
-        why = self.limits.of_site(scale_of(found, 0, self.tokens, price))
         if why is not None:
             name, needed = why.split(":")
-            self.out.add(name, len(found), float(job.cluster.gpus), f"the smallest needs{needed}")
+            self.out.add(name, len(found), float(found.job.cluster.gpus), f"the smallest needs{needed}")
+        if site is None:
             return
-        self.tell(Progress(f"bounding {len(found):,} plans"))
-        site = Site.of(job, changes, found, self.tokens, price)
         self.refused += Counter(site.limits.reasons)
         self.counts["bounded"] += int(site.limits.possible.sum())
         keep, value = site.promising(self.limits, self.objective, self.out)
@@ -144,42 +159,61 @@ class Search:
     def _best_first(self) -> str:
         """Simulate until the best are proven; why it stopped before, or nothing."""
         pending: deque[tuple[int, int, Task | Row]] = deque()
-        stopped = ""
         gc.freeze()  # plans and bounds stay to the end
         try:
             while True:
-                while len(pending) < self.window and not (stopped := self._late()):
+                while len(pending) < self.window and not self._late():
                     entry = self._probe() or self._next()
                     if entry is None:
                         break
                     self.probing = not self.probing
                     pending.append(self._start(*entry))
                 if not pending:
-                    return stopped or self._late()
+                    return self._late()
                 number, plan, task = pending[0]
-                row = task.result() if isinstance(task, Task) else task
+                row = self._row(task)
                 self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
                 pending.popleft()
                 self._release(number, plan)
+        except TimeUp:
+            self._reopen(pending)
+            return self._late()
         except KeyboardInterrupt as error:
-            stopped, self.ended = "interrupted", error
-            for number, plan, _ in pending:
-                site = self.sites[number]
-                bound = site.value(plan, site.limits.step[plan], self.objective)
-                heapq.heappush(self.heap, (bound, number, plan, TIGHT))
-                self.asked.discard((number, plan))
-                self._release(number, plan)
-            return stopped
+            self.ended = error
+            self._reopen(pending)
+            return "interrupted"
         finally:
             gc.unfreeze()
             self.results.close()
 
-    def _over(self) -> bool:
-        return time.perf_counter() - self.began > self.seconds
+    def _row(self, task: Task | Row) -> Row:
+        """What was simulated, waited for until the time is over."""
+        if not isinstance(task, Task):
+            return task
+        try:
+            row: Row = task.result(None if self.deadline.left == float("inf") else self.deadline.left)
+        except TimeoutError:
+            raise TimeUp from None
+        return row
+
+    def _reopen(self, pending: Iterable[tuple[int, int, Task | Row]]) -> None:
+        """Give up what is under way: those plans are open again, and so are all that waited for them."""
+        tasks = [task for _, _, task in pending if isinstance(task, Task)]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.engine.abandon()
+        for number, plan in sorted(self.started):
+            bound = self.sites[number].value(plan, self.sites[number].limits.step[plan], self.objective)
+            heapq.heappush(self.heap, (bound, number, plan, TIGHT))
+        self.asked -= self.started
+        for entry in (*([self.hand] if self.hand else []), *chain.from_iterable(self.behind.values())):
+            heapq.heappush(self.heap, entry)
+        self.behind.clear()
 
     def _late(self) -> str:
-        """Which limit is over; one plan is simulated whatever the limit, so that there is an answer."""
-        return f"the time limit of {self.seconds:g} s" if self.seen and self._over() else ""
+        """Which limit is over."""
+        return f"the time limit of {self.seconds:g} s" if self.deadline.over else ""
 
     def _worst(self) -> float:
         """What the next plan must beat: the last of the top."""
@@ -199,39 +233,52 @@ class Search:
     def _ask(self, number: int, plan: int) -> tuple[int, int, Job] | None:
         """The plan's job to be simulated, unless it was."""
         job = self.sites[number].plans.job_of(plan)
+        if job.hash not in self.seen:
+            self.started.add((number, plan))
         self.asked.add((number, plan))
         self.probes.simulated(number, plan)
         if job.hash in self.seen:
             return None
         self.seen.add(job.hash)
-        self.started.add((number, plan))
         return number, plan, job
 
     def _next(self) -> tuple[int, int, Job] | None:
-        """The plan with the least bound, tightened; None when none can beat what was found."""
+        """The plan with the least bound, tightened; None when none can beat what was found, or the time is over."""
         while self.heap and (self.heap[0][0] < self._least() or self.front):
             if self._late():
                 return None
-            bound, number, plan, level = heapq.heappop(self.heap)
-            site = self.sites[number]
-            if (number, plan) in self.asked:
-                continue
-            if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
-                continue
-            if self._follows(bound, number, plan, level):
-                continue
-            if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
-                continue
-            if level == TIGHT:
-                if entry := self._ask(number, plan):
-                    return entry
-                continue
-            self.counts["tightened"] += level == 0
+            self.hand = self.heap[0]
+            heapq.heappop(self.heap)
+            try:
+                chosen = self._look(*self.hand)
+            except TimeUp:  # what is under way may be done
+                heapq.heappush(self.heap, self.hand)
+                chosen = None
+            self.hand = None
+            if chosen:
+                return chosen
+        return None
+
+    def _look(self, bound: float, number: int, plan: int, level: int) -> tuple[int, int, Job] | None:
+        """The plan, if it is to be simulated; otherwise it goes back into the queue with a tighter bound, or is ruled out."""
+        site = self.sites[number]
+        if (number, plan) in self.asked:
+            return None
+        if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
+            return None
+        if self._follows(bound, number, plan, level):
+            return None
+        if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
+            return None
+        if level == TIGHT:
+            return self._ask(number, plan)
+        self.counts["tightened"] += level == 0
+        with self.deadline.cut():
             finer = self._tighter(site, plan, level)
-            site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
-            if site.limits.memory[plan] > site.capacity(self.limits):
-                site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
-                continue
+        site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
+        if site.limits.memory[plan] > site.capacity(self.limits):
+            site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
+        else:
             heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
 

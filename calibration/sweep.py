@@ -19,7 +19,7 @@ def sweep(
     read: Read, space: Space, engine: Engine, tell: Callable[[int], None] = lambda _: None, until: float = float("inf")
 ) -> tuple[list[Row], int]:
     """A row per combination, as a search keeps them: refused ones have an "error" and no "step". And how many were left out
-    because the clock (`time.monotonic`) had reached `until`; what was under way then is still waited for.
+    because the clock (`time.monotonic`) had reached `until`; what is under way then is given up.
 
     tell: hears how many are done.
     """
@@ -29,10 +29,27 @@ def sweep(
             started.append(_begun(read, engine, changes[len(started)]))
         if number == len(started):
             break
-        row = started[number]
-        rows.append((row.result() if isinstance(row, Task) else row) | {"changes": one})
+        try:
+            rows.append(_done(started[number], until) | {"changes": one})
+        except TimeoutError:
+            _give_up(engine, started[number:])
+            break
         tell(len(rows))
     return rows, len(changes) - len(rows)
+
+
+def _done(row: Row | Task, until: float) -> Row:
+    if not isinstance(row, Task):
+        return row
+    done: Row = row.result(None if until == float("inf") else max(0.0, until - time.monotonic()))
+    return done
+
+
+def _give_up(engine: Engine, rows: list[Row | Task]) -> None:
+    for row in rows:
+        if isinstance(row, Task):
+            row.cancel()
+    engine.abandon()
 
 
 def _begun(read: Read, engine: Engine, changes: dict[str, object]) -> Row | Task:

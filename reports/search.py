@@ -61,6 +61,8 @@ def verdict(found: Answer, job: Job) -> str:
     model, best = job.model.name, found.best
     if best is None and found.interrupted:
         left, every = found.counts["open"], found.counts["allowed"]
+        if not every:
+            return f"{model}: none found yet ({found.interrupted}): all of {found.combinations:,} combinations are open"
         return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
         return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
@@ -157,7 +159,7 @@ def _shown(value: Any) -> str:
 def _where_they_went(found: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
     same = found.counts["same"]
-    refused = found.combinations - found.counts["allowed"] - same
+    refused = found.combinations - found.counts["unseen"] - found.counts["allowed"] - same
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
     if same:
         lines.append(

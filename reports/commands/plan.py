@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,6 +79,8 @@ def command(
     The exit code is 2 when no plan keeps to everything, 1 when the time was up before one was found, 130 after Ctrl-C and 143
     after SIGTERM, with what was found until then.
     """
+    began = time.perf_counter()
+    from calibration.deadline import Deadline, TimeUp
     from calibration.engines import engine
     from calibration.results import Results
     from calibration.search import WINDOW, Search
@@ -103,9 +106,13 @@ def command(
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
         found = Search(
-            read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell, window or WINDOW
-        ).run()
-    bar = interval(read(found.best["changes"]), found.best["step"]) if found.best and not found.ended else None
+            read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell,
+            window or WINDOW, began,
+        ).run()  # fmt: skip
+    bar = None
+    if found.best and not found.ended:
+        with suppress(TimeUp), Deadline(limit, began).cut():
+            bar = interval(read(found.best["changes"]), found.best["step"])
     if as_json:
         from reports.search import as_data
 

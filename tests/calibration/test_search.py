@@ -7,21 +7,24 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from calibration import search as module
-from calibration.answer import Answer, order, pareto
+from calibration.answer import Answer, Progress, order, pareto
+from calibration.deadline import Deadline
 from calibration.engines import Engine, engine
 from calibration.evaluate import evaluate, version_of
 from calibration.results import Results
 from calibration.search import Search
-from calibration.site import told_memory
+from calibration.site import Site, told_memory
 from reports.search import verdict
 from shardyard import read_job
 from strategies.search.candidates import candidates
@@ -257,13 +260,85 @@ def test_a_table_that_is_written_at_the_end_replaces_the_old_one_whole(
     assert list(Results(str(file)).rows) == ["1" * 12, "3" * 12]
 
 
+def limited(runs: Engine | None = None, space: dict[str, Any] = SPACE, **options: Any) -> Search:
+    """A search whose time the test ends."""
+    return Search(read, read_space(space, "space"), objective("step"), runs or here(), seconds=1e6, **options)
+
+
 def test_a_time_limit_says_how_far_it_got() -> None:
-    found = find(seconds=0.0)
-    assert found.proven == 0
-    assert "time limit" in found.interrupted
-    best = find().best
-    assert best is not None
-    assert found.rows[0]["value"] * (1 - found.gap) <= best["value"] <= found.rows[0]["value"]
+    search, whole = limited(top=4), find(top=4)
+
+    def end(state: Progress) -> None:
+        if state.simulated == 2:
+            search.deadline = Deadline(0.0)
+
+    search.tell = end
+    found = search.run()
+    assert found.interrupted == "the time limit of 1e+06 s"
+    assert found.counts["simulated"] == len(found.rows) < whole.counts["simulated"]
+    assert found.counts["open"] > 0
+    assert found.proven < 4 <= whole.proven
+    assert found.rows[: found.proven] == whole.rows[: found.proven]
+    assert found.rows[0]["value"] * (1 - found.gap) <= whole.rows[0]["value"] <= found.rows[0]["value"]
+
+
+def sleep(file: str, job: Any) -> Any:
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_a_time_limit_ends_the_worker_that_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pid"
+    monkeypatch.setattr(module, "evaluate", partial(sleep, str(file)))
+    with engine(workers=1) as runs:
+        search = limited(runs)
+
+        def start(plan: tuple[int, int, Any]) -> None:
+            task = runs.submit(module.evaluate, plan[2])
+            while not file.exists():
+                time.sleep(0.01)
+            search.deadline = Deadline(0.1)
+            return *plan[:2], task
+
+        monkeypatch.setattr(search, "_start", lambda *plan: start(plan))
+        found = search.run()
+        assert found.best is None
+        assert "none found yet (the time limit of" in verdict(found, read({}))
+        assert found.counts["open"] == found.counts["bounded"] - found.pruned["memory"]
+        assert runs.submit(abs, -1).result(60) == 1  # others go on
+    worker = int(file.read_text())
+    until = time.monotonic() + 60
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def spin(*_: Any) -> Any:
+    while True:
+        pass
+
+
+def test_a_time_limit_holds_while_bounds_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "of", spin)
+    found = find(seconds=0.5)
+    assert (found.best, found.interrupted) == (None, "the time limit of 0.5 s, before all bounds were known")
+    assert "all of 432 combinations are open" in verdict(found, read({}))
+    assert found.bound == 0.0
+
+
+def test_a_time_limit_holds_while_a_bound_is_tightened(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, look = limited(), Search._look
+
+    def late(self: Search, *entry: Any) -> Any:
+        self.deadline = Deadline(0.1)
+        return look(self, *entry)
+
+    monkeypatch.setattr(Search, "_look", late)
+    monkeypatch.setattr(Search, "_tighter", spin)
+    found = search.run()
+    assert (found.best, found.interrupted) == (None, "the time limit of 1e+06 s")
+    assert "none found yet" in verdict(found, read({}))
+    assert found.counts["open"] == found.counts["allowed"] - found.pruned["memory"] > 0
 
 
 def test_threads_find_the_same_as_the_calling_thread() -> None:
@@ -343,20 +418,19 @@ def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -
     assert told_memory(85.5003e9, 85.5e9) == "85.5003 GB of 85.5000 GB"
 
 
-def test_time_that_is_up_while_bounds_are_tightened_is_not_told_as_nothing_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock runs out inside the choice of the next plan, after the limit was looked at."""
-    answers = iter(["", "the time limit of 1 s", "the time limit of 1 s"])
-    monkeypatch.setattr(Search, "_late", lambda self: next(answers))
-    found = find(seconds=1.0)
-    assert (found.best, found.interrupted) == (None, "the time limit of 1 s")
-    assert "none found yet" in verdict(found, read({}))
-    assert found.counts["open"] == found.counts["allowed"] - found.pruned["memory"] > 0
-
-
 def test_time_that_is_up_before_all_clusters_were_looked_at_proves_nothing() -> None:
-    found = find(space={"nodes": [1, 2, 4], "plan.tp": [1, 2]}, seconds=0.0)
-    assert "2 of 3 clusters not looked at" in found.interrupted
+    search, seen = limited(space={"nodes": [1, 2, 4], "plan.tp": [1, 2]}), list[str]()
+
+    def end(state: Progress) -> None:
+        seen.append(state.stage)
+        if len(seen) == 2:
+            search.deadline.at = 0.0
+
+    search.tell = end
+    found = search.run()
+    assert found.interrupted == "the time limit of 1e+06 s, 1 of 3 clusters not looked at"
     assert found.bound == 0.0
+    assert found.best is None
 
 
 def test_a_gap_that_is_accepted_ends_the_search_before_the_best_is_proven() -> None:

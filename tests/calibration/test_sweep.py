@@ -6,7 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from calibration.engines import Engine
+import pytest
+
+from calibration import sweep as module
+from calibration.engines import Engine, engine
 from calibration.sweep import AHEAD, sweep
 from shardyard import read_job
 from strategies.search.space import Space, parse_axis
@@ -18,6 +21,10 @@ def read(changes: dict[str, Any]) -> Any:
 
 
 SPACE = Space((parse_axis(f"plan.microbatch={','.join(map(str, range(1, 33)))}"),))
+
+
+def sleep(_: Any) -> None:
+    time.sleep(600)
 
 
 def test_without_a_limit_every_combination_has_a_row() -> None:
@@ -35,3 +42,10 @@ def test_when_the_time_is_over_nothing_more_starts() -> None:
         rows, left = sweep(read, SPACE, Engine(threads), until=time.monotonic() + 1e-3)
     assert len(rows) <= AHEAD
     assert len(rows) + left == 32
+
+
+def test_when_the_time_is_over_what_is_under_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "evaluate", sleep)
+    with engine(workers=1) as runs:
+        assert sweep(read, SPACE, runs, until=time.monotonic() + 1) == ([], 32)
+        assert runs.submit(abs, -1).result(60) == 1
