@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
+from reports.terminal import terminal
 from reports.words import percent, seconds, signed
 from topologies.units import show
 
@@ -31,11 +31,16 @@ _PANELS = {  # part -> title, quantity of the axis
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar with the time that is left, moved by what a session tells; on stderr, where that is a terminal and not `quiet`."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console = Console(file=sys.stderr)
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = terminal(stderr=True)
+    shown = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 

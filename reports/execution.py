@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reports.terminal import terminal
 from reports.words import digits, percent, seconds, signed, size
 
 if TYPE_CHECKING:
@@ -53,11 +53,16 @@ def progress(executions: int, quiet: bool, keep: dict[str, Validated]) -> Iterat
     """A bar with the time that is left, moved by every execution that is done, which goes to `keep` by its job's name; on
     stderr, where that is a terminal and not `quiet`.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console = Console(file=sys.stderr)
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = terminal(stderr=True)
+    shown = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
         task = bar.add_task("executing", total=executions)
 

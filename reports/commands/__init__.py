@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from reports.inputs import shardyard_version
+from reports.terminal import echo
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +20,7 @@ def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
     """One line about what is kept, and the exit code of the signal: 130 for Ctrl-C, 143 for SIGTERM."""
     number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
     how = "" if number == signal.SIGINT else f" by {number.name}"
-    click.echo(f"interrupted{how}{f': {kept}' if kept else ''}", err=True)
+    echo(f"interrupted{how}{f': {kept}' if kept else ''}", err=True)
     sys.exit(128 + number)
 
 
@@ -68,9 +69,9 @@ class Commands(click.Group):
             try:
                 return super().main(*args, **kwargs)
             except UserError as error:
-                click.echo(f"error: {error}", err=True)
+                echo(f"error: {error}", err=True)
             except OSError as error:  # a full disk, a closed pipe
-                click.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+                echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
             sys.exit(2)
 
 

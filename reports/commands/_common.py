@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from reports.terminal import echo, terminal
+
 TOLD = 10.0  # seconds between lines of progress where there is no terminal
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
@@ -54,9 +56,7 @@ def job_options(command: Any) -> Any:
 
 def show(renderable: Any) -> None:
     """To the terminal; lines are not broken when it is not one. A table that is too wide is not cut: no number is shortened."""
-    from rich.console import Console
-
-    console = Console()
+    console = terminal()
     if console.is_terminal:
         own = console.width
         for part in _parts(renderable):
@@ -66,7 +66,7 @@ def show(renderable: Any) -> None:
     console.width = 1000
     with console.capture() as caught:
         console.print(renderable)
-    click.echo("\n".join(line.rstrip() for line in caught.get().splitlines()))
+    echo("\n".join(line.rstrip() for line in caught.get().splitlines()))
 
 
 def _parts(renderable: Any) -> Iterator[Any]:

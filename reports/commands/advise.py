@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, job_options, seldom, show
+from reports.terminal import echo
 from topologies.reading import plain
 
 
@@ -27,7 +28,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     from strategies.job import read_job
 
     asked = read_job(job, **given)
-    tell = seldom(lambda text: click.echo(text, err=True))
+    tell = seldom(lambda text: echo(text, err=True))
 
     def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
         tasks = [runs.submit(way, one) for one in ways]
@@ -45,7 +46,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
             {"name": one.name, "changes": {field: plain(value) for field, value in one.changes.items()}, **one.summary.to_dict()}
             for one in found.candidates
         ]
-        click.echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
+        echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
     else:
         from reports.advice import advice
 

@@ -10,6 +10,7 @@ import click
 
 from reports.commands import end_interrupted
 from reports.commands._common import AS_JSON, show, timeout_option
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from calibration.calibrate import Request, Result
@@ -45,7 +46,7 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
 
     request = _request(given)
     if print_launch:
-        click.echo(_launch(request, print_launch, nodes, _words(given)))
+        echo(_launch(request, print_launch, nodes, _words(given)))
         return
     if nodes != 1:
         from topologies.reading import UserError
@@ -122,10 +123,10 @@ def _answer(result: Result, request: Request, as_json: bool) -> None:
     if result.fitted.points:
         calibration(result.fitted, plot)
     if as_json:
-        click.echo(json.dumps(to_dict(result), indent=2))
+        echo(json.dumps(to_dict(result), indent=2))
     else:
         show(accuracy(result))
         for note in result.fitted.notes:
-            click.echo(note)
+            echo(note)
     files = [*result.files, *([plot] if result.fitted.points else [])]
-    click.echo(f"wrote {', '.join(str(path) for path in files)}", err=as_json)
+    echo(f"wrote {', '.join(str(path) for path in files)}", err=as_json)

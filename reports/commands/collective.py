@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, figure_option, show
+from reports.terminal import echo
 
 
 @click.command("collective")
@@ -33,7 +34,7 @@ def command(operation: str, plot: str | None, by_ranks: str | None, as_json: boo
 
     data, notes = bench(operation, **asked)
     if as_json:
-        click.echo(json.dumps(data.to_dict() | {"where": data.where, "notes": notes}, indent=2))
+        echo(json.dumps(data.to_dict() | {"where": data.where, "notes": notes}, indent=2))
     else:
         from reports.busbw import comparison, table
 
@@ -41,11 +42,11 @@ def command(operation: str, plot: str | None, by_ranks: str | None, as_json: boo
         if data.measured:
             show(comparison(data))
         for note in notes:
-            click.echo(note)
+            echo(note)
     if plot:
         from reports.figures.busbw import busbw
 
-        click.echo(f"wrote {busbw(data, Path(plot))}", err=as_json)
+        echo(f"wrote {busbw(data, Path(plot))}", err=as_json)
 
 
 def _growth(operation: str, file: str, as_json: bool, ranks: int | None, measured: str | None, **asked: Any) -> None:
@@ -58,5 +59,5 @@ def _growth(operation: str, file: str, as_json: bool, ranks: int | None, measure
 
     title, lines = by_ranks(operation, **asked)
     if as_json:
-        click.echo(json.dumps({name: dict(points) for name, points in lines.items()}, indent=2))
-    click.echo(f"wrote {growth(Growth(title, lines), Path(file))}", err=as_json)
+        echo(json.dumps({name: dict(points) for name, points in lines.items()}, indent=2))
+    echo(f"wrote {growth(Growth(title, lines), Path(file))}", err=as_json)

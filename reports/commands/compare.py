@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, job_options, show
+from reports.terminal import echo
 
 
 @click.command("compare")
@@ -31,7 +32,7 @@ def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ove
     asked += [read_job(jobs[0], (*overrides, *apart.split(variant)), name=variant, **given) for variant in variants]
     rows = [(job.name, with_interval(job, predict(job)), describe(job)) for job in asked]
     if as_json:
-        click.echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
+        echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
     else:
         from reports.comparison import comparison
         from topologies.costs import rates

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands._common import AS_JSON, check_files, job_options, show, timeout_option, write_json
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -45,7 +46,7 @@ def command(
         from calibration.launch_text import launch_text
 
         words = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch, f"--print-launch={print_launch}")]
-        click.echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.gpu.sms > 0))
+        echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.gpu.sms > 0))
         return
     check_files(output=output)
     found = _trained(asked, seconds) if servers is None else _served(asked, servers, staleness or "sync", steps or 10)
@@ -53,12 +54,12 @@ def command(
         return
     answer, screen = found
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        echo(json.dumps(answer, indent=2))
     else:
         show(screen)
     if output:
         write_json(output, answer)
-        click.echo(f"wrote {output}", err=as_json)
+        echo(f"wrote {output}", err=as_json)
 
 
 def _trained(job: Job, seconds: float) -> tuple[Any, Any] | None:

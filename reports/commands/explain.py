@@ -7,6 +7,7 @@ import json
 import click
 
 from reports.commands._common import AS_JSON
+from reports.terminal import echo
 
 
 @click.command("explain")
@@ -17,4 +18,4 @@ def command(name: str, as_json: bool) -> None:
     from reports.glossary import explain
 
     text = explain(name)
-    click.echo(json.dumps({"name": name, "text": text}, indent=2, ensure_ascii=False) if as_json else text)
+    echo(json.dumps({"name": name, "text": text}, indent=2, ensure_ascii=False) if as_json else text)

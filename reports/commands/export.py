@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, framework_names, job_options
+from reports.terminal import echo
 
 
 @click.command("export")
@@ -26,13 +27,13 @@ def command(job: str | None, target: str, output: str | None, as_json: bool, **g
     written = export(target, read_job(job, **given))
     if output:
         write_whole(Path(output), written.text)
-        click.echo(f"wrote {output}", err=as_json)
+        echo(f"wrote {output}", err=as_json)
     launch = written.launch.replace("FILE", output or written.file)
     if as_json:
         about = {"framework": target, "file": output or written.file, "text": written.text, "launch": launch}
-        click.echo(json.dumps(about | {"unexpressed": list(written.unexpressed)}, indent=2, ensure_ascii=False))
+        echo(json.dumps(about | {"unexpressed": list(written.unexpressed)}, indent=2))
         return
     if not output:
-        click.echo(written.text, nl=False)
+        echo(written.text, nl=False)
     for line in (f"start with: {launch}", *(f"not expressed: {one}" for one in written.unexpressed)):
-        click.echo(f"# {line}", err=not output)
+        echo(f"# {line}", err=not output)

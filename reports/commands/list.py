@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON
+from reports.terminal import echo
 
 
 @click.command("list")
@@ -22,11 +23,11 @@ def command(sort: str | None, as_json: bool) -> None:
         raise UserError(f"unknown list '{sort}'{nearest(sort, catalogues)}")
     found = {name: list(names()) for name, names in catalogues.items() if sort in (None, name)}
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
     elif sort is None:
-        click.echo("\n".join(f"{name}: {', '.join(names)}" for name, names in found.items()))
+        echo("\n".join(f"{name}: {', '.join(names)}" for name, names in found.items()))
     else:
-        click.echo("\n".join(found[sort]))
+        echo("\n".join(found[sort]))
 
 
 def _catalogues() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from reports.commands._common import (
     show,
     tokens_of,
 )
+from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
     from calibration.answer import Progress
@@ -116,7 +117,7 @@ def command(
     if as_json:
         from reports.search import as_data
 
-        click.echo(json.dumps(as_data(found, tokens, bar), indent=2))
+        echo(json.dumps(as_data(found, tokens, bar), indent=2))
     else:
         from reports.search import overview
 
@@ -133,16 +134,20 @@ def _progress() -> Iterator[Callable[[Any], None]]:
 
     Elsewhere a line now and then.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if not console.is_terminal:
-        line = seldom(lambda text: click.echo(text, err=True))
+        line = seldom(lambda text: echo(text, err=True))
         yield lambda state: line(f"{_told(state)}, {state.simulated:,} simulated, {state.open:,} open")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=None)
 

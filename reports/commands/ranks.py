@@ -7,6 +7,7 @@ import json
 import click
 
 from reports.commands._common import AS_JSON
+from reports.terminal import echo
 
 
 @click.command("ranks")
@@ -20,8 +21,8 @@ def command(nodes: int, gpus: int, gpus_per_process: int, as_json: bool) -> None
 
     table = rank_table(nodes, gpus, gpus_per_process)
     if as_json:
-        click.echo(json.dumps({"world_size": len(table), "ranks": [row._asdict() for row in table]}, indent=2))
+        echo(json.dumps({"world_size": len(table), "ranks": [row._asdict() for row in table]}, indent=2))
         return
-    click.echo(f"world size {len(table)}\nrank  node  local rank  GPUs")
+    echo(f"world size {len(table)}\nrank  node  local rank  GPUs")
     for row in table:
-        click.echo(f"{row.rank:<5} {row.node:<5} {row.local_rank:<11} {', '.join(map(str, row.gpus))}")
+        echo(f"{row.rank:<5} {row.node:<5} {row.local_rank:<11} {', '.join(map(str, row.gpus))}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, seldom, tokens_of
+from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
     from reports.whole import Wanted
@@ -68,7 +69,7 @@ def command(
         page = report(asked, changing(job, overrides, given), timeline, summary, inputs, wanted, runs, tell)
         tell("drawing")
         paths = write_report(folder, page, formats)
-    click.echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it")
+    echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it")
     if not summary.fits:
         sys.exit(2)
 
@@ -94,11 +95,11 @@ def _wanted(
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """What is being done: all of it on a terminal, elsewhere a line now and then."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if not console.is_terminal:
-        yield seldom(lambda text: click.echo(text, err=True))
+        yield seldom(lambda text: echo(text, err=True))
         return
     with console.status("reading") as status:
-        yield lambda text: status.update(text)
+        yield lambda text: status.update(Text(text))

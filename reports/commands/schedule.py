@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from reports.commands._common import AS_JSON
+from reports.terminal import echo
 
 
 @click.command("schedule")
@@ -25,11 +26,11 @@ def command(
 
     rows, notes = cells(name, pp, microbatches, chunks)
     if file:
-        click.echo(f"wrote {write_schedule(rows, Path(file), name)}", err=as_json)
+        echo(f"wrote {write_schedule(rows, Path(file), name)}", err=as_json)
     if as_json:
-        click.echo(json.dumps({"schedule": name, "ranks": rows, "notes": list(notes)}, indent=2))
+        echo(json.dumps({"schedule": name, "ranks": rows, "notes": list(notes)}, indent=2))
         return
     if not file:
-        click.echo(text_table(rows))
+        echo(text_table(rows))
     for note in notes:
-        click.echo(note)
+        echo(note)

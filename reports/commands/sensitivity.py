@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from reports.commands._common import AS_JSON, figure_option, job_options, show
+from reports.terminal import echo
 
 
 @click.command("sensitivity")
@@ -36,7 +37,7 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of
     effects = play.effects({name: factor for name, factor in factors.items() if name not in groups})
     if as_json:
-        click.echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
+        echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
     else:
         from reports.sensitivity import table
 
@@ -44,4 +45,4 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     if plot is not None:
         from reports.figures.tornado import tornado
 
-        click.echo(f"wrote {tornado((asked.name, play.seconds, effects), Path(plot))}", err=as_json)
+        echo(f"wrote {tornado((asked.name, play.seconds, effects), Path(plot))}", err=as_json)

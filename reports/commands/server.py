@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands._common import AS_JSON, figure_option, job_options, report_folder, show
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from reports.server_page import ServerReport
@@ -42,7 +43,7 @@ def command(
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
     reduced = _reduced(asked, answer) if folder or not as_json else None
     if as_json:
-        click.echo(json.dumps(answer.to_dict(), indent=2))
+        echo(json.dumps(answer.to_dict(), indent=2))
     else:
         from reports.servers import overview
 
@@ -52,12 +53,12 @@ def command(
 
         from reports.figures.staleness import staleness as draw
 
-        click.echo(f"wrote {draw({staleness: answer}, Path(plot))}", err=as_json)
+        echo(f"wrote {draw({staleness: answer}, Path(plot))}", err=as_json)
     if folder:
         from reports.server_page import write_server_report
 
         paths = write_server_report(folder, _report(asked, answer, reduced, staleness, steps, jitter, seed))
-        click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
+        echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not answer.fits:
         sys.exit(2)
 

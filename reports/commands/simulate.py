@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands._common import AS_JSON, job_options, money_options, report_folder, show, tokens_of
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from sim.summary import Summary
@@ -50,20 +51,20 @@ def command(
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if as_json:
         training = training_cost(summary, of_training).to_dict()
-        click.echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training}, indent=2))
+        echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training}, indent=2))
     else:
         from reports.tables import one_screen
 
         show(one_screen(summary, inputs | of_training))
         if asked.ignored:
-            click.echo(f"not used from the model's file: {', '.join(asked.ignored)}")
+            echo(f"not used from the model's file: {', '.join(asked.ignored)}")
         for note in asked.notes:
-            click.echo(note)
+            echo(note)
     if folder:
         from reports.page import Report, write_report
 
         paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster))
-        click.echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
+        echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
 

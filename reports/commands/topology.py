@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from reports.commands._common import AS_JSON, figure_option, show
+from reports.terminal import echo
 
 
 @click.command("topology")
@@ -32,8 +33,8 @@ def command(
 
     described = load_cluster(cluster, nodes, parse_changes([*([f"node.gpu={gpu}"] if gpu else []), *overrides]))
     if as_json:
-        click.echo(json.dumps(as_data(described), indent=2))
+        echo(json.dumps(as_data(described), indent=2))
     else:
         show(overview(described))
     if draw:
-        click.echo(f"wrote {drawing(described, Path(draw))}", err=as_json)
+        echo(f"wrote {drawing(described, Path(draw))}", err=as_json)

@@ -11,6 +11,7 @@ import click
 
 from reports.commands import end_interrupted
 from reports.commands._common import AS_JSON, check_files, figure_option, show, timeout_option, write_json
+from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
     from calibration.validate import Validated
@@ -120,7 +121,7 @@ def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: 
 
     answer = [one.to_dict() for one in done]
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        echo(json.dumps(answer, indent=2))
     else:
         show(validation(done))
     if output:
@@ -130,11 +131,10 @@ def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: 
 
         draw(done, Path(plot))
     for file in filter(None, (output, plot)):
-        click.echo(f"wrote {file}", err=as_json)
+        echo(f"wrote {file}", err=as_json)
 
 
 def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bool, table: str | None) -> None:
-    from rich.console import Console
     from rich.progress import track
 
     from calibration.published import published
@@ -143,10 +143,10 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
     from topologies.writing import write_whole
 
     asked = list(published(names))
-    bar = track(compared(asked), "playing rows", len(asked), console=Console(stderr=True), transient=True)
+    bar = track(compared(asked), "playing rows", len(asked), console=terminal(stderr=True), transient=True)
     found = list(bar)
     if as_json:
-        click.echo(json.dumps([row.to_dict() for row in found], indent=2))
+        echo(json.dumps([row.to_dict() for row in found], indent=2))
     else:
         if rows:
             show(every_row(found))

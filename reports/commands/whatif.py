@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reports.commands._common import AS_JSON, changing, engine_options, figure_option, job_options, money_options, show, tokens_of
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from strategies.search.space import Axis
@@ -70,7 +71,7 @@ def command(
     if as_json:
         from reports.whatif import as_data
 
-        click.echo(json.dumps([as_data(case) for case in found], indent=2))
+        echo(json.dumps([as_data(case) for case in found], indent=2))
     else:
         from reports.whatif import overview
 
@@ -80,7 +81,7 @@ def command(
         from reports.figures.curve import curve
         from reports.whatif import curves
 
-        click.echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
+        echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
     if whatif.impossible(rest):
         sys.exit(2)
 
