@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sim.communication import Priced
+from sim.choosing import Priced
 from sim.program import ACROSS, BESIDE, COMPUTE, Block, Collective, Send
 from sim.timeline import PHASES, Timeline
 

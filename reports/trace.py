@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from sim.choosing import Priced
 from sim.clock import on_grid
-from sim.communication import Priced
 from sim.memory import ledger
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, kind, label

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.choosing import Priced
 from sim.collectives import Ids
-from sim.communication import Priced
 from sim.paths import Floats
 from sim.program import Block, Collective
 from sim.timeline import Timeline
@@ -128,4 +128,4 @@ def _partners(timeline: Timeline, done: Priced, work: object, at: dict[str, int]
         return 1
     if work.cohorts:
         return 2
-    return 1 if done.traffic.group < 0 and work.axis not in at else timeline.program.grid.size(work.axes)
+    return done.lanes * (timeline.program.grid.degree(work.axis) if work.axis in at else 1)

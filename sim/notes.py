@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from sim.collectives import Ids
 from sim.prices import Prices
 from sim.tables import CollectiveTable
 from topologies.topology import Topology
@@ -65,3 +66,14 @@ def of_collective(
         yield f"{what}{by}: not measured for profile '{prices.profile.name}', extrapolated by its formula"
     elif not table.covers(size):
         yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
+
+
+def of_lanes(alike: bool, lane: Ids | None) -> Iterator[str]:
+    """What stands for what where ranks of a stage are not alike. lane: of each of them; None: one for all."""
+    if alike:
+        return
+    what = "ranks of a stage are not alike on this cluster"
+    if lane is None:
+        yield f"{what}, in too many ways to play: each collective takes as long as in its slowest group, so steps are rather long"
+    else:
+        yield f"{what}: one of each kind is played, {int(lane.max()) + 1} per stage"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sim.clock import on_grid
+from sim.collectives import Ids
 from sim.communication import Communication
 from sim.fusing import Fused, chained, fused
 from sim.prices import Prices
@@ -15,8 +18,8 @@ VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append 
 class Pricing(Communication):
     """Prices of one program on one topology; each distinct piece of work is priced once."""
 
-    def __init__(self, program: Program, topology: Topology, prices: Prices, fold: bool = True) -> None:
-        super().__init__(program, topology, prices, fold)
+    def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
+        super().__init__(program, topology, prices, lane)
         self._blocks: dict[tuple[int, int], Fused] = {}
         self._runs: dict[tuple[int, int], Fused] = {}
         self._equal: dict[tuple[int, tuple[float, ...]], Fused] = {}
@@ -82,9 +85,23 @@ class Pricing(Communication):
         Collectives inside blocks of one cohort run one after the other, on its compute stream or on the one beside it, and cannot
         meet each other, but for those on another stream beside.
         """
-        users: dict[int, set[tuple[int, str]]] = {}
+        users: dict[int, set[tuple[int, str, int]]] = {}
         for work, cohort, inside in self._communications:
-            for part in self.collective(work, cohort).parts:
-                for link, _ in part.flows:
-                    users.setdefault(link, set()).add((cohort, inside))
-        return {cohort for those in users.values() if len(those) > 1 for cohort, inside in those if inside}
+            for kind, priced in enumerate(self.each(work, cohort)):
+                for link in {link for part in priced.parts for link, _ in part.flows}:
+                    users.setdefault(link, set()).add((cohort, inside, kind))
+        return {cohort for those in users.values() if len(those) > 1 for cohort, inside, _ in those if inside}
+
+    def divided(self, lane: Ids) -> set[int]:
+        """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:
+        they must be played item by item.
+        """
+        result = set()
+        for work, cohort, inside in self._communications:
+            if inside and cohort not in result:
+                group = self.groups(work, cohort)
+                first = np.zeros(int(group.max()) + 1, np.int64)
+                first[group] = lane
+                if len(self.kinds(work, cohort)) > 1 or (first[group] != lane).any():
+                    result.add(cohort)
+        return result

@@ -14,8 +14,10 @@ from typing import cast
 import numpy as np
 from simpy import Environment, Event
 
+from sim import notes
+from sim.choosing import Priced
 from sim.clock import on_grid
-from sim.communication import Priced
+from sim.collectives import Ids
 from sim.expand import expand
 from sim.fusing import Fused
 from sim.network import Network
@@ -26,45 +28,48 @@ from sim.timeline import Lane, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
-UNFOLDED = 500_000  # ops up to which unlike ranks are played one by one
+UNFOLDED = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
 
 
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
     """Play one step of `program` on `topology`.
 
-    Ranks of a cohort that are not alike (tp=3 on nodes of 8 GPUs) are played one by one, unless that is more than UNFOLDED ops.
-
-    fold: one actor per cohort; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
+    fold: one actor per cohort, or where ranks are not alike (tp=3 on nodes of 8 GPUs) one per kind of ranks, unless that is more
+    than UNFOLDED ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
     Raises UserError when the program waits for itself (a schedule that deadlocks).
     """
-    folded = fold
-    pricing = Pricing(program, topology, prices, fold)
-    touched = pricing.touched()
-    if not pricing.alike:
-        fold = fold and many(program)
-        touched = touched if fold else set(range(len(program.cohorts)))
-    if touched or fold != folded:
-        program = expand(program, touched)
-        pricing = Pricing(program, topology, prices, fold)
-    if not pricing.alike:
-        how = "each collective priced by its slowest group" if fold else "played rank by rank"
-        pricing.notes[f"ranks of a stage are not alike on this cluster: {how}"] = None
-    player = _Player(program, pricing, fold)
+    pricing = Pricing(program, topology, prices)
+    whole, lane = _folded(program, pricing)
+    if not fold:
+        lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
+    if whole is not program or lane is not None:
+        pricing = Pricing(whole, topology, prices, lane)
+    pricing.notes |= dict.fromkeys(notes.of_lanes(pricing.alike, lane))
+    player = _Player(whole, pricing)
     player.play()
     return player.timeline()
 
 
-def many(program: Program) -> bool:
-    """Whether ranks that are not alike are played as if they were, since one by one they would be more than UNFOLDED ops."""
-    ops = sum(len(cohort.ops) for cohort in program.cohorts) * program.grid.world // len(program.cohorts)
-    return ops > UNFOLDED
+def _folded(program: Program, pricing: Pricing) -> tuple[Program, Ids | None]:
+    """`program` with those blocks cut that must be played item by item, and the lane of each rank (None: one for all)."""
+    touched = pricing.touched()
+    lane = None if pricing.alike else pricing.lanes(UNFOLDED // _ops(program))
+    if lane is not None:
+        whole = expand(program, touched | pricing.divided(lane))
+        if _ops(whole) * (int(lane.max()) + 1) <= UNFOLDED:
+            return whole, lane
+    return expand(program, touched) if touched else program, None
+
+
+def _ops(program: Program) -> int:
+    return sum(len(cohort.ops) for cohort in program.cohorts)
 
 
 class _Player:
     """Every op of every lane has a number; an op starts when the ops that it waits for have ended."""
 
-    def __init__(self, program: Program, pricing: Pricing, fold: bool) -> None:
-        self.program, self.pricing, self.fold = program, pricing, fold
+    def __init__(self, program: Program, pricing: Pricing) -> None:
+        self.program, self.pricing = program, pricing
         self.env = Environment()
         self.network = Network(self.env, pricing.capacity)
         self.slowdown = pricing.prices.profile.slowdown
@@ -79,16 +84,21 @@ class _Player:
         self.left, self.since, self.slow = [0.0] * len(self.lanes), [0.0] * len(self.lanes), [0.0] * len(self.lanes)
 
     def _lay_out(self) -> None:
-        """One lane per actor: a cohort, or each of its ranks. Ops of lane a are numbered from offset[a]."""
+        """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]."""
         self.lanes: list[Lane] = []
         self.first: list[int] = []  # first lane of each cohort
+        lane = self.pricing.lane
+        if lane is None:
+            lane = np.zeros(self.program.grid.groups((), self.program.cohorts[0].at).size, np.int64)
+        # the place among its cohort's ranks of the first rank of each lane, and how many share the lane
+        _, self.example, sizes = np.unique(lane, return_index=True, return_counts=True)
         self.offset: list[int] = []
         total = 0
         for number, cohort in enumerate(self.program.cohorts):
             ranks = self.program.grid.groups((), cohort.at).ravel()
             self.first.append(len(self.lanes))
-            for rank in ranks[:1] if self.fold else ranks:
-                self.lanes.append(Lane(number, int(rank), len(ranks) if self.fold else 1))
+            for rank, size in zip(ranks[self.example].tolist(), sizes.tolist(), strict=True):
+                self.lanes.append(Lane(number, rank, size))
                 self.offset.append(total)
                 total += len(cohort.ops)
         self.start_time = [0.0] * total
@@ -133,7 +143,7 @@ class _Player:
         self.held: dict[int, tuple[int, float, range]] = {}
         self.resumed: dict[int, float] = {}  # when the host went on
         for number, lane in enumerate(self.lanes):
-            groups = {} if self.fold else self._groups_of(number)
+            example = int(self.example[number - self.first[lane.cohort]]) if self.pricing.lane is not None else -1
             host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
             known: dict[int, tuple[Fused | Priced, float, float]] = {}  # work, and the host's seconds before and after it
             stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
@@ -145,7 +155,7 @@ class _Player:
                     host, before = 0.0, me
                 found = known.get(id(op.work))
                 if found is None:
-                    found = known[id(op.work)] = self._priced(op.work, lane.cohort, groups, launch)
+                    found = known[id(op.work)] = self._priced(op.work, lane.cohort, example, launch)
                 work, ahead, behind = found
                 host += ahead
                 self.launched.append(host)
@@ -153,31 +163,19 @@ class _Player:
                 host += behind
 
     def _priced(
-        self, work: Block | Collective | Send, cohort: int, groups: dict[tuple[str, ...], int], launch: float
+        self, work: Block | Collective | Send, cohort: int, example: int, launch: float
     ) -> tuple[Fused | Priced, float, float]:
-        """Work with the seconds of the host before it is launched and after that."""
+        """Work of rank number `example` of a cohort (−1: of all) with the seconds of the host before its launch and after it."""
         if isinstance(work, Block):
             fused = self.pricing.block(work, cohort)
             return fused, 0.0, fused.host
         wrapping = on_grid(self.pricing.wrapping(work))
-        axes = () if isinstance(work, Send) or work.cohorts else work.axes
-        priced = self.pricing.collective(work, cohort, groups.get(axes, -1))
+        priced = self.pricing.collective(work, cohort, -1 if example < 0 else int(self.pricing.groups(work, cohort)[example]))
         if not self.pricing.prices.profile.synchronous:
             return priced, launch + wrapping, 0.0
         if wrapping:  # a CPU waits for its own work
             priced = replace(priced, latency=priced.latency + wrapping)
         return priced, 0.0, 0.0
-
-    def _groups_of(self, number: int) -> dict[tuple[str, ...], int]:
-        """Which sibling group the rank of this lane belongs to, by axes; () for sends and pairs of cohorts."""
-        lane = self.lanes[number]
-        grid, at = self.program.grid, self.program.cohorts[lane.cohort].at
-        result: dict[tuple[str, ...], int] = {(): number - self.first[lane.cohort]}
-        works = (op.work for op in self.program.cohorts[lane.cohort].ops)
-        for axes in {work.axes for work in works if isinstance(work, Collective) and not work.cohorts}:
-            groups = grid.groups(axes, at)
-            result[axes] = int(np.argwhere(groups == lane.rank)[0][0])
-        return result
 
     def play(self) -> None:
         """Run to the end of the step."""
@@ -288,12 +286,13 @@ class _Player:
         lane = self.lane_of[op]
         cohort = self.lanes[lane].cohort
         one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
+        traffic = work.traffic
+        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
         if one.cohorts:
-            return 2, (one.label, work.traffic)
+            return 2, (one.label, where)
         if one.axis in self.program.cohorts[cohort].at:
-            return self.program.grid.degree(one.axis), (one.label, work.traffic)
-        size = 1 if self.fold else self.program.grid.size(one.axes)
-        return size, (cohort, op - self.offset[lane], work.traffic.group)
+            return self.program.grid.degree(one.axis), (one.label, where)
+        return work.lanes, (cohort, op - self.offset[lane], where)
 
     def _communicated(self, those: list[int]) -> None:
         for op in those:

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from sim.communication import Priced
+from sim.choosing import Priced
 from sim.fusing import Fused
 from sim.pricing import Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send

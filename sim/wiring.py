@@ -26,7 +26,8 @@ ROOTED = ("broadcast", "reduce", "scatter", "gather")
 class Traffic(NamedTuple):
     """Who does what: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the ranks at `to`.
 
-    `group` picks one of the sibling groups; −1 is all of them at once. `algorithm` is the full name, "all_reduce/ring".
+    `groups` picks some of the sibling groups by number; () is all of them at once. `algorithm` is the full name,
+    "all_reduce/ring".
     counts: of an all_to_allv, as in `Place`.
     """
 
@@ -34,7 +35,7 @@ class Traffic(NamedTuple):
     axes: tuple[str, ...]
     at: tuple[tuple[str, int], ...]
     to: tuple[tuple[str, int], ...] = ()
-    group: int = -1
+    groups: tuple[int, ...] = ()
     counts: tuple[tuple[int, ...], ...] = ()
 
 
@@ -62,7 +63,7 @@ def members(grid: Grid, traffic: Traffic) -> Ids:
         groups = np.stack([grid.groups((), at).ravel(), grid.groups((), dict(traffic.to)).ravel()], axis=1)
     else:
         groups = grid.groups(traffic.axes, at)
-    return groups if traffic.group < 0 else groups[traffic.group : traffic.group + 1]
+    return groups[list(traffic.groups)] if traffic.groups else groups
 
 
 def ranks_of(grid: Grid, traffic: Traffic) -> int:
@@ -73,7 +74,7 @@ def ranks_of(grid: Grid, traffic: Traffic) -> int:
 @lru_cache(maxsize=4096)
 def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     """(ranks, nodes) of the first group."""
-    first = members(grid, traffic._replace(group=max(0, traffic.group)))[0]
+    first = members(grid, traffic)[0]
     return len(first), len(set(topology.node_of(first).tolist()))
 
 
@@ -101,23 +102,23 @@ def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: st
 
 @lru_cache(maxsize=4096)
 def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
-    """The schedule of the first sibling group; its siblings use the same order of members.
+    """The schedule of the first group; the others, spread over nodes in the same way, use the same order of members.
 
     Raises NotApplicable when the algorithm does not work for them.
     """
     if traffic.algorithm.startswith("copy/"):
         return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
-    first = members(grid, traffic._replace(group=max(traffic.group, 0)))[0]
+    first = members(grid, traffic)[0]
     switch: tuple[int, ...] = ()
     if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
-    rings = _rings(topology, tuple(first.tolist()))
-    return algorithms[traffic.algorithm](Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings))
+    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings(topology, tuple(first.tolist())))
+    return algorithms[traffic.algorithm](place)
 
 
 @lru_cache(maxsize=1024)
-def _rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Rings along direct links between these GPUs, of half a link each where that uses more of them; none where all traffic
     passes a switch. On four V100 with two NVLinks between each two NCCL 2.7.8 lays six rings of one link (its log in
     github.com/bigscience-workshop/bigscience experiments/bandwidth).
@@ -149,7 +150,7 @@ def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
 @lru_cache(maxsize=4096)
 def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
     """Members of the first sibling group in the node that has most of them."""
-    return int(np.unique(topology.node_of(members(grid, traffic._replace(group=0))[0]), return_counts=True)[1].max())
+    return int(np.unique(topology.node_of(members(grid, traffic)[0]), return_counts=True)[1].max())
 
 
 @lru_cache(maxsize=4096)
@@ -159,32 +160,12 @@ def sent(topology: Topology, grid: Grid, traffic: Traffic, at: tuple[tuple[str, 
     Where they are those of all members, the most that one sends; of operations with a root the mean, for ranks that run the same
     program take turns as the root.
     """
-    first = members(grid, traffic._replace(group=0))[0]
+    first = members(grid, traffic)[0]
     shares = schedule(topology, grid, traffic).sent(len(first))
     ours = np.isin(first, grid.groups((), dict(at)))
     if ours.all() and traffic.algorithm.partition("/")[0] not in ROOTED:
         return float(shares.max(initial=0.0))
     return float(shares[ours].mean())
-
-
-@lru_cache(maxsize=4096)
-def alike(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
-    """Whether sibling groups cannot be told apart by the links of their routes inside nodes, so that one stands for all.
-
-    Which of them cross the spine may differ: all are priced as the slowest.
-    """
-    groups, inside = endpoints(topology, grid, traffic), topology.kinds.index("spine")
-    if len(groups) == 1:
-        return True
-    for phase in schedule(topology, grid, traffic).phases:
-        routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        links = np.maximum(routes, 0)
-        kinds = np.where(routes >= 0, topology.kind(links), inside)
-        for value in (kinds + 1, topology.capacity(links), topology.latency(links)):
-            rows = np.where(kinds < inside, value, 0).sum(axis=1).reshape(len(groups), -1)
-            if not np.allclose(rows, rows[0], rtol=1e-9, atol=1e-9):
-                return False
-    return True
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,6 @@ from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
 from sim.program import Block, Cohort, Collective, Op, Program, Send
-from sim.run import many
 from strategies.job import Job
 from strategies.lower import lower
 from strategies.resolved import Resolved
@@ -42,10 +41,7 @@ def _durations(job: Job, plan: Resolved, program: Program, prices: Prices) -> di
         cohort = program.cohorts[number]
         own = {id(op.work): op for op in cohort.ops if _own(op.work) and (not number or isinstance(op.work, Collective))}
         talk = Pricing(_program(plan, plan.grid, cohort.at, list(own.values())), topology, prices)
-        if talk.alike or many(program) or not number:
-            result |= {
-                key: talk.collective(op.work, 0).alone for key, op in own.items() if isinstance(op.work, Collective | Send)
-            }
+        result |= {key: talk.least(op.work, 0) for key, op in own.items() if isinstance(op.work, Collective | Send)}
     node, nic = job.cluster.node, prices.profile.links["nic"].efficiency
     rate = node.nic * max(1.0, node.nics / node.gpus) * nic
     if node.nics and not job.cluster.fabric.direct:

@@ -1,0 +1,186 @@
+"""Sibling groups that differ: each has the algorithm of its own place, ranks that differ have lanes of their own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibration.predict import simulate
+from sim.choosing import Priced
+from sim.grid import Grid
+from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
+from sim.run import run
+from sim.siblings import Membership, lanes, placements
+from sim.timeline import Timeline
+from sim.wiring import Traffic
+from strategies.job import Job, read_job
+from topologies.cluster import cluster_names
+from topologies.reading import UserError
+
+MODEL: dict[str, Any] = {
+    "name": "odd", "hidden": 1152, "layers": 12, "heads": 144, "ffn": 2304, "vocabulary": 4608, "context": 144
+}  # fmt: skip
+AXES = ("tp", "cp", "ep", "dp", "pp")
+ONE = Block("forward", (Run(1, (Kernel("memory", "1 s", "forward", 0.0, 1e12),)),))
+
+
+def job(cluster: str, nodes: int, node: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **plan: Any) -> Job:
+    changed = {"based_on": cluster, "node": node} if node else cluster
+    return read_job(model=model or MODEL, cluster=changed, nodes=nodes, plan={"microbatch": 1} | plan)
+
+
+def played(timeline: Timeline) -> set[tuple[str, tuple[int, ...]]]:
+    """Algorithms, each with the numbers of the sibling groups that are played together by it."""
+    return {(work.traffic.algorithm, work.traffic.groups) for work in timeline.work if isinstance(work, Priced)}
+
+
+def talking(work: Collective, **degrees: int) -> Program:
+    return Program(Grid.of(**degrees), [Cohort({}, [Op(work.axis, work), Op("compute", ONE, (Ref(0, 0),))])], 1, 1, "bf16", 1, 1)
+
+
+# -- applicability ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "plan"),
+    [
+        ("gb200-nvl72", 2, {"tp": 16}),  # the fifth group is on two nodes
+        ("aws-p5", 3, {"tp": 6, "order": "dp-tp-pp-cp-ep"}),
+        ("dgx-h100", 3, {"tp": 6}),
+        ("dgx-h100", 3, {"tp": 2, "order": "dp-tp-pp-cp-ep"}),  # dp ranks 0 … 11, then 12 … 23
+    ],
+)
+def test_later_groups_on_several_switches_play(cluster, nodes, plan) -> None:
+    assert simulate(job(cluster, nodes, **plan)).step > 0
+
+
+def test_each_group_has_the_algorithm_of_its_own_place(toy_cluster, toy_prices) -> None:
+    """tp=5 on nodes of 8 with a switch that adds: four of eight groups are below one switch, the others are spread 3 + 2, 1 + 4,
+    4 + 1 and 2 + 3 over two nodes.
+    """
+    program = talking(Collective("all_reduce", 1e9, "tp", "sums", algorithm="in_switch,ring"), tp=5, dp=8)
+    prices = toy_prices(protocols={"in_switch": {"base": "0 s", "links": {"nvlink": {"efficiency": 1.0, "latency": "0 s"}}}})
+    timeline = run(program, toy_cluster(8, 5, multicast=True).topology(), prices)
+    ring = "all_reduce/ring"
+    assert played(timeline) == {("all_reduce/in_switch", (0, 2, 5, 7)), (ring, (1,)), (ring, (3,)), (ring, (4,)), (ring, (6,))}
+
+
+def test_an_algorithm_that_is_asked_for_must_work_for_all_groups(toy_cluster, toy_prices) -> None:
+    program = talking(Collective("all_reduce", 1e9, "tp", "sums", algorithm="in_switch"), tp=5, dp=8)
+    with pytest.raises(UserError, match="the members are below 2 switches, not one"):
+        run(program, toy_cluster(8, 5, multicast=True).topology(), toy_prices())
+
+
+def test_whatever_resolves_plays() -> None:
+    """Random degrees and orders on every cluster of the catalogue: each group finds an algorithm."""
+    random, steps = Random(15), []
+    for cluster in [name for name in cluster_names() for _ in range(16)]:
+        pp, cp = random.choice([1, 2, 3, 4]), random.choice([1, 1, 2, 3])
+        plan = dict(tp=random.choice([2, 3, 4, 6, 8, 9, 12, 16]), cp=cp, pp=pp, accumulation=pp,
+                    data_parallel=random.choice(["ddp", "zero1", "zero3"]), order="-".join(random.sample(AXES, len(AXES))),
+                    precision="fp32" if "cpu" in cluster else "fp16")  # fmt: skip
+        try:
+            asked = job(cluster, random.choice([1, 2, 3]), **plan)
+            asked.resolve()
+        except UserError:
+            continue
+        steps.append(simulate(asked).step)
+    assert len(steps) > 40
+    assert min(steps) > 0
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_differ_take_their_own_time(toy_cluster, toy_prices) -> None:
+    """tp=2 on nodes of 3 GPUs: groups 0 and 2 gather inside a node at 1 GB/s, group 1 between nodes at 0.5 GB/s."""
+    program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
+    timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
+    assert [(lane.rank, lane.ranks) for lane in timeline.lanes] == [(0, 4), (2, 2)]
+    assert [(row.start, row.end) for row in timeline.rows()] == [(0, 1), (1, 2), (0, 2), (2, 3)]
+    note = "ranks of a stage are not alike on this cluster: one of each kind is played, 2 per stage"
+    assert note in timeline.pricing.notes
+
+
+def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monkeypatch) -> None:
+    monkeypatch.setattr("sim.run.UNFOLDED", 3)
+    program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
+    timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
+    assert [(row.start, row.end) for row in timeline.rows()] == [(0, 2), (2, 3)]
+    assert "as in its slowest group" in next(iter(timeline.pricing.notes))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "node", "plan", "number", "near"),
+    [
+        ("dgx-a100", 4, {"gpus": 6, "nics": 6}, {"tp": 4, "sequence_parallel": True}, 4, 0.0),
+        ("dgx-a100", 3, None, {"tp": 3, "data_parallel": "zero1"}, 9, 2e-3),  # traffic of one kind that meets unequal traffic
+        ("dgx-h100", 3, None, {"tp": 6, "data_parallel": "zero3"}, 9, 2e-3),
+        ("perlmutter", 3, None, {"tp": 6, "accumulation": 2}, 2, 0.0),
+        ("perlmutter", 12, None, {"tp": 2, "pp": 4, "accumulation": 4}, 3, 0.0),
+    ],
+)
+def test_one_of_each_kind_stands_for_all(cluster, nodes, node, plan, number, near) -> None:
+    """The same times as with a lane for every rank, to the bit where traffic of one kind meets equal traffic."""
+    asked = job(cluster, nodes, node, **plan)
+    folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
+    assert len(folded.lanes) == number * plan.get("pp", 1)
+    assert len(unfolded.lanes) == asked.cluster.gpus
+    assert sum(lane.ranks for lane in folded.lanes) == asked.cluster.gpus
+    ends = {lane.rank: [unfolded.end[op] for op, _ in unfolded.ops(number)] for number, lane in enumerate(unfolded.lanes)}
+    for number, lane in enumerate(folded.lanes):
+        assert [folded.end[op] for op, _ in folded.ops(number)] == pytest.approx(ends[lane.rank], rel=near, abs=0.0)
+
+
+def test_ranks_are_alike_that_meet_alike() -> None:
+    """Six ranks in three pairs, of which the second is of another kind, and in two triples of equal kind."""
+    pairs = Membership(np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0]))
+    triples = Membership(np.array([0, 1, 0, 1, 0, 1]), np.array([0, 0]))
+    assert list(lanes([pairs, triples], 6, 6)) == [0, 0, 1, 1, 0, 0]
+    unequal = Membership(np.array([0, 1, 0, 1, 0, 1]), np.array([0, 1]))
+    assert list(lanes([pairs, unequal], 6, 6)) == [0, 1, 2, 3, 0, 1]
+    assert lanes([pairs, unequal], 6, 3) is None
+
+
+def test_lanes_split_until_groups_bring_together_the_same() -> None:
+    """A chain of pairs: the odd kind of the first tells the second pair's ranks apart, and so on to the end."""
+    even = Membership(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0]))
+    odd = Membership(np.array([0, 1, 1, 2, 2, 3]), np.array([0, 0, 0, 0]))
+    assert list(lanes([even, odd], 6, 6)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_placements_are_ways_to_be_spread_over_nodes(toy_cluster) -> None:
+    grid, topology = Grid.of(tp=4, dp=6), toy_cluster(6, 4).topology()
+    assert placements(topology, grid, Traffic("", ("tp",), ())) == ((0, 2, 3, 5), (1, 4))
+    assert placements(topology, grid, Traffic("", ("dp",), ())) == ((0, 1), (2, 3))
+    assert placements(toy_cluster(4, 6).topology(), grid, Traffic("", ("tp",), ())) == ((),)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "plan"),
+    [
+        ("aws-p4d", 3, {"tp": 2, "cp": 4}),  # two GPUs share a NIC
+        ("aws-p4d", 4, {"pp": 8, "data_parallel": "zero1", "deepspeed": {}, "accumulation": 2, "order": "dp-tp-pp-cp-ep"}),
+        ("aws-p4d", 4, {"tp": 8, "pp": 4, "data_parallel": "local_sgd", "local_steps": 3}),
+        ("pcie-l40s", 2, {"tp": 2, "data_parallel": "diloco", "local_steps": 2, "accumulation": 2}),  # four share a PCIe switch
+        (
+            "perlmutter",
+            8,
+            {"tp": 4, "data_parallel": "zero_redundancy_optimizer", "accumulation": 3},
+        ),
+        ("perlmutter", 8, {"tp": 4, "pp": 4, "data_parallel": "zero3", "accumulation": 4, "order": "tp-cp-ep-pp-dp"}),
+        ("dgx-2", 2, {"tp": 2, "data_parallel": "zero_redundancy_optimizer", "precision": "fp16"}),
+    ],
+    ids=str,
+)
+def test_folded_equals_unfolded_where_groups_share_links(cluster, nodes, plan) -> None:
+    """What sibling groups share is in the price of each: a message that is cut in pieces fills its path the slower the less of a
+    link it has.
+    """
+    asked = job(cluster, nodes, **plan)
+    folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
+    assert len(unfolded.lanes) > len(folded.lanes)
+    assert unfolded.step == folded.step
