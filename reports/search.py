@@ -90,14 +90,16 @@ def as_data(found: Answer, tokens: float | None, bar: Interval | None = None) ->
         "best": _plain(found.best, tokens) if found.best else None,
         "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
         "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
-        "seconds": found.seconds, "plans_per_second": rate(found), "rows": [_plain(row, tokens) for row in found.rows],
+        "rows": [_plain(row, tokens) for row in found.rows],
         "front": hashes, "front_proven": found.front, "interval": asdict(bar) if bar else None,
     }  # fmt: skip
 
 
-def rate(found: Answer) -> float:
-    """Plans decided per second."""
-    return found.counts["allowed"] / found.seconds["all"] if found.seconds["all"] else 0.0
+def pace(found: Answer) -> str:
+    """How long it took. Beside the answer, which is the same every time."""
+    took = found.seconds
+    rate = found.counts["allowed"] / took["all"] if took["all"] else 0.0
+    return f"bounds took {took['bounds']:.1f} s, all of it {took['all']:.1f} s: {rate:,.0f} plans decided per second"
 
 
 def _plain(row: dict[str, Any], tokens: float | None) -> dict[str, Any]:
@@ -166,13 +168,13 @@ def _where_they_went(found: Answer) -> list[str]:
             f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
         )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
-    counts, took = found.counts, found.seconds
+    counts = found.counts
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
     if counts["set aside"]:
         known += f" ({counts['set aside']:,} results by other prices or code set aside)"
     lines.append(
-        f"{counts['allowed']:,} plans bounded in {took['bounds']:.1f} s, {counts['tightened']:,} bounds tightened, "
-        f"{counts['simulated']:,} plans simulated{known}; {took['all']:.1f} s in all: {rate(found):,.0f} plans decided per second"
+        f"{counts['allowed']:,} plans bounded, {counts['tightened']:,} bounds tightened, "
+        f"{counts['simulated']:,} plans simulated{known}"
     )
     if found.best is not None:
         lines.append(rates_told(found.best["scale"].rates))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,14 +23,16 @@ model: {name: small, hidden: 256, layers: 4, heads: 8, vocabulary: 1024, context
 cluster: dgx-h100
 plan: {pp: 2, accumulation: 4, data_parallel: zero1}
 """
+SPACE = "plan.tp: [1, 2]\nplan.microbatch: [1, 2]\nplan.recompute: [none, full]\nplan.data_parallel: [ddp, zero1]\n"
 SERVERS = ROOT / "examples/servers/parameter-server.yaml"
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a job in it."""
+    """A folder with a job and a space in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "space.yaml").write_text(SPACE)
     return tmp_path
 
 
@@ -63,7 +66,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [result.stderr.splitlines()[-1]]
     assert "cannot be written: File too large" in result.stderr
     assert "wrote" not in result.output
-    assert names(here) == ["job.yaml"]
+    assert names(here) == ["job.yaml", "space.yaml"]
 
 
 def python(code: str, *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
@@ -147,8 +150,8 @@ def test_a_plan_that_is_ended_says_what_it_found_and_keeps_it(
         add(self, row)
 
     monkeypatch.setattr(Results, "add", before_the_fourth)
-    space = ["--vary", "plan.tp=1,2", "--vary", "plan.recompute=none,full", "--top", "9", "--workers", "1"]
-    result = CliRunner().invoke(shardyard.main, ["plan", "job.yaml", *space, "--results", "r.jsonl", "--json"])
+    command = "plan job.yaml --space space.yaml --top 9 --workers 1 --results r.jsonl --json"
+    result = CliRunner().invoke(shardyard.main, command.split())
     assert result.exit_code == code
     assert result.stderr.splitlines()[-1] == (
         f"interrupted{how}: simulations are kept in r.jsonl; the same command goes on from there"
@@ -156,3 +159,45 @@ def test_a_plan_that_is_ended_says_what_it_found_and_keeps_it(
     answer = json.loads(result.stdout)
     assert (answer["interrupted"], answer["proven"], len(answer["rows"])) == ("interrupted", 0, 3)
     assert len((here / "r.jsonl").read_text().splitlines()) == 3
+
+
+ANSWERS = [
+    "simulate job.yaml --json --report report",
+    "plan job.yaml --space space.yaml --top 3 --workers WORKERS --results rows.jsonl --json",
+    "plan job.yaml --space space.yaml --front --workers WORKERS --results rows.csv",
+    "whatif job.yaml --vary plan.accumulation=4,8 --vary nodes=1,2 --workers WORKERS --json",
+    "advise job.yaml --json",
+    "topology dgx-h100 --nodes 2 --draw topology.svg --json",
+    "collective all_reduce --cluster dgx-h100 --sizes 1MiB:2MiB --json",
+    f"server {SERVERS} --servers 2 --json",
+    "export job.yaml --to deepspeed --json",
+]
+ANSWERING = """
+import os, sys
+from click.testing import CliRunner
+import shardyard
+workers, *commands = sys.argv[1:]
+os.chdir(workers)
+sys.argv = ["shardyard"]
+for number, command in enumerate(commands):
+    result = CliRunner().invoke(shardyard.main, command.replace("WORKERS", workers[-1]).split())
+    open(f"answer {number}", "w").write(f"{result.exit_code} {result.stdout}")
+"""
+
+
+def test_the_same_inputs_give_the_same_bytes_whatever_the_workers_and_the_hash_seed(here: Path) -> None:
+    """Answers on stdout, tables, figures, traces and pages; how long something took is told on stderr."""
+    for workers in ("1", "2"):
+        (here / workers).mkdir()
+        for name in ("job.yaml", "space.yaml"):
+            shutil.copy(here / name, here / workers)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONHASHSEED", workers)
+            result = python(ANSWERING, str(here / workers), *ANSWERS, seconds=300)
+        assert (result.returncode, result.stderr) == (0, "")
+    assert names(here / "1") == names(here / "2")
+    for name in names(here / "1"):
+        first, second = here / "1" / name, here / "2" / name
+        assert first.is_dir() or first.read_bytes() == second.read_bytes(), name
+    answers = [(here / "1" / f"answer {number}").read_text() for number in range(len(ANSWERS))]
+    assert all(answer[0] in "02" and len(answer) > 200 for answer in answers)

@@ -86,6 +86,7 @@ def command(
     from calibration.results import Results
     from calibration.search import WINDOW, Search
     from calibration.uncertainty import interval
+    from reports.search import pace
     from reports.words import TOKENS
     from strategies.search.objective import Limits, objective
     from strategies.search.space import default_space, load_space, parse_axis
@@ -122,6 +123,7 @@ def command(
         from reports.search import overview
 
         show(overview(found, read({}), tokens, top, bar))
+    echo(pace(found), err=True)
     if found.ended:
         end_interrupted(found.ended, f"simulations are kept in {results}; the same command goes on from there" if results else "")
     if found.best is None:
