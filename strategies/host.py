@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sim.program import Memory, Op, Ref, Send
+from sim.program import COMPUTE, Memory, Op, Ref, Send
 
 if TYPE_CHECKING:
     from strategies.options import Offload
@@ -55,13 +55,24 @@ class Host:
         """Model states that the GPU need not hold."""
         return offloaded(self.options, sharded)
 
+    @property
+    def checkpoints(self) -> bool:
+        """Whether it has inputs of layers until these are recomputed."""
+        options = self.stage.plan.plan.deepspeed
+        return options is not None and options.cpu_checkpointing
+
+    def checkpoint(self, source: str, target: str, kept: Memory) -> Ref:
+        """Copy the input of a layer, for which the compute stream waits (tensor.to of DeepSpeed's checkpointing.py)."""
+        size, there = sum(size for _, size in kept), kept if target == "gpu" else ()
+        return self._move(source, target, size, self.stage.plan.plan.bytes_per_element, "checkpoint", (), there, stream=COMPUTE)
+
     def _move(self, source: str, target: str, size: float, width: float, label: str, after: tuple[Ref, ...],
-              allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
-        stream, axis = _WAYS[source, target]
+              allocate: Memory = (), free: Memory = (), stream: str = "") -> Ref:  # fmt: skip
+        usual, axis = _WAYS[source, target]
         key = source, target, size, label
         if key not in self._works:
             self._works[key] = Send(size, self.stage.rank, label, axis, width, (source, target))
-        return self.stage.add(Op(stream, self._works[key], after, allocate, free))
+        return self.stage.add(Op(stream or usual, self._works[key], after, allocate, free))
 
     def gradients(self, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:
         """Copy reduced gradients out."""
@@ -115,9 +126,11 @@ class Host:
     def held(self, shards: int) -> Memory:
         """("cpu", bytes) and ("nvme", bytes) of one rank: states, the gradients of the shard, and what is on its way."""
         plan, options, elements = self.stage.plan.plan, self.options, self.stage.sharded(shards)
-        if options is None:
-            return ()
         result: list[tuple[str, float]] = []
+        if self.checkpoints:  # of one microbatch
+            result.append(("cpu", sum(part.saved for part in self.stage.parts if part.name == "layer")))
+        if options is None:
+            return tuple(result)
         if options.optimizer:
             result += [
                 (options.optimizer, plan.bytes_per_optimizer_state * elements),

@@ -55,7 +55,7 @@ class Job:
             if dtype is not None and dtype not in peak:
                 known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
                 raise UserError(f"{self.where}: {asked} is not possible: {known}")
-        refuse(self.where, hosted(self.plan, self.cluster.topology().cpu if self.plan.offload else None))
+        refuse(self.where, hosted(self.plan, self.cluster.node.cpu))
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 

@@ -63,8 +63,8 @@ class Offload(Config):
 
 
 class DeepSpeed(Config):
-    """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements; and
-    its version.
+    """DeepSpeed's way with zero1, zero2, zero3: fields of `zero_optimization` in its configuration, its defaults, elements; two
+    of `activation_checkpointing`; and its version.
 
     Without this group buckets are PyTorch's (`bucket`, in bytes), and zero3 is FSDP2: a part of the model (a layer) is gathered
     while the one before computes, and released after use. DeepSpeed's overlap_comm is the plan's `overlap`. Its unit is a
@@ -91,6 +91,14 @@ class DeepSpeed(Config):
         description="zero3: of 0.6 (2022) and later, where tensors are gathered and reduced together; before that one by one, in "
         "lists with a piece per rank, and the host waits for the GPU: 0.3.13 (March 2021), or 0.3.14 to 0.5 (2021), in which "
         "nothing is gathered ahead or kept",
+    )
+    partition_activations: bool = Field(
+        False, description="recompute=full: each tp rank keeps 1/tp of a layer's input, and gathers it to recompute the layer"
+    )
+    cpu_checkpointing: bool = Field(
+        False,
+        description="recompute=full with zero3: inputs of layers are copied to the CPUs' memory, and back before they are "
+        "needed; the GPU waits for both",
     )
     zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")
     zero_hpz_partition_size: PositiveInt = Field(

@@ -40,8 +40,13 @@ class Stage:
 
     @property
     def alone(self) -> bool:
-        """Whether its rank shares its parameters with no other rank and nothing of them with the host."""
-        return self.plan.copies == 1 and self.plan.plan.offload is None
+        """Whether its rank shares its parameters with no other rank and nothing with the host."""
+        return self.plan.copies == 1 and self.plan.plan.offload is None and not self.host.checkpoints
+
+    def checkpoint(self, part: int) -> Memory:
+        """What a part has in the CPUs' memory between its passes."""
+        one = self.parts[part]
+        return (("activation", one.saved),) if self.host.checkpoints and one.name == "layer" else ()
 
     @property
     def parameters(self) -> int:

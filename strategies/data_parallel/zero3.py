@@ -212,15 +212,20 @@ class Zero3(Hook):
         return self._of(stage).whole(part) + (self._of(stage).whole(0) if last else ())
 
     def _forward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
+        if kept := stage.checkpoint(part):
+            stage.host.checkpoint("gpu", "cpu", kept)
         if modules := self._modules(stage):
-            return modules.play(FORWARD, microbatch, part, after, stage.memory(FORWARD, part))
-        return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False))
+            taken, given_back = stage.memory(FORWARD, part)
+            return modules.play(FORWARD, microbatch, part, after, (taken, given_back + kept))
+        return stage.forward(microbatch, after, part, part + 1, free=self._released(stage, part, False) + kept)
 
     def _input(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         return stage.input_gradient(microbatch, after, part, part + 1, free=self._released(stage, part, True))
 
     def _backward(self, stage: Stage, microbatch: int, part: int, after: tuple[Ref, ...]) -> Ref:
         gradient, free = self._made(stage, part), self._released(stage, part, True)
+        if kept := stage.checkpoint(part):
+            stage.host.checkpoint("cpu", "gpu", kept)
         if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
         free, self._lingering = free + self._lingering, ()

@@ -28,6 +28,7 @@ _ZERO3 = (
     "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
     "stage3_max_reuse_distance", "zero_hpz_partition_size",
 )  # fmt: skip
+_CHECKPOINTING = ("partition_activations", "cpu_checkpointing")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients")
 PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
 _TYPES = {None: "same", "fp32": "fp32", "bf16": "same", "fp16": "same"}
@@ -42,6 +43,10 @@ def _read(path: Path) -> Found:
         plan["precision"] = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     plan["gradients"] = keys.section("data_types").choice("grad_accum_dtype", _TYPES)
     plan |= read_zero(keys.section("zero_optimization"))
+    checkpointing = keys.section("activation_checkpointing")
+    kept = {name: True for name in _CHECKPOINTING if checkpointing.flag(name, False)}
+    if kept and "deepspeed" in plan:  # of a model that recomputes its layers
+        plan |= {"recompute": "full", "deepspeed": plan["deepspeed"] | kept}
     if tp := keys.section("tensor_parallel").optional("autotp_size"):
         plan["tp"] = tp
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
@@ -149,6 +154,8 @@ def _write(job: Job) -> Written:
         config["optimizer"] = {"type": "SGD", "params": {"momentum": 0.9 if own.optimizer == "momentum" else 0}}
     elif not own.fused_optimizer:
         config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
+    if own.deepspeed and (kept := {name: True for name in _CHECKPOINTING if getattr(own.deepspeed, name)}):
+        config["activation_checkpointing"] = kept
     if own.tp > 1:
         config["tensor_parallel"] = {"autotp_size": own.tp}
     if own.cp > 1 and own.cp_method == "ulysses":
@@ -161,7 +168,7 @@ def _write(job: Job) -> Written:
 def _zero(plan: Plan) -> dict[str, Any]:
     sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)} if plan.bucket else {}
     found: dict[str, Any] = {"overlap_comm": plan.overlap}
-    found |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version"}) if plan.deepspeed else sizes
+    found |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version", *_CHECKPOINTING}) if plan.deepspeed else sizes
     for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         if plan.offload and getattr(plan.offload, place):
             found[name] = {"device": getattr(plan.offload, place)}

@@ -66,16 +66,17 @@ def part_of(name: str, pieces: Sequence[Piece], share: Share, recompute: str) ->
     plan = share.resolved.plan
     kept, restored = tensors_of(pieces, recompute, plan.recomputed_modules)
     again = _repeated(pieces, recompute, plan.stops_early, plan.recomputed_modules)
+    parted, gather = _partitioned(share, kept, restored) if recompute == "full" else ((), ())
     gradient = share.element * share.stream  # of the residual stream, on its way from part to part
     every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
     trunk = pieces[:-1] if name == "head" and share.model.head else pieces
-    repeated = tuple(_recomputed(item) for item in _chained(again, "forward"))
+    repeated = gather + tuple(_recomputed(item) for item in _chained(again, "forward"))
     back = pieces[::-1]
     weights = _chained(back, "weight_gradient")
     whole = tuple(chain.from_iterable(piece.whole or piece.input_gradient + piece.weight_gradient for piece in back))
     return Part(
         name=name,
-        forward=_chained(pieces, "forward"),
+        forward=parted + _chained(pieces, "forward"),
         input_gradient=_chained(back, "input_gradient"),
         weight_gradient=weights,
         recompute=repeated,
@@ -121,6 +122,19 @@ def tensors_of(pieces: Sequence[Piece], recompute: str, modules: frozenset[str] 
         kept |= {name: float(size) for piece in pieces for name, size in piece.made.items()}
     left = {name: size - kept.get(name, 0.0) for name, size in (outer | inner).items()}
     return kept, {name: size for name, size in left.items() if size > 0}
+
+
+def _partitioned(share: Share, kept: Tensors, restored: Tensors) -> tuple[Items, Items]:
+    """DeepSpeed's partition_activations: of the input that is kept each tp rank keeps a part (what makes it, what makes it whole
+    again; deepspeed/runtime/activation_checkpointing/checkpointing.py, partition_activations, gather_partitioned_activations).
+    """
+    options = share.resolved.plan.deepspeed
+    if options is None or not options.partition_activations:
+        return (), ()
+    name, size = next(iter(kept.items()))
+    kept[name] = size / share.tp
+    restored[name] = size - kept[name]
+    return (share.memory("checkpoint part", "forward", 2 * kept[name]),), share.collective("all_gather", "checkpoint", size)
 
 
 def _repeated(pieces: Sequence[Piece], recompute: str, stops: bool, modules: frozenset[str]) -> list[Piece]:

@@ -73,6 +73,8 @@ def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
 
 def hosted(plan: Plan, cpu: Cpu | None) -> Iterator[str]:
     """What is offloaded needs a place that the cluster describes."""
+    if plan.deepspeed is not None and plan.deepspeed.cpu_checkpointing and cpu is None:
+        yield "deepspeed.cpu_checkpointing needs node.cpu, which the cluster does not describe: its memory and bandwidth"
     if plan.offload is None:
         return
     if cpu is None:
@@ -94,6 +96,7 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3"
     if not options.coalesced:
         yield from _one_by_one(plan, options)
+    yield from _checkpoints(plan, options)
     if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
         yield "deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part"
     said = f"deepspeed with data_parallel={plan.data_parallel} contradicts"
@@ -109,6 +112,18 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"{said} shard={plan.shard}: DeepSpeed shards over all ranks"
     if plan.ep_of_dp > 1:
         yield f"{said} ep={plan.ep} is not simulated yet"
+
+
+def _checkpoints(plan: Plan, options: DeepSpeed) -> Iterator[str]:
+    """Where DeepSpeed keeps inputs of layers that are recomputed."""
+    for field in ("partition_activations", "cpu_checkpointing"):
+        if getattr(options, field) and (plan.recompute != "full" or plan.recompute_method is not None):
+            yield f"deepspeed.{field}=true needs recompute=full of every layer by itself"
+    if options.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
+        has = "sequence_parallel=true, with which tp ranks have parts already" if plan.sequence_parallel else "tp=1"
+        yield f"deepspeed.partition_activations=true needs tp > 1 ranks with the same input, and has {has}"
+    if options.cpu_checkpointing and plan.data_parallel != "zero3":
+        yield f"deepspeed.cpu_checkpointing=true with data_parallel={plan.data_parallel} is not simulated yet: with zero3 it is"
 
 
 def _one_by_one(plan: Plan, options: DeepSpeed) -> Iterator[str]:

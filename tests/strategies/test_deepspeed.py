@@ -6,7 +6,7 @@ import pytest
 
 from sim.links import link_loads
 from sim.memory import ledger
-from sim.program import Block, Collective, Kernel, Send
+from sim.program import MEMORY_KINDS, Block, Collective, Kernel, Send
 from sim.run import run
 from sim.summary import summarise
 from sim.timeline import Timeline
@@ -188,7 +188,7 @@ def test_memory_comes_back_and_folding_changes_nothing(played, plan, shape) -> N
     ({"data_parallel": "ddp", "deepspeed": {}}, "deepspeed contradicts data_parallel=ddp"),
     ({"data_parallel": "zero2", "deepspeed": {}, "bucket": "1 MB"}, "bucket contradicts deepspeed"),
     ({"data_parallel": "zero2", "deepspeed": PLUS}, "stage3_param_persistence_threshold contradicts data_parallel=zero2"),
-    ({"data_parallel": "zero3", "deepspeed": {}, "pp": 2}, "contradicts pp=2: DeepSpeed's ZeRO-3 has no pipelines"),
+    ({"data_parallel": "zero3", "deepspeed": {}, "pp": 2}, "contradicts pp=2: DeepSpeed's pipelines are incompatible"),
     ({"data_parallel": "zero3", "deepspeed": {}, "reshard": False}, "contradicts reshard=false"),
     ({"data_parallel": "zero3", "deepspeed": PLUS | {"zero_hpz_partition_size": 2}}, "needs zero_hpz_partition_size=1 or 4"),
     ({"data_parallel": "zero3", "deepspeed": {"zero_hpz_partition_size": 3}}, "does not divide dp=16"),
@@ -244,3 +244,59 @@ def test_fp32_gradients_are_cast_and_then_added_to(toy_job, options, moved) -> N
     layer = parts(job.model, job.resolve()).layers[0]
     found = [item for item in layer.backward if isinstance(item, Kernel) and item.label.startswith("mlp up weight ")]
     assert [item.bytes / (64 * 256) for item in found] == moved
+
+
+CPU = {"memory": "1 TB", "memory_bandwidth": "100 GB/s"}
+CHECKPOINTED = {"layers": 6, "hidden": 64, "heads": 8, "context": 32}
+
+
+def checkpointed(toy_job, **options):
+    """A job of two tp and four dp ranks that recomputes its layers."""
+    return toy_job(8, model=CHECKPOINTED, node={"cpu": CPU}, tp=2, data_parallel="zero3", recompute="full", deepspeed=options)
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.6"])
+def test_checkpoints_leave_the_gpu(toy_job, toy_prices, version) -> None:
+    """Inputs of 6 layers, 2 · 32 · 64 bytes each, go out and come back."""
+
+    def played(**options):
+        job = checkpointed(toy_job, version=version, **options)
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+        return timeline, summarise(timeline)
+
+    (before, _), (timeline, moved) = played(), played(cpu_checkpointing=True)
+    copies = [op.work for op in timeline.program.cohorts[0].ops if isinstance(op.work, Send) and op.work.label == "checkpoint"]
+    assert [copy.route for copy in copies] == [("gpu", "cpu")] * 6 + [("cpu", "gpu")] * 6
+    assert {copy.bytes for copy in copies} == {2 * 32 * 64}
+    most = [ledger(one, 0).held[:, MEMORY_KINDS.index("activation")].max() for one in (before, timeline)]
+    assert most[0] - most[1] == pytest.approx(6 * 2 * 32 * 64)  # when the loss runs, none is there
+    assert moved.breakdown["host exposed"] > 0
+    assert moved.offloaded is not None
+    assert moved.offloaded.memory == 8 * 6 * 2 * 32 * 64  # of the ranks of a node
+
+
+def test_tp_ranks_share_a_checkpoint(toy_job) -> None:
+    """Each keeps half, and what was kept by all of them is gathered before a layer runs again."""
+    whole, half = (
+        parts(job.model, job.resolve()).layer(0)
+        for job in (checkpointed(toy_job), checkpointed(toy_job, partition_activations=True))
+    )
+    assert (whole.saved, half.saved) == (2 * 32 * 64, 32 * 64)
+    assert whole.saved + whole.restored == half.saved + half.restored
+    gather = half.recompute[0]
+    assert isinstance(gather, Collective)
+    assert (gather.operation, gather.axis, gather.bytes) == ("all_gather", "tp", 2 * 32 * 64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (dict(recompute="none", deepspeed={"partition_activations": True}), "needs recompute=full of every layer by itself"),
+        (dict(deepspeed={"partition_activations": True}), "needs tp > 1 ranks with the same input, and has tp=1"),
+        (dict(data_parallel="zero1", deepspeed={"cpu_checkpointing": True}, node={"cpu": CPU}), "data_parallel=zero1 is not sim"),
+        (dict(deepspeed={"cpu_checkpointing": True}), "deepspeed.cpu_checkpointing needs node.cpu"),
+    ],
+)
+def test_checkpoints_need_a_place(toy_job, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_job(8, **{"data_parallel": "zero3", "recompute": "full", **plan}).resolve()

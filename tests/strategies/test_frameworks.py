@@ -107,6 +107,7 @@ PLANS = [
     ("deepspeed", dict(data_parallel="zero1", overlap=False, fused_optimizer=False)),
     ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="torch", fused_optimizer=False)),
     ("deepspeed", dict(data_parallel="zero3", gradients="fp32", accumulation=4)),
+    ("deepspeed", dict(data_parallel="zero3", recompute="full", deepspeed={"cpu_checkpointing": True})),
     ("deepspeed", dict(data_parallel="zero3", offload={"optimizer": "nvme", "parameters": "cpu"})),
     ("deepspeed", dict(data_parallel="zero3", deepspeed={"stage3_prefetch_bucket_size": 0, "zero_quantized_weights": True})),
     ("deepspeed", dict(data_parallel="zero1", tp=2, cp=2, cp_method="ulysses", overlap=False)),

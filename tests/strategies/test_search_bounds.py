@@ -67,7 +67,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
         "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
         "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
         "zero_quantized_gradients": st.booleans(), "version": st.sampled_from(["0.3.13", "0.5", "0.6"]),
-        "zero_hpz_partition_size": st.sampled_from([2, 4]),
+        "zero_hpz_partition_size": st.sampled_from([2, 4]), "cpu_checkpointing": st.just(True),
+        "partition_activations": st.just(True),
     }),
 }  # fmt: skip
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 64, "shared": 1, "first_dense": 1}
