@@ -216,7 +216,7 @@ class Choosing:
         if isinstance(work, Collective) and work.pieces:
             latency += self._listed(work)
         alone = latency = on_grid(repeat * latency)
-        parts, short = [], sum(transfers) / SHORT
+        parts, short = [], min(sum(transfers) / SHORT, max(transfers, default=0.0))
         for demand, mine, transfer in zip(demands, own, transfers, strict=True):
             if transfer < short:
                 latency += on_grid(transfer * repeat)

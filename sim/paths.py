@@ -28,15 +28,19 @@ def worst(hops: Floats) -> Floats:
     return np.asarray(hops[order.argmax(axis=0), np.arange(hops.shape[1])])
 
 
-def after(arrival: Floats, phase: Phase, times: int, hops: Floats) -> Floats:
-    """Longest paths to each member's data after `times` rounds of `phase`, whose transfers take `hops`."""
+def after(arrival: Floats, longest: Floats, phase: Phase, times: int, hops: Floats) -> tuple[Ids, Floats]:
+    """(members, longest paths to their data) that `times` rounds of `phase` change, whose transfers take `hops`.
+
+    longest: of all paths to data so far.
+    """
     if times > 1:
-        return np.tile(slowest(arrival) + _longest(hops, phase, times), (len(arrival), 1))
-    rows = np.concatenate([arrival, arrival[phase.source] + hops])
-    member = np.concatenate([np.arange(len(arrival)), phase.destination])
+        return np.arange(len(arrival)), np.tile(longest + _longest(hops, phase, times), (len(arrival), 1))
+    receivers = np.unique(phase.destination)
+    rows = np.concatenate([arrival[receivers], arrival[phase.source] + hops])
+    member = np.concatenate([receivers, phase.destination])
     order = _order(rows, member)
     last = np.flatnonzero(np.diff(member[order], append=len(arrival)))
-    return rows[order[last]]
+    return receivers, rows[order[last]]
 
 
 def _longest(hops: Floats, phase: Phase, times: int) -> Floats:

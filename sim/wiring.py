@@ -20,6 +20,7 @@ from sim.paths import Floats, after, hops_of, slowest, worst
 from topologies.reading import UserError
 from topologies.topology import Hosted, Multicast, Topology
 
+MANY = 64  # stretches of one collective that are told apart
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
 
@@ -181,23 +182,55 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     longest, most, total = arrival[0].copy(), 0, np.zeros(topology.links)
     for phase, times in _merged(plan):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        carried = np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1])
-        load: Floats = np.bincount(routes.ravel() + 1, carried, minlength=topology.links + 1)[1:].astype(float)
+        links, load = _loads(routes, np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1]), topology.links)
         hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
-        arrival = after(arrival, phase, times, hops)
-        before, longest = longest, slowest(arrival)
+        changed, rows = after(arrival, longest, phase, times, hops)
+        arrival[changed] = rows
+        before, longest = longest, slowest(np.concatenate([longest[None], rows]))
         largest = int(phase.amounts.max(initial=0))
-        result.append(_stretch(load, largest, times / plan.chunks / plan.pieces, longest - before))
-        most, total = max(most, largest * times), total + load * times
+        result.append(_stretch(links, load, largest, times / plan.chunks / plan.pieces, longest - before))
+        most = max(most, largest * times)
+        total[links] += load * times
     if plan.pieces > 1:
-        result.append(_stretch(total, most, (plan.pieces - 1) / plan.chunks / plan.pieces, np.zeros_like(longest)))
-    return tuple(result)
+        links = np.flatnonzero(total)
+        rest = (plan.pieces - 1) / plan.chunks / plan.pieces
+        result.append(_stretch(links, total[links], most, rest, np.zeros_like(longest)))
+    return tuple(result) if len(result) <= MANY else _alike(topology, result)
 
 
-def _stretch(load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:
-    """load: chunks that cross each link; largest: chunks of the largest flow; chunk: as a fraction of S."""
-    links = np.flatnonzero(load)
-    return Stretch(largest * chunk, links, load[links] / max(largest, 1), more[:-1], float(more[-1]))
+def _alike(topology: Topology, found: list[Stretch]) -> tuple[Stretch, ...]:
+    """Stretches that ask as much of as many equal links are one, on the links of the first: a chain of n members has as many
+    stretches, of a few sorts. They follow each other, so that their times add up; that others of a node are busy meanwhile, and
+    not these, is left out.
+    """
+    sorts: dict[bytes, list[Stretch]] = {}
+    for stretch in found:
+        row = np.stack([topology.kind(stretch.links), topology.capacity(stretch.links), stretch.flows])
+        sorts.setdefault(row[:, np.lexsort(row)].tobytes(), []).append(stretch)
+    return tuple(
+        Stretch(
+            sum(one.share for one in alike), alike[0].links, alike[0].flows,
+            np.sum([one.steps for one in alike], axis=0), sum(one.wire for one in alike),
+        )
+        for alike in sorts.values()
+    )  # fmt: skip
+
+
+def _loads(routes: Ids, carried: Ids, links: int) -> tuple[Ids, Floats]:
+    """(links, chunks that cross each): routes are padded with −1."""
+    if routes.size * 8 > links:
+        load = np.bincount(routes.ravel() + 1, carried, minlength=links + 1)[1:].astype(float)
+        crossed = np.flatnonzero(load)
+        return crossed, load[crossed]
+    real = routes.ravel() >= 0  # a few of very many links
+    crossed, number = np.unique(routes.ravel()[real], return_inverse=True)
+    load = np.bincount(number, carried[real], minlength=len(crossed)).astype(float)
+    return crossed[load > 0], load[load > 0]
+
+
+def _stretch(links: Ids, load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:
+    """load: chunks that cross each of `links`; largest: chunks of the largest flow; chunk: as a fraction of S."""
+    return Stretch(largest * chunk, links, load / max(largest, 1), more[:-1], float(more[-1]))
 
 
 def _merged(plan: Schedule) -> Iterator[tuple[Phase, int]]:

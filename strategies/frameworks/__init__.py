@@ -77,12 +77,12 @@ class Keys(Reader):
 
     def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
         """What `known` makes of the value, or of `absent` when the key is not there. Raises UserError for another value."""
-        from topologies.reading import UserError
+        from topologies.reading import UserError, shown
 
         value = self.value(key, absent)
-        if value not in known:
+        if isinstance(value, list | dict) or value not in known:
             names = ", ".join(str(name) for name in known)
-            raise UserError(f"{self.where}: {self._prefix}{key}={value!r} is not known here; known: {names}")
+            raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} is not known here; known: {names}")
         return known[value]
 
     @property

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from sim import wiring
 from sim.collectives import NotApplicable, algorithms
 from sim.grid import Grid
 from sim.prices import Prices
 from sim.pricing import Pricing
 from sim.program import Cohort, Collective, Op, Program
+from sim.run import run
 from sim.stepped import stepped
 from sim.wiring import Traffic, applicable, endpoints, schedule
 from topologies.cluster import Cluster
@@ -130,6 +132,35 @@ def test_broadcast_is_logarithmic_by_a_tree_linear_one_by_one_and_flat_in_a_chai
     assert table["flat"] == pytest.approx([1, 3, 7, 15, 31])
     assert table["binomial"] == pytest.approx([1, 2, 3, 4, 5])
     assert table["chain"] == pytest.approx([1 + (n - 2) / 64 for n in (2, 4, 8, 16, 32)])
+
+
+def played(algorithm: str, grid: Grid, cluster: Cluster, prices: Prices) -> float:
+    """Seconds of a step that consists of a broadcast of 1 GB."""
+    work = Collective("broadcast", 1e9, "dp", "test", algorithm)
+    return run(Program(grid, [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1), cluster.topology(), prices).step
+
+
+def test_a_collective_of_many_short_rounds_is_played(toy_cluster, toy_prices) -> None:
+    """None of 31 rounds is longer than a sixteenth of them all."""
+    assert played("flat", Grid.of(dp=32), toy_cluster(32), toy_prices()) == pytest.approx(31)
+
+
+def test_a_chain_of_thousands_is_priced_as_its_hops(toy_cluster, toy_prices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of 64 pieces takes n − 2 hops more; hops inside nodes and between them stand for all others of their sort."""
+    assert played("chain", Grid.of(dp=1600), toy_cluster(1, nodes=1600), toy_prices()) == pytest.approx(1 + 1598 / 64)
+    grid, topology = Grid.of(dp=120), toy_cluster(8, nodes=15, nic="2 GB/s").topology()
+    traffic = Traffic("broadcast/chain", ("dp",), ())
+    few = wiring.stretches.__wrapped__(topology, grid, traffic)
+    monkeypatch.setattr(wiring, "MANY", 1000)
+    every = wiring.stretches.__wrapped__(topology, grid, traffic)
+    assert len(few) < 12 < len(every) == 120
+    for total in (share_of, lambda found: sum(one.wire for one in found), lambda found: sum(one.steps for one in found).tolist()):
+        assert total(few) == pytest.approx(total(every))
+
+
+def share_of(found: tuple[wiring.Stretch, ...]) -> float:
+    """Bytes on all links, as a part of the buffer."""
+    return sum(one.share * float(one.flows.sum()) for one in found)
 
 
 def test_ring_time_is_flat_in_n_for_large_messages_and_linear_for_small_ones(toy_cluster, toy_prices) -> None:
