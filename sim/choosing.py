@@ -5,7 +5,7 @@ NCCL chooses for each communicator by itself: sibling groups whose members are s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -26,6 +26,7 @@ from topologies.topology import Topology
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
+NEAR = 0.01  # groups of which none takes longer by more than this part are of one kind
 
 At = tuple[tuple[str, int], ...]  # coordinates that ranks share
 
@@ -82,13 +83,15 @@ class Choosing:
             found = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
         return found
 
-    def _cheapest(self, work: Collective | Send, placed: Traffic) -> Iterator[Choice]:
-        """The choices of groups whose members are spread over nodes in the same way, but may use other links."""
+    def _cheapest(self, work: Collective | Send, placed: Traffic) -> list[Choice]:
+        """The choices of groups whose members are spread over nodes in the same way, but may use other links: one, as slow as the
+        slowest, where they take nearly as long.
+        """
         able = self.able(work, placed)
         each = {traffic.algorithm: kinds(self.topology, self.grid, traffic) for traffic in able}
+        whole = self._best(work, able)
         if not any(each.values()):
-            yield self._best(work, able)
-            return
+            return [whole]
         numbers = placed.groups or tuple(range(max(map(len, each.values()))))
         chosen: dict[tuple[str, int], list[int]] = {}
         for positions in together(zip(*(kind or (0,) * len(numbers) for kind in each.values()), strict=True)):
@@ -96,9 +99,11 @@ class Choosing:
             algorithm = self._best(work, [traffic._replace(groups=some) for traffic in able]).traffic.algorithm
             kind = each[algorithm][positions[0]] if each[algorithm] else 0
             chosen.setdefault((algorithm, kind), []).extend(some)
-        for (algorithm, _), every in chosen.items():
-            groups = placed.groups if len(every) == len(numbers) else tuple(sorted(every))
-            yield self._best(work, [placed._replace(algorithm=algorithm, groups=groups)])
+        apart = [
+            self._best(work, [placed._replace(algorithm=algorithm, groups=tuple(sorted(every)))])
+            for (algorithm, _), every in chosen.items()
+        ]
+        return apart if whole.alone > (1 + NEAR) * min(choice.alone for choice in apart) else [whole]
 
     def _best(self, work: Collective | Send, able: list[Traffic]) -> Choice:
         best = min(self.ways(work, able), key=lambda priced: priced.alone)

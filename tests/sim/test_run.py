@@ -162,22 +162,13 @@ def test_cost_does_not_depend_on_dp(plan, toy_job, toy_prices) -> None:
 
 
 def test_cost_of_a_real_job_does_not_depend_on_dp() -> None:
-    """GPT-3 175B at dp 10 and dp 640 (40,960 GPUs): the same ops; by rings a few more events where sends meet all-reduces."""
+    """GPT-3 175B at dp 8 and dp 512 (32,768 GPUs): the same ops; by rings a few more events where sends meet all-reduces."""
     runs = []
-    for nodes in (80, 5120):
+    for nodes in (64, 4096):
         plan = dict(tp=8, pp=8, accumulation=64, recompute="full", algorithm="ring", bucket="160 MB")
         runs.append(simulate(read_job(model="gpt3-175b", cluster="dgx-a100", nodes=nodes, plan=plan)))
     assert len(runs[0].end) == len(runs[1].end)
     assert runs[1].events == pytest.approx(runs[0].events, rel=0.5)
-
-
-def test_cost_grows_with_the_ways_to_cross_leaves() -> None:
-    """Leaves of 20 nodes: of the 8 nodes of a stage some send to their own leaf and some to the next, so that a stage has two
-    lanes.
-    """
-    plan = dict(tp=8, pp=8, accumulation=8, recompute="full", algorithm="ring")
-    timeline = simulate(read_job(model="gpt3-175b", cluster="dgx-a100", nodes=64, plan=plan))
-    assert [lane.ranks for lane in timeline.lanes if lane.cohort == 1] == [32, 32]
 
 
 def test_runs_repeat_exactly(toy_job, toy_prices) -> None:
