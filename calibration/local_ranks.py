@@ -108,6 +108,7 @@ class LocalRanks:
         environment = os.environ | ALLOCATOR | {
             "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
             "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": interface,
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor")),  # not in /tmp
         }  # fmt: skip
         place = [str(self.folder), self.device, ",".join(map(str, mine)), str(self.patience)]
         command = [sys.executable, "-m", "calibration.local_ranks", *place]

@@ -72,7 +72,9 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_named(monkeypatch):
 
 
 def wait(place):
-    place.tell("ready")
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    place.tell(cache_dir())  # which torch makes in the folder of temporary files unless it is told another
     time.sleep(300)
 
 
@@ -81,6 +83,8 @@ def test_a_signal_ends_the_ranks_and_leaves_no_folder(number, tmp_path, monkeypa
     def hear(_):
         raise KeyboardInterrupt(number)
 
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         launch(wait, 2, hear=hear)
