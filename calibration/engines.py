@@ -124,8 +124,9 @@ def _dask(address: str) -> tuple[Executor, Callable[[], None]]:
     except ImportError:
         raise UserError("--dask: needs the package distributed: pip install 'shardyard[dask]'") from None
     try:
-        client = client_of(address, timeout=10, set_as_default=False)
-    except (OSError, ValueError) as error:
+        # closed here; one that never reached a scheduler would wait for it when it is deleted, and end in a traceback
+        client = type("Client", (client_of,), {"__del__": lambda _: None})(address, timeout=10, set_as_default=False)
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"--dask {address}: no scheduler answers ({type(error).__name__})") from None
     return client.get_executor(retries=ATTEMPTS), client.close
 

@@ -136,6 +136,23 @@ def test_ctrl_c_reaches_every_process_and_ends_workers_at_once_and_silently() ->
     assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
 
 
+NO_SCHEDULER = """
+from calibration.engines import engine
+try:
+    with engine(dask="nonsense::://"):
+        pass
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_what_is_no_address_of_dask_is_one_line() -> None:
+    """A client that never reached a scheduler waits for it when it is deleted."""
+    pytest.importorskip("distributed")
+    result = python(NO_SCHEDULER)
+    assert (result.stdout, result.stderr) == ("--dask nonsense::://: no scheduler answers (ValueError)\n", "")
+
+
 @pytest.mark.parametrize(("number", "code", "how"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 143, " by SIGTERM")])
 def test_a_plan_that_is_ended_says_what_it_found_and_keeps_it(
     number: int, code: int, how: str, here: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,17 @@ def test_compute_is_slower_while_a_collective_runs(toy_cluster, toy_prices) -> N
     assert timeline.breakdowns[0] == pytest.approx(dict.fromkeys(timeline.breakdowns[0], 0.0) | {"forward": 4.0, "slowdown": 1.0})
 
 
+def test_kernels_that_wait_for_their_launches_slow_down_by_their_own_time(toy_cluster, toy_prices) -> None:
+    """The host launches a collective of 20 s, then four kernels of 0.5 s, 1 s each: the last would end after 5.5 s. They are 2
+    of these, taken to be spread evenly, and take twice as long from 1 s on, when the collective is launched.
+    """
+    one = Cohort({}, [Op("dp", Collective("all_gather", 4e10, "dp", "gather")), Op("compute", block(0.5, times=4))])
+    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(launch="1 s", slowdown=2.0))
+    assert [row.end for row in timeline.rows() if row.op.stream == "compute"] == pytest.approx([5.5 + 4.5 * 2 / 5.5])
+    parts = timeline.breakdowns[0]
+    assert (parts["forward"], parts["slowdown"], parts["launch"]) == pytest.approx((2.0, 4.5 * 2 / 5.5, 3.5))
+
+
 def test_blocks_whose_collectives_meet_other_traffic_are_played_item_by_item(toy_cluster, toy_prices) -> None:
     """tp and dp share the ports of one node: the tp all-gather (1 s alone) takes 2 s beside the dp one."""
     inline = Block("forward", (Run(1, (kernel(1.0), Collective("all_gather", 2e9, "tp", "inline"))),))

@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 
 from sim.memory import ledger
+from sim.program import Collective
 from sim.run import run
+from strategies.data_parallel import hooks
 from strategies.job import read_job
 from strategies.lower import lower
 from topologies.reading import UserError
@@ -36,6 +38,21 @@ def test_m_plus_one_gathers_and_one_reduction(played, plan, reshard, gathers) ->
     units = 6 // plan.get("pp", 1)
     found = counted(played(gradient_sync="last", reshard=reshard, **plan))
     assert found == {"all_gather": units * gathers, "reduce_scatter": units}
+
+
+@pytest.mark.parametrize("plan", [
+    {}, {"reshard": False}, {"gradient_sync": "last"}, {"gradient_sync": "last", "reshard": False},
+    {"data_parallel": "zero2"}, {"data_parallel": "zero2", "gradient_sync": "last"}, {"data_parallel": "zero1"},
+])  # fmt: skip
+def test_what_bounds_count_as_moved_is_what_is_played(played, toy_job, plan) -> None:
+    """Full buffers of a step, in bytes per parameter: ZeRO-3 with the last reduction of 4 microbatches gathers 4 + 1 times."""
+    timeline, job = played(**plan), toy_job(4, 1, **FSDP | plan)
+    resolved = job.resolve()
+    moves = hooks[resolved.plan.data_parallel].moves(resolved)
+    every = [op.work for op in timeline.program.cohorts[0].ops if isinstance(op.work, Collective)]
+    found = {kind: sum(work.bytes for work in every if work.operation == kind) for kind in ("all_gather", "reduce_scatter")}
+    assert found["all_gather"] == (moves.gathered + moves.last) * job.model.parameters
+    assert found["reduce_scatter"] == moves.reduced * job.model.parameters
 
 
 def test_whole_gradients_and_parameters_are_kept_for_it(played) -> None:

@@ -233,6 +233,20 @@ def test_model_flops_of_megatron() -> None:
     assert layers * work.layer(0).model_flops + work.head.model_flops == pytest.approx(expected, rel=1e-12)
 
 
+def test_flash_moves_what_it_reads_and_writes() -> None:
+    """Two sequences of 32 tokens, 8 heads of 8 elements for queries and results, 2 for keys and values, 2 bytes each; the
+    log-sum-exp in 4 bytes a row. Forward reads three and writes one; backward reads five and writes three.
+    """
+    model = Model(**LLAMA)
+    part = parts(model, resolved(model, microbatch=2)).layer(0)
+    queries, keys, sums = 2 * 32 * 8 * 8 * 2, 2 * 32 * 2 * 8 * 2, 2 * 32 * 8 * 4
+    (forward,), (backward,) = (
+        [item.bytes for item in items if isinstance(item, Kernel) and item.kind.startswith("attention")]
+        for items in (part.forward, part.backward)
+    )
+    assert (forward, backward) == (2 * (queries + keys) + sums, 4 * (queries + keys) + sums)
+
+
 def test_causal_flash_executes_half() -> None:
     model, encoder = Model(**GPT), Model(**GPT, family="encoder")
     kernels = {}
