@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -74,8 +75,10 @@ def toy_prices(toy_cluster: Callable[..., Cluster], toy_profile: Callable[..., P
 
 
 @pytest.fixture
-def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
     """`with full_disk(room)`: no file can grow beyond so many bytes, as on a disk without more (Python ignores the signal)."""
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would not notice that it wrote half of a module
 
     @contextmanager
     def limited(room: int) -> Iterator[None]:
