@@ -16,10 +16,11 @@ from sim.tables import OperatorTable
 from topologies.reading import Config
 from topologies.units import Seconds
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
+LARGEST = 1e15  # of a number without a unit
+Fraction = Annotated[float, Field(ge=1e-6, le=1)]  # below a millionth it is a mistake
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 # The clock that a limit allows grows with its watts to this power: 47 products (m, n, k of 2048 and more) take 1.106 times as
 # long (median) on an A100 PCIe of 300 W (github.com/MooreThreads/SimuMax configs/system/a100_pcie.json) as by the prices of an
 # A100 SXM of 400 W and as many multiprocessors. Voltage that falls as the clock does would give 1/3, one that stays 1; power that
@@ -57,10 +58,10 @@ class Hardware(Protocol):
 class Tile(Config):
     """A kernel's output tile: `m` × `n` elements per multiprocessor, at `efficiency` of the best tile's rate."""
 
-    m: int = Field(gt=0)
-    n: int = Field(gt=0)
+    m: int = Field(gt=0, le=2**20)
+    n: int = Field(gt=0, le=2**20)
     efficiency: Fraction
-    resident: int = Field(1, gt=0)  # how many a multiprocessor works on at a time; they share its rate, and end together
+    resident: int = Field(1, gt=0, le=1024)  # how many a multiprocessor works on at a time; they share its rate, and end together
 
 
 class GemmCurve(Config):
@@ -69,16 +70,16 @@ class GemmCurve(Config):
     """
 
     efficiency: Fraction  # of the specified peak that the best tile sustains
-    tiles: tuple[Tile, ...] = Field(min_length=1)
+    tiles: tuple[Tile, ...] = Field(min_length=1, max_length=1000)
     depth: NotNegative = 0.0  # a tile's start and end cost as much as this many more k
     wave: Share = 1.0  # 1: the last wave of tiles counts as whole; 0: perfectly balanced
     split: Seconds = 2e-6  # extra time of a product whose k is cut in parts, so that there are more tiles
     memory: Fraction = 0.8  # of the memory bandwidth when limited by it
-    blend: float = Field(4.0, ge=1)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
+    blend: float = Field(4.0, ge=1, le=16)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
     fixed: Seconds = 0.0  # start and end of a kernel
     sustained: Fraction = 1.0  # of the specified peak at which FLOPs alone would draw the power limit at the highest clock
     byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
-    cached: float = Field(1.0, ge=1)  # the cache, which holds partial results, is so many times as fast as the memory
+    cached: float = Field(1.0, ge=1, le=1e6)  # the cache, which holds partial results, is so many times as fast as the memory
     exposed: Share = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
     early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
@@ -88,7 +89,7 @@ class GemmCurve(Config):
 class Ordered(Config):
     """A fused backward pass of attention that adds up query gradients in a fixed order, and so has the same bits every time."""
 
-    rate: Positive  # over that of one that does not
+    rate: float = Field(ge=1e-3, le=1e3)  # over that of one that does not
     scratch: NotNegative = 0.0  # bytes of workspace per score, which PyTorch fills before
 
 
@@ -98,11 +99,13 @@ class AttentionCurve(Config):
     efficiency: Fraction  # of the specified peak, in the limit of long sequences and large heads
     head_half: NotNegative = 0.0  # head dimension at which half of the rate is reached
     keys_half: NotNegative = 0.0  # a block of queries costs as much as this many keys more
-    block: int = Field(128, gt=0)  # queries that one multiprocessor handles at a time
+    block: int = Field(128, gt=0, le=2**20)  # queries that one multiprocessor handles at a time
     wave: Share = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
-    keys_block: int = Field(1, gt=0)  # keys behind the causal mask are left out in whole blocks of so many
-    backward: Positive = 0.8  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
+    keys_block: int = Field(1, gt=0, le=2**20)  # keys behind the causal mask are left out in whole blocks of so many
+    backward: float = Field(
+        0.8, ge=1e-3, le=1e3
+    )  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
     ordered: Ordered | None = None  # None: as FlashAttention-2, `ordered_stretch`
 
 

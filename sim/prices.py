@@ -93,9 +93,9 @@ class Profile(Config):
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
-    throttling: Positive = POWER  # a lower limit's clock falls as its watts to this power
+    throttling: float = Field(POWER, ge=1e-3, le=10)  # a lower limit's clock falls as its watts to this power
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
-    slowdown: float = Field(1.0, ge=1)  # of compute while a collective runs on the same GPU
+    slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
     collective_launch: Seconds  # software latency of one collective, protocol Simple
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/protocols.py
@@ -103,7 +103,7 @@ class Profile(Config):
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
     wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
     # times as long as its algorithm needs the library keeps links busy; not in tables, which were measured
-    processes: int = Field(0, ge=0)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
+    processes: int = Field(0, ge=0, le=2**20)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict
     )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"

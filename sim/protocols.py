@@ -48,7 +48,7 @@ _WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no ra
 class LinkPrice(Config):
     """One kind of link: the fraction of its nominal capacity that traffic reaches, and seconds per step over it."""
 
-    efficiency: Annotated[float, Field(gt=0, le=1)]
+    efficiency: Annotated[float, Field(ge=1e-6, le=1)]
     latency: Seconds
     fill: Seconds = 0.0  # per step, of cutting the message in pieces: see the formula above
 

@@ -13,6 +13,7 @@ from sim.links import LinkLoad, hottest
 from sim.memory import ledger
 from sim.program import Block, Kernel, Program
 from sim.timeline import AXES, CPU, Timeline
+from topologies.reading import UserError
 from topologies.topology import Hosted
 
 FLOPS_RULE = (
@@ -20,6 +21,7 @@ FLOPS_RULE = (
     "causality); HFU adds what is recomputed"
 )
 
+LONGEST = 1e9  # seconds of a step
 ATTENTION = 0.2  # share of the FLOPs from which on a note tells MFU without what a causal mask hides, half of it
 
 
@@ -134,6 +136,9 @@ def summarise(timeline: Timeline) -> Summary:
     """Everything that people ask first."""
     program, prices = timeline.program, timeline.pricing.prices
     world, step = program.grid.world, timeline.step / program.steps
+    if not 0 < step < LONGEST:
+        wrong = f"is more than {LONGEST / 3.15e7:.0f} years" if step > 0 else "takes no time"
+        raise UserError(f"a step of {step:.3g} s {wrong}: a rate of the cluster, or a size of the model or plan, is a mistake")
     breakdown = _mean(timeline.breakdown(), program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     capacity, host = prices.gpu.memory, _host(timeline)

@@ -39,8 +39,8 @@ class CollectiveTable(Config):
 
     operation: str
     algorithm: str  # that the library runs: says which links carry how much
-    ranks: int = Field(ge=2)
-    nodes: int = Field(1, ge=1)
+    ranks: int = Field(ge=2, le=2**20)
+    nodes: int = Field(1, ge=1, le=2**20)
     prices: tuple[Entry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -299,8 +299,13 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[I
         parts[EXPOSED[axis]] += shown
         parts[idle] += end - start - shown
         return skip
-    cuts = sorted({start, end, *(min(max(t, start), end) for transfer in during for t in transfer[:2])})
-    for left, right in pairwise(cuts):
-        axes = [axis for a, b, axis in during if a <= left and b >= right]
+    changes: dict[float, Counter[int]] = {start: Counter(), end: Counter()}  # by time, how many more transfers of each axis
+    for first, last, axis in during:
+        changes.setdefault(max(first, start), Counter())[axis] += 1
+        changes.setdefault(min(last, end), Counter())[axis] -= 1
+    going_on: Counter[int] = Counter()
+    for left, right in pairwise(sorted(changes)):
+        going_on.update(changes[left])
+        axes = [axis for axis, count in going_on.items() if count > 0]
         parts[EXPOSED[min(axes)] if axes else idle] += right - left
     return skip

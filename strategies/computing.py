@@ -38,7 +38,7 @@ class Computing(Config):
         description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
         "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
-    recompute_layers: PositiveInt | None = Field(None, description="how many layers recompute_method means")
+    recompute_layers: PositiveInt | None = Field(None, le=10_000, description="how many layers recompute_method means")
     early_stop: bool | None = Field(
         None,
         description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
@@ -63,6 +63,7 @@ class Computing(Config):
     )
     loss_metrics: NonNegativeInt = Field(
         0,
+        le=100,
         description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
         "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
     )

@@ -27,8 +27,10 @@ from strategies.plan import Plan
 from strategies.resolved import Resolved
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, inline_cluster, load_cluster
-from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value
+from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
 
+NAME = 200  # letters of a name
+DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
 
 
@@ -119,7 +121,9 @@ def read_job(
             base[field] = changes.pop(field)
     for field in ("name", "profile"):
         if not isinstance(base[field], str | None):
-            raise UserError(f"{where}: {field}={base[field]!r}: must be a text")
+            raise UserError(f"{where}: {field}={shown(base[field])}: must be a text")
+        if isinstance(base[field], str) and len(base[field]) > NAME:
+            raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
     model, ignored, derived = _model(base["model"], changes.get("model", {}), where)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
@@ -167,6 +171,8 @@ def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
     for name, value in pairs:
         *path, last = str(name).split(".")
+        if len(path) > DEEPEST:
+            raise UserError(f"--set {name}: more than {DEEPEST} fields inside each other")
         into = result
         for part in path:
             into = into.setdefault(part, {})
@@ -227,7 +233,7 @@ def _derived(before: Model, model: Model, changes: Mapping[str, Any]) -> Iterabl
 def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Cluster:
     nodes = changes.pop("nodes", nodes)  # --set cluster.nodes goes before the job's nodes
     if nodes is not None and (type(nodes) is not int or nodes < 1):
-        raise UserError(f"{where}: nodes={nodes!r}: must be a whole number of at least 1")
+        raise UserError(f"{where}: nodes={shown(nodes)}: must be a whole number of at least 1")
     if isinstance(value, Mapping):
         changes = _merge(value, changes)
         value = changes.pop("based_on", None)
@@ -243,7 +249,7 @@ def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> t
     elif value is None or isinstance(value, Mapping):
         data, at = dict(value or {}), f"{where}: plan" if where != "job" else "plan"
     else:
-        raise UserError(f"{where}: plan={value!r}: expected fields or the name of a file")
+        raise UserError(f"{where}: plan={shown(value)}: expected fields or the name of a file")
     if "schedule" in data:
         data["schedule"] = _near(data["schedule"], folder)
     return build(Plan, _merge(data, changes), at), at

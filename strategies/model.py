@@ -7,13 +7,20 @@ A model is read from a Hugging Face `config.json`, from a short YAML with the fi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from strategies.importers import is_hugging_face, read_hugging_face
 from topologies.reading import Config, UserError, build, is_there, load_yaml, nearest
 
+LAYERS = 10_000  # DeepNet has 1,000, the largest language models 130
+EXPERTS = 500_000  # of all layers together; DeepSeek-V3 has 14,848, Kimi K2 23,040
+WIDTH = 2**22  # features, heads or columns; MT-NLG 530B has 20,480 features
+TOKENS = 2**30  # of a sequence or a vocabulary; 100 million are the longest contexts that were announced
+Layers = Annotated[int, Field(gt=0, le=LAYERS)]
+Width = Annotated[int, Field(gt=0, le=WIDTH)]
+Tokens = Annotated[int, Field(gt=0, le=TOKENS)]
 _PRESETS = Path(__file__).parent / "models"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -38,16 +45,14 @@ class Matrix(NamedTuple):
 class Experts(Config):
     """Mixture of experts in place of the feed-forward block of layers i ≥ first_dense with i % every = 0."""
 
-    experts: PositiveInt = Field(description="Routed experts in a layer.")
-    chosen: PositiveInt = Field(description="Routed experts that each token passes through.")
-    ffn: PositiveInt = Field(description="Intermediate size of one routed expert.")
-    shared: NonNegativeInt = Field(0, description="Shared experts, which every token passes through.")
-    shared_ffn: PositiveInt = Field(
-        default_factory=lambda data: data.get("ffn", 1), description="Size of one shared expert (ffn)."
-    )
+    experts: Annotated[int, Field(gt=0, le=EXPERTS)] = Field(description="Routed experts in a layer.")
+    chosen: Annotated[int, Field(gt=0, le=EXPERTS)] = Field(description="Routed experts that each token passes through.")
+    ffn: Width = Field(description="Intermediate size of one routed expert.")
+    shared: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="Shared experts, which every token passes through.")
+    shared_ffn: Width = Field(default_factory=lambda data: data.get("ffn", 1), description="Size of one shared expert (ffn).")
     router_bias: bool = Field(False, description="The router has a bias per expert (DeepSeek-V3's load-balancing correction).")
-    first_dense: NonNegativeInt = Field(0, description="Leading layers that stay dense.")
-    every: PositiveInt = Field(1, description="Every how many layers there is a mixture.")
+    first_dense: Annotated[int, Field(ge=0, le=LAYERS)] = Field(0, description="Leading layers that stay dense.")
+    every: Layers = Field(1, description="Every how many layers there is a mixture.")
 
     @model_validator(mode="after")
     def _check(self) -> Experts:
@@ -59,11 +64,11 @@ class Experts(Config):
 class Latent(Config):
     """Multi-head latent attention: queries and keys/values pass through low-rank bottlenecks (DeepSeek-V2, arXiv:2405.04434)."""
 
-    q_rank: PositiveInt | None = Field(None, description="Rank of the query bottleneck; none: one full matrix.")
-    kv_rank: PositiveInt = Field(description="Rank of the joint key and value bottleneck.")
-    nope_head_dim: PositiveInt = Field(description="Features of a query/key head without rotary position.")
-    rope_head_dim: PositiveInt = Field(description="Features of a query/key head with rotary position; heads share the key's.")
-    v_head_dim: PositiveInt = Field(description="Features of a value head.")
+    q_rank: Width | None = Field(None, description="Rank of the query bottleneck; none: one full matrix.")
+    kv_rank: Width = Field(description="Rank of the joint key and value bottleneck.")
+    nope_head_dim: Width = Field(description="Features of a query/key head without rotary position.")
+    rope_head_dim: Width = Field(description="Features of a query/key head with rotary position; heads share the key's.")
+    v_head_dim: Width = Field(description="Features of a value head.")
 
 
 def _head_dim(data: dict[str, Any]) -> int:
@@ -78,28 +83,28 @@ class Model(Config):
     name: str = Field(description="Name for people.")
     source: str = Field("", description="Where the sizes come from.")
     family: Literal["decoder", "encoder"] = Field("decoder", description="Decoder: causal attention. Encoder: full attention.")
-    hidden: PositiveInt = Field(description="Features of a token between layers.")
-    layers: PositiveInt = Field(description="Transformer layers.")
-    heads: PositiveInt = Field(description="Attention heads.")
+    hidden: Width = Field(description="Features of a token between layers.")
+    layers: Layers = Field(description="Transformer layers.")
+    heads: Width = Field(description="Attention heads.")
     latent: Latent | None = Field(None, description="Multi-head latent attention in place of ordinary attention.")
-    kv_heads: PositiveInt = Field(default_factory=lambda data: data.get("heads", 1), description="Key and value heads (heads).")
-    head_dim: PositiveInt = Field(default_factory=_head_dim, description="Features of a query or key head (hidden / heads).")
-    ffn: PositiveInt = Field(
+    kv_heads: Width = Field(default_factory=lambda data: data.get("heads", 1), description="Key and value heads (heads).")
+    head_dim: Width = Field(default_factory=_head_dim, description="Features of a query or key head (hidden / heads).")
+    ffn: Width = Field(
         default_factory=lambda data: 4 * data.get("hidden", 1), description="Intermediate size of a dense layer (4 · hidden)."
     )
     gated: bool = Field(False, description="Feed-forward of three matrices (SwiGLU) in place of two.")
     experts: Experts | None = Field(None, description="Mixture of experts; none: every layer is dense.")
-    vocabulary: PositiveInt = Field(description="Tokens of the vocabulary.")
-    vocabulary_multiple: PositiveInt = Field(1, description="The embedding is padded to a multiple of this many tokens.")
-    context: PositiveInt = Field(description="Longest sequence in tokens.")
-    window: PositiveInt | None = Field(None, description="Sliding window of causal attention in tokens; none: all.")
+    vocabulary: Tokens = Field(description="Tokens of the vocabulary.")
+    vocabulary_multiple: Tokens = Field(1, description="The embedding is padded to a multiple of this many tokens.")
+    context: Tokens = Field(description="Longest sequence in tokens.")
+    window: Tokens | None = Field(None, description="Sliding window of causal attention in tokens; none: all.")
     positions: Literal["rotary", "learned", "alibi"] = Field(
         "learned",
         description="Learned: an embedding of context × hidden; alibi: added to scores by distance (arXiv:2108.12409).",
     )
-    token_types: NonNegativeInt = Field(0, description="Rows of the segment embedding (BERT: 2).")
+    token_types: Annotated[int, Field(ge=0, le=WIDTH)] = Field(0, description="Rows of the segment embedding (BERT: 2).")
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Layernorm has weight and bias, rmsnorm only weight.")
-    norms: PositiveInt = Field(2, description="Norms over hidden in one layer.")
+    norms: Annotated[int, Field(gt=0, le=16)] = Field(2, description="Norms over hidden in one layer.")
     qk_norm: bool = Field(False, description="Queries and keys are normed over head_dim (Qwen3).")
     embedding_norm: bool = Field(False, description="A norm follows the embedding (BERT).")
     final_norm: bool = Field(True, description="A norm follows the last layer.")
@@ -111,7 +116,9 @@ class Model(Config):
     head_bias: bool = Field(False, description="The head has a bias per token of the vocabulary (BERT).")
     head_transform: bool = Field(False, description="A matrix hidden → hidden with bias and a norm precede the head (BERT).")
     pooler: bool = Field(False, description="A matrix hidden → hidden with bias on the first token (BERT).")
-    pooler_classes: NonNegativeInt = Field(0, description="Outputs of a classifier on the pooler (BERT's next sentence: 2).")
+    pooler_classes: Annotated[int, Field(ge=0, le=WIDTH)] = Field(
+        0, description="Outputs of a classifier on the pooler (BERT's next sentence: 2)."
+    )
     dropout: bool = Field(False, description="Dropout on the residual stream: masks are kept for backward.")
     attention_dropout: bool = Field(False, description="Dropout on attention probabilities.")
 
@@ -127,6 +134,9 @@ class Model(Config):
             raise ValueError(f"head_dim={self.head_dim} must be latent.nope_head_dim + latent.rope_head_dim = {parts}")
         if self.experts and self.experts.first_dense > self.layers:
             raise ValueError(f"experts.first_dense={self.experts.first_dense} must be at most layers={self.layers}")
+        if self.experts and self.experts.experts * self.layers > EXPERTS * self.experts.every:
+            count = f"{self.layers}·{self.experts.experts}"
+            raise ValueError(f"layers·experts.experts = {count}: more than {EXPERTS:,} experts are not simulated")
         for part, needs in (("head_bias", "head"), ("head_transform", "head"), ("pooler_classes", "pooler")):
             if getattr(self, part) and not getattr(self, needs):
                 raise ValueError(f"{part}={getattr(self, part)} needs {needs}=True")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from topologies.reading import Config
 
@@ -12,21 +12,22 @@ from topologies.reading import Config
 def _whole(value: Any) -> Any:
     """5e8, which is a text to YAML, as a number."""
     try:
-        return int(float(value)) if isinstance(value, str) and float(value).is_integer() else value
+        return int(float(value)) if isinstance(value, str) and len(value) < 64 and float(value).is_integer() else value
     except ValueError:
         return value
 
 
-Elements = Annotated[PositiveInt, BeforeValidator(_whole)]
-ElementsOrNone = Annotated[NonNegativeInt, BeforeValidator(_whole)]
+MOST = 10**15  # elements: a hundred times the largest models
+Elements = Annotated[int, Field(gt=0, le=MOST), BeforeValidator(_whole)]
+ElementsOrNone = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
 
 
 class PowerSGD(Config):
     """Gradient compression of PyTorch's `powerSGD_hook`, for data_parallel=ddp_powersgd. The names are those of its state."""
 
-    matrix_approximation_rank: PositiveInt = Field(1, description="columns of the two thin matrices P and Q")
+    matrix_approximation_rank: PositiveInt = Field(1, le=2**20, description="columns of the two thin matrices P and Q")
     min_compression_rate: float = Field(
-        2.0, gt=0, description="an n × m matrix is compressed only where (n + m) · rank · this < n · m"
+        2.0, gt=0, le=1e9, description="an n × m matrix is compressed only where (n + m) · rank · this < n · m"
     )
     use_error_feedback: bool = Field(
         True, description="keep what compression lost, a copy of all gradients, and add it next time"
@@ -49,7 +50,9 @@ class Offload(Config):
         128 * 2**20, description="parameters that the CPUs update in one go while those before are copied (DeepSpeed: 128 Mi)"
     )
     buffers: PositiveInt = Field(
-        5, description="parts of a model that a rank holds in the CPUs' memory on their way from NVMe (DeepSpeed: buffer_count 5)"
+        5,
+        le=10**6,
+        description="parts of a model that a rank holds in the CPUs' memory on their way from NVMe (DeepSpeed: buffer_count 5)",
     )
 
     def __str__(self) -> str:
@@ -102,7 +105,9 @@ class DeepSpeed(Config):
     )
     zero_quantized_weights: bool = Field(False, description="ZeRO++ qwZ: parameters are gathered as 8-bit integers")
     zero_hpz_partition_size: PositiveInt = Field(
-        1, description="ZeRO++ hpZ: neighbouring ranks that hold a second copy, from which backward passes gather; 1 is none"
+        1,
+        le=2**20,
+        description="ZeRO++ hpZ: neighbouring ranks that hold a second copy, from which backward passes gather; 1 is none",
     )
     zero_quantized_gradients: bool = Field(
         False, description="ZeRO++ qgZ: gradients are reduced by all-to-alls of 4-bit integers, inside nodes and then across"

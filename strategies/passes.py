@@ -131,7 +131,8 @@ class Passes:
             self.flow.pairs[key] = taking_turns(there.parts, back.parts, whole=backward.kind == "B")
         op.work, op.after = self.flow.pairs[key], op.after + other.after
         op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
-        self.flow.waits[:] = [(op if one is other else one, key) for one, key in self.flow.waits]
+        if self.flow.waits and self.flow.waits[-1][0] is other:  # what the second one waits for was noted last
+            self.flow.waits[-1] = op, self.flow.waits[-1][1]
         if self.flow.ended.get(back.number) == ref:
             self.flow.ended[back.number] = ended
         return ended, ended

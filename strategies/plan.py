@@ -7,24 +7,27 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.protocols import split
 from strategies.computing import Computing
 from strategies.data_parallel import hooks
-from strategies.model import Model
+from strategies.model import LAYERS, WIDTH, Layers, Model, Tokens
 from strategies.options import DeepSpeed, Offload, PowerSGD
 from strategies.schedules import schedules
+from topologies.cluster import MOST
 from topologies.reading import nearest
 from topologies.units import Bytes
 
 if TYPE_CHECKING:
     from strategies.resolved import Resolved
 
+LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
+Ranks = Annotated[int, Field(gt=0, le=MOST)]
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
@@ -35,36 +38,37 @@ GradientSync = Literal["every", "last"]
 class Plan(Computing):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
-    tp: PositiveInt = Field(1, description="tensor parallel degree (Megatron-LM)")
-    pp: PositiveInt = Field(1, description="pipeline parallel degree: number of stages")
-    dp: PositiveInt | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
-    cp: PositiveInt = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
+    tp: Ranks = Field(1, description="tensor parallel degree (Megatron-LM)")
+    pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
+    dp: Ranks | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
+    cp: Ranks = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
     cp_method: Literal["ring", "ulysses"] = Field(
         "ring",
         description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
         "exchanges tokens for heads (arXiv:2309.14509)",
     )
-    ep: PositiveInt = Field(
+    ep: Ranks = Field(
         1,
         description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
         "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
     )
-    imbalance: float = Field(1.0, ge=1, description="tokens of the busiest of the ep ranks relative to the mean")
+    imbalance: float = Field(1.0, ge=1, le=MOST, description="tokens of the busiest of the ep ranks relative to the mean")
     capacity_factor: float | None = Field(
         None,
-        gt=0,
+        ge=1e-3,
+        le=1e3,
         description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
     )
     pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
-    expert_tp: PositiveInt | None = Field(
+    expert_tp: Ranks | None = Field(
         None,
         description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
         "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
     )
-    ep_nodes: PositiveInt = Field(
+    ep_nodes: Ranks = Field(
         1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
     )
-    routed_nodes: PositiveInt | None = Field(
+    routed_nodes: Ranks | None = Field(
         None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
     )
     sequence_parallel: bool = Field(
@@ -78,9 +82,9 @@ class Plan(Computing):
     schedule: str = Field(
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
-    chunks: PositiveInt | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
+    chunks: Layers | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
     data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
-    shard: PositiveInt | None = Field(
+    shard: Ranks | None = Field(
         None,
         description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
     )
@@ -92,7 +96,7 @@ class Plan(Computing):
         None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
     )
     local_steps: PositiveInt | None = Field(
-        None, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
+        None, le=LOCAL, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
     )
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
@@ -108,10 +112,12 @@ class Plan(Computing):
         "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
         "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
     )
-    microbatch: PositiveInt = Field(1, description="sequences in one microbatch of one dp rank")
-    global_batch: PositiveInt | None = Field(None, description="sequences in one step of the whole job")
-    accumulation: PositiveInt | None = Field(None, description="microbatches per step and dp rank, instead of global_batch")
-    sequence: PositiveInt | None = Field(
+    microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
+    global_batch: PositiveInt | None = Field(None, le=10**15, description="sequences in one step of the whole job")
+    accumulation: PositiveInt | None = Field(
+        None, le=10**15, description="microbatches per step and dp rank, instead of global_batch"
+    )
+    sequence: Tokens | None = Field(
         None,
         description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
         "contexts see in most of their pretraining)",
@@ -141,15 +147,15 @@ class Plan(Computing):
         "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
         "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
     )
-    layers_per_stage: tuple[NonNegativeInt, ...] | None = Field(
-        None, description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be"
+    layers_per_stage: tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...] | None = Field(
+        None,
+        max_length=LAYERS,
+        description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be",
     )
-    first_stage_layers: PositiveInt | None = Field(
+    first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage, the others alike (Megatron-LM's --decoder-first-pipeline-num-layers)"
     )
-    last_stage_layers: PositiveInt | None = Field(
-        None, description="layers of the last stage (--decoder-last-pipeline-num-layers)"
-    )
+    last_stage_layers: Layers | None = Field(None, description="layers of the last stage (--decoder-last-pipeline-num-layers)")
     embedding_as_layer: bool = Field(
         False, description="the embedding counts as a layer (Megatron-LM's --account-for-embedding-in-pipeline-split)"
     )

@@ -23,6 +23,7 @@ from strategies.schedules import Action, Schedule, actions, first_mistake, sched
 from topologies.reading import UserError, load_text
 from topologies.writing import write_whole
 
+CELLS = 200_000  # passes of a schedule that is written out
 _PASS = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
@@ -160,6 +161,8 @@ def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | Non
     if found.chunks is None and chunks == 1:
         raise UserError(f"--chunks 1: schedule {name} takes 2 or more")
     virtual = _size("chunks", chunks or (found.chunks or 2), found.chunks, name)
+    if ranks * count * virtual > CELLS:
+        raise UserError(f"schedule {name}: pp·microbatches·chunks = {ranks}·{count}·{virtual} are more than {CELLS:,} passes")
     rows = []
     for rank in range(ranks):
         order = actions(name, rank, ranks, count, virtual)

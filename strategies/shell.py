@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from topologies.reading import UserError, load_text, parse_document
 
+GROWTH = 200_000  # letters that stand in place of variables: one in terms of two others doubles every time
+MOST = 2**20  # bytes of a script
+
 
 def arguments(path: Path) -> dict[str, Any]:
     """Flags of the text, without dashes in front and with "-" between words: their number, text, list, or true."""
-    text = load_text(path)
+    text = load_text(path, MOST)
     if path.suffix in (".yaml", ".yml", ".json"):
         words = parse_document(text, path)
         if not isinstance(words, list):
@@ -39,12 +43,27 @@ def arguments(path: Path) -> dict[str, Any]:
 def _words(text: str, path: Path) -> list[str]:
     """The words of a shell script, with its own variables in place of their names."""
     text = re.sub(r"\\\r?\n", " ", text)
-    text = re.sub(r"^(\s*(?:export\s+)?(\w+)=)[\"']?\$\{\2:[-=]([^{}$]*)\}[\"']?", r"\1\3", text, flags=re.MULTILINE)
-    known = dict(re.findall(r"^\s*(?:export\s+)?(\w+)=([^\s(;]+)", text, re.MULTILINE))
+    text = re.sub(r"^([ \t]*(?:export[ \t]+)?(\w+)=)[\"']?\$\{\2:[-=]([^{}$]*)\}[\"']?", r"\1\3", text, flags=re.MULTILINE)
+    known = dict(re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^\s(;]+)", text, re.MULTILINE))
+    room = GROWTH
+
+    def put(value: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
+        def checked(found: re.Match[str]) -> str:
+            nonlocal room
+            new = value(found)
+            room -= max(0, len(new) - len(found[0]))
+            if room < 0:
+                raise UserError(f"{path}: what its variables stand for is longer than {GROWTH:,} letters")
+            return new
+
+        return checked
+
     for _ in range(8):  # variables of variables
-        text = re.sub(r"\$\{(\w+):[-=]([^{}$]*)\}", lambda found: str(known.get(found[1], found[2])).strip("\"'"), text)
-        text = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]).strip("\"'"), text)
-    text = re.sub(r"\$\(\(\s*(\d+)\s*([*/])\s*(\d+)\s*\)\)", lambda m: str(_product(int(m[1]), m[2], int(m[3]))), text)
+        given = put(lambda found: str(known.get(found[1], found[2])).strip("\"'"))
+        text = re.sub(r"\$\{(\w+):[-=]([^{}$]*)\}", given, text)
+        text = re.sub(r"\$\{?(\w+)\}?", put(lambda found: known.get(found[1], found[0]).strip("\"'")), text)
+    product = r"\$\(\(\s*(\d{1,9})\s*([*/])\s*(\d{1,9})\s*\)\)"
+    text = re.sub(product, lambda m: str(_product(int(m[1]), m[2], int(m[3]))), text)
     try:
         quoted = shlex.split(text, comments=True)  # a flag and its value may be quoted together
         words = [end for part in quoted for word in _split(part) for end in (word.strip("()"), *["--"] * word.endswith(")"))]

@@ -16,6 +16,9 @@ from strategies.model import Model
 from strategies.resolved import Resolved
 from strategies.tensors import tensors
 from strategies.updates import kernels_of, on_the_cpus, taken_by
+from topologies.reading import UserError
+
+OPS = 500_000  # of all stages in one step: some ten seconds and a gigabyte
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -93,7 +96,9 @@ class Stage:
         return sum(part.experts for part in self.parts[first:last]) if self.plan.expert_copies > 1 else 0
 
     def add(self, op: Op) -> Ref:
-        """Append an op; its address."""
+        """Append an op; its address. Raises UserError when a step has more than can be played in seconds and a gigabyte."""
+        if len(self.cohort.ops) * self.plan.plan.pp >= OPS:
+            raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
         op.chunk = self.chunk
         return Ref(self.rank, self.cohort.add(op))
 

@@ -17,7 +17,7 @@ from topologies.fabric import Fabric, fabrics, read_fabric
 from topologies.hardware import Dtype, Gpu, Latency, Node
 from topologies.network import Network
 from topologies.readers import read_dump
-from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml
+from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml, shown
 
 __all__ = [
     "Cluster",
@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 MOST = 2**20  # GPUs
+LINKS = 2**24
+BASES = 8  # descriptions on which one is based, and how deep
 ETHERNET = 12.5e9  # bytes per second: slower NICs than 100 Gb/s are taken for plain Ethernet (assumed)
 _HERE = Path(__file__).parent
 
@@ -59,9 +61,13 @@ class Cluster(Config):
             raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MOST:,} GPUs are not simulated")
         if self.nodes > 1 and not self.node.nics and not self.fabric.direct:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
-        if self.node.gpus > 1 and not self.node.board().joined and (self.node.nics or not self.fabric.direct):
+        board = self.node.board()
+        if self.node.gpus > 1 and not board.joined and (self.node.nics or not self.fabric.direct):
             raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
-        self.fabric.backbone(self.node, self.nodes)  # raises when the fabric does not fit
+        blocks = self.fabric.backbone(self.node, self.nodes).blocks  # raises when the fabric does not fit
+        links = self.nodes * len(board.links) + sum(block.count for block in blocks)
+        if links > LINKS:
+            raise ValueError(f"nodes={self.nodes} and the fabric have {links:,} links: more than {LINKS:,} are not simulated")
         return self
 
     @property
@@ -140,7 +146,10 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"
     data = {"name": path.stem} | (_file(path) if is_path else load_yaml(path))
     bases = data.pop("based_on", None) or []
-    return _stack([_beside(path, str(base)) for base in (bases if isinstance(bases, list) else [bases])], data, (*seen, name))
+    bases = bases if isinstance(bases, list) else [bases]
+    if len(bases) > BASES or len(seen) >= BASES:
+        raise UserError(f"{name}: based_on: more than {BASES} descriptions, or one on the other")
+    return _stack([_beside(path, str(base)) for base in bases], data, (*seen, name))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -158,7 +167,10 @@ def _beside(path: Path, base: str) -> str:
 def _stack(bases: Sequence[str], data: dict[str, Any], seen: tuple[str, ...]) -> dict[str, Any]:
     """Descriptions one on top of the other, each giving what differs; `data` is the uppermost."""
     layers = [*(_cluster(base, seen) for base in bases), data]
-    notes = [note for layer in layers for note in layer.get("notes", ())]
+    said = [notes for layer in layers if (notes := layer.get("notes")) is not None]
+    if not all(isinstance(notes, list) for notes in said):
+        raise UserError(f"{seen[-1] if seen else 'cluster'}: notes={shown(said[-1])}: must be a list of texts")
+    notes = [note for each in said for note in each]
     result: dict[str, Any] = {}
     for layer in layers:
         result = _merge(result, layer)

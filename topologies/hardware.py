@@ -17,17 +17,19 @@ from topologies.reading import Config
 from topologies.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+MOST = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that is announced has 576 (Rubin Ultra NVL576)
+EDGES = 2048  # of a node that is described edge by edge
 
 
 class Gpu(Config):
     """One accelerator, or one CPU process (sms = 0)."""
 
     name: str
-    sms: int = Field(ge=0)  # streaming multiprocessors
+    sms: int = Field(ge=0, le=10**6)  # streaming multiprocessors
     peak: dict[Dtype, FlopsPerSecond] = Field(min_length=1)  # dense, without sparsity; a dtype that is absent is not supported
     memory: Bytes = Field(gt=0)
     memory_bandwidth: BytesPerSecond = Field(gt=0)
-    power: float = Field(default=0.0, gt=0)  # watts, the board's limit; a lower one slows products that reach it
+    power: float = Field(default=0.0, gt=0, le=1e6)  # watts, the board's limit; a lower one slows products that reach it
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
@@ -84,7 +86,7 @@ class Edge(Config):
 
     ends: tuple[str, str]  # "gpu 0", "nic 1", "nvswitch"; PCIe switches and sockets by any other name
     kind: Literal["nvlink", "pcie", "host"]
-    count: int = Field(default=1, ge=1)  # NVLinks side by side
+    count: int = Field(default=1, ge=1, le=1000)  # NVLinks side by side
     rate: BytesPerSecond = Field(default=0.0, gt=0)  # of all of them; absent: what the GPU's description says
 
     @model_validator(mode="after")
@@ -101,18 +103,20 @@ class Node(Config):
     """
 
     gpu: Gpu
-    gpus: int = Field(ge=1)
+    gpus: int = Field(ge=1, le=MOST)
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
     pcie: BytesPerSecond = Field(
         default=0.0, gt=0
     )  # per GPU slot, and per uplink of a PCIe switch; wiring "pcie": by default the GPU's
-    gpus_per_switch: int = Field(default=0, ge=1)  # PCIe switch; absent: GPUs hang on the host bridge (wiring "pcie", copies)
-    sockets: int = Field(default=1, ge=1)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
+    gpus_per_switch: int = Field(
+        default=0, ge=1, le=MOST
+    )  # PCIe switch; absent: they hang on the host bridge (wiring "pcie", copies)
+    sockets: int = Field(default=1, ge=1, le=64)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
-    edges: tuple[Edge, ...] = ()  # wiring "graph"
-    nics: int = Field(default=0, ge=0)
+    edges: tuple[Edge, ...] = Field((), max_length=EDGES)  # wiring "graph"
+    nics: int = Field(default=0, ge=0, le=MOST)
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
     latency: Latency = Latency()
     cpu: Cpu | None = None  # absent: nothing can be offloaded to the host

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from topologies.reading import UserError
 
+MOST = 2**18  # GPUs in a table
+
 
 class RankRow(NamedTuple):
     """One process; `gpus` are numbers inside its node."""
@@ -25,6 +27,8 @@ def rank_table(nodes: int, gpus_per_node: int, gpus_per_process: int = 1) -> lis
     for field, value in (("nodes", nodes), ("gpus_per_node", gpus_per_node), ("gpus_per_process", gpus_per_process)):
         if value < 1:
             raise UserError(f"{field}={value}: must be at least 1")
+    if nodes * gpus_per_node > MOST:
+        raise UserError(f"nodes·gpus_per_node = {nodes}·{gpus_per_node}: a table of more than {MOST:,} GPUs is not made")
     processes, rest = divmod(gpus_per_node, gpus_per_process)
     if rest:
         raise UserError(f"gpus_per_process={gpus_per_process} does not divide gpus_per_node={gpus_per_node}")

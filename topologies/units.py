@@ -3,11 +3,14 @@
 `"400 Gb/s"` is 50e9 bytes per second, `"80 GiB"` is 85899345920 bytes, `"1.2 us"` is 1.2e-6 seconds. A bare number where a
 unit is needed is an error, because GB/s against GiB/s against Gb/s is this field's recurring bug. Bandwidths are per direction.
 Prefixes are SI (k, M, G = powers of 1000) and IEC (Ki, Mi, Gi = powers of 1024).
+
+A quantity is nothing or lies between what is slower or smaller, and what is faster or larger, than any hardware that trains: 1 B
+to 1 EB; 1 kB/s to 1 EB/s (a wafer's memories reach 20 PB/s); at most 10⁶ s; 1 MFLOP/s to 1 ZFLOP/s. Beyond, it is a mistake.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator
 from quantiphy import InvalidNumber, Quantity
@@ -19,11 +22,32 @@ _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "day
 _FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0}
 
 
-def _parse(text: object, units: dict[str, float], example: str) -> float:
+LONGEST = 64  # letters of a quantity
+
+
+class _Kind(NamedTuple):
+    """What a quantity may be: its units, an example, and the least (but 0) and the most of it."""
+
+    units: dict[str, float]
+    example: str
+    least: float
+    most: float
+    unit: str
+
+
+_SIZE = _Kind(_BYTES, "80 GiB", 1.0, 1e18, "B")
+_RATE = _Kind(_RATES, "400 Gb/s", 1e3, 1e18, "B/s")
+_TIME = _Kind(_SECONDS, "1.2 us", 0.0, 1e6, "s")
+_WORK = _Kind(_FLOPS, "312 TFLOP/s", 1e6, 1e21, "FLOP/s")
+_POWER = _Kind({"W": 1.0}, "500 kW", 0.1, 1e12, "W")
+
+
+def _parse(text: object, kind: _Kind) -> float:
+    units, example = kind.units, kind.example
     if not isinstance(text, str):
         raise ValueError(f"needs a unit, such as '{example}'")
     refused = ValueError(f"is not a quantity with a unit, such as '{example}'")
-    if "," in text:  # 400,0 Gb/s would be read as 4000 Gb/s
+    if "," in text or len(text) > LONGEST:  # 400,0 Gb/s would be read as 4000 Gb/s
         raise refused
     try:
         quantity = Quantity(text, binary=True)
@@ -38,27 +62,29 @@ def _parse(text: object, units: dict[str, float], example: str) -> float:
         raise refused
     if not 0 <= value < float("inf"):
         raise ValueError("must be finite and not negative")
+    if value and not kind.least <= value <= kind.most:
+        raise ValueError(f"must be from {show(kind.least, kind.unit)} to {show(kind.most, kind.unit)}: there is no such hardware")
     return value
 
 
 def size(text: object) -> float:
     """Bytes in `"80 GiB"`, `"25 MB"`."""
-    return _parse(text, _BYTES, "80 GiB")
+    return _parse(text, _SIZE)
 
 
 def rate(text: object) -> float:
     """Bytes per second, one direction, in `"400 Gb/s"`, `"450 GB/s"`."""
-    return _parse(text, _RATES, "400 Gb/s")
+    return _parse(text, _RATE)
 
 
 def seconds(text: object) -> float:
     """Seconds in `"1.2 us"`, `"3 ms"`."""
-    return _parse(text, _SECONDS, "1.2 us")
+    return _parse(text, _TIME)
 
 
 def flops(text: object) -> float:
     """Floating-point operations per second in `"312 TFLOP/s"`."""
-    return _parse(text, _FLOPS, "312 TFLOP/s")
+    return _parse(text, _WORK)
 
 
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -91,4 +117,4 @@ def show(value: float, unit: str, digits: int = 4, zeros: bool = False) -> str:
 
 def watts(text: object) -> float:
     """Watts in `"700 W"`, `"20 MW"`."""
-    return _parse(text, {"W": 1.0}, "500 kW")
+    return _parse(text, _POWER)

@@ -68,11 +68,11 @@ class Keys(Reader):
 
     def section(self, key: str) -> Keys:
         """The mapping under `key`; empty when it is not there."""
-        from topologies.reading import UserError
+        from topologies.reading import UserError, shown
 
         value = self.value(key) or {}
         if not isinstance(value, Mapping):
-            raise UserError(f"{self.where}: {self._prefix}{key}={value!r} must be a mapping")
+            raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} must be a mapping")
         return self._sections.setdefault(key, Keys(value, self.where, f"{self._prefix}{key}."))
 
     def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
@@ -80,7 +80,8 @@ class Keys(Reader):
         from topologies.reading import UserError, shown
 
         value = self.value(key, absent)
-        if isinstance(value, list | dict) or value not in known:
+        is_truth = isinstance(value, bool) and not any(key is value for key in known)  # which equals 0 or 1 in Python
+        if isinstance(value, list | dict) or is_truth or value not in known:
             names = ", ".join(str(name) for name in known)
             raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} is not known here; known: {names}")
         return known[value]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks import Found, Framework, Keys, Written, frameworks
-from topologies.reading import UserError, load_yaml
+from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -52,6 +52,8 @@ def _read(path: Path) -> Found:
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
         plan |= {"cp": cp, "cp_method": "ulysses"}
     if (norm := keys.value("gradient_clipping")) is not None:
+        if isinstance(norm, bool) or not isinstance(norm, int | float):
+            raise UserError(f"{keys.where}: gradient_clipping={shown(norm)} must be a number")
         plan["clip_gradients"] = norm != 0
     plan |= _read_optimizer(keys.section("optimizer"))
     return Found(str(path), plan, ignored=keys.ignored, remarks=told(filled))
@@ -70,7 +72,7 @@ def _read_optimizer(section: Keys) -> dict[str, Any]:
     if str(kind).lower() == "sgd":
         return {"optimizer": "momentum" if params.value("momentum") else "sgd", "fused_optimizer": False}
     rule = "has no price: Adam, AdamW and SGD have; without the section it is priced as Adam"
-    raise UserError(f"{section.where}: optimizer.type={kind!r} {rule}")
+    raise UserError(f"{section.where}: optimizer.type={shown(kind)} {rule}")
 
 
 def without_auto(data: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
@@ -128,10 +130,10 @@ def _elements(zero: Keys, key: str) -> int:
     value = zero.value(key)
     try:
         elements = int(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         elements = -1
     if isinstance(value, bool) or elements < 0:
-        raise UserError(f"{zero.where}: zero_optimization.{key}={value!r} must be a number of elements")
+        raise UserError(f"{zero.where}: zero_optimization.{key}={shown(value)} must be a number of elements")
     return elements
 
 

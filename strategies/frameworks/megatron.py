@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks import Found, Framework, Keys, Written, frameworks
+from strategies.model import LAYERS
 from strategies.shell import arguments
-from topologies.reading import UserError
+from topologies.reading import UserError, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -135,7 +136,7 @@ def _read_experts(flags: Keys) -> dict[str, Any]:
 
 def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, Any]:
     each, chunks = flags.optional("num-layers-per-virtual-pipeline-stage"), flags.optional("num-virtual-stages-per-pipeline-rank")
-    layers = model.get("layers", 0)
+    layers, pp = model.get("layers", 0), max(1, pp)
     if each and layers:
         if layers % (pp * each):
             rule = f"{pp} stages · {each} do not divide num-layers={layers}"
@@ -143,7 +144,7 @@ def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, 
         chunks = layers // pp // each
     first, last = flags.optional("decoder-first-pipeline-num-layers"), flags.optional("decoder-last-pipeline-num-layers")
     found: dict[str, Any] = {"schedule": "interleaved", "chunks": chunks} if chunks and chunks > 1 else {}
-    if (first or last) and layers:
+    if (first or last) and layers and pp <= LAYERS:  # otherwise the plan is refused
         middle = pp - bool(first) - bool(last)
         each, rest = divmod(layers - (first or 0) - (last or 0), max(1, middle))
         if rest or not middle or found:
@@ -193,7 +194,7 @@ def _read_model(flags: Keys) -> dict[str, Any]:
 def _first_dense(flags: Keys) -> int:
     """Dense layers before the first with experts, as "([0]*3+[1]*58)" has them. Raises UserError for any other order."""
     text = str(flags.value("moe-layer-freq", 1)).replace(" ", "").strip("()")
-    found = re.fullmatch(r"\[0\]\*?(\d*)\+\[1\](\*\d+)?", text)
+    found = re.fullmatch(r"\[0\]\*?(\d{0,9})\+\[1\](\*\d+)?", text)
     if not found and text not in ("1", "[1]"):
         raise UserError(f"{flags.where}: --moe-layer-freq {text}: only dense layers before all with experts are simulated")
     return int(found[1] or 1) if found else 0
@@ -207,7 +208,7 @@ def _number(flags: Keys, name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise UserError(f"{flags.where}: --{name}={value!r} must be a number") from None
+        raise UserError(f"{flags.where}: --{name}={shown(value)} must be a number") from None
 
 
 def _write(job: Job) -> Written:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
-from topologies.reading import UserError, load_yaml
+from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -35,8 +36,8 @@ def _read(path: Path) -> Found:
         "gradients": {"fp32": "fp32"}.get(training.choice("mixed_precision_reduce", _TYPES, "float32"), "same"),
         "sequence_parallel": plan.get("tp", 1) > 1,  # torchtitan's tensor parallel plans always split norms
     }
-    if (batch := training.value("global_batch_size", -1)) != -1:
-        plan["global_batch"] = batch
+    if training.value("global_batch_size", -1) != -1:
+        plan["global_batch"] = training.integer("global_batch_size")
     asynchronous = parallel.flag("enable_async_tensor_parallel", False)
     if plan.get("tp", 1) > 1:  # PyTorch's tensor parallelism waits for its collectives, unless it is asynchronous
         plan["overlap_tp"] = "pieces" if asynchronous else "none"
@@ -61,8 +62,8 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
     option = str(checkpoint.value("selective_ac_option", "2"))
     if mode != "selective" or option == "op":
         return {"recompute": "operators" if mode == "selective" else mode}
-    if not option.isdecimal() or option == "0":
-        raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={option!r} must be 'op' or a number")
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", option):
+        raise UserError(f"{checkpoint.where}: activation_checkpoint.selective_ac_option={shown(option)} must be 'op' or a number")
     return {"recompute": "full", "recompute_method": "every", "recompute_layers": int(option)}
 
 
@@ -73,7 +74,9 @@ def _read_fp8(keys: Keys) -> dict[str, Any]:
     for said in ("name", "flavor"):
         model.value(said)  # the model is named beside
     converters = model.value("converters") or []
-    asked = converters.split(",") if isinstance(converters, str) else list(converters)
+    if not isinstance(converters, str | list):
+        raise UserError(f"{model.where}: model.converters={shown(converters)} must be a list of names")
+    asked = converters.split(",") if isinstance(converters, str) else converters
     for name, recipes, default in (
         ("float8", ("tensorwise", "rowwise"), "tensorwise"),
         ("mx", ("mxfp8_cublas", "mxfp8"), "mxfp8_cublas"),
@@ -88,7 +91,8 @@ def _read_fp8(keys: Keys) -> dict[str, Any]:
 
 def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
     replicate = parallel.optional("data_parallel_replicate_degree", 1) or 1
-    shard = parallel.value("data_parallel_shard_degree", -1)
+    rest = parallel.value("data_parallel_shard_degree", -1) == -1
+    shard = -1 if rest else parallel.integer("data_parallel_shard_degree")
     reshard = parallel.choice("fsdp_reshard_after_forward", {"default": plan.get("pp", 1) == 1, "always": True, "never": False},
                               "default")  # fmt: skip  # default: not with pipeline parallelism
     if shard == 1:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from strategies.importers.unread import may_change_sizes
-from topologies.reading import UserError
+from topologies.reading import UserError, shown
 from topologies.registry import Registry
+
+MOST = 10**15  # of a number of things
 
 
 class Reader:
@@ -42,22 +44,22 @@ class Reader:
     def optional(self, key: str, absent: int | None = None) -> int | None:
         """A whole number or null; `absent` when the key is not there."""
         value = self.value(key, absent)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise UserError(f"{self.where}: {key}={value!r} must be a whole number, not negative")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST):
+            raise UserError(f"{self.where}: {key}={shown(value)} must be a whole number, not negative and at most {MOST:g}")
         return value
 
     def flag(self, key: str, absent: bool) -> bool:
         """true or false; `absent` when the key is not there or null."""
         value = self.value(key)
         if not isinstance(value, bool | None):
-            raise UserError(f"{self.where}: {key}={value!r} must be true or false")
+            raise UserError(f"{self.where}: {key}={shown(value)} must be true or false")
         return absent if value is None else value
 
     def rate(self, key: str, absent: float = 0.0) -> bool:
         """Whether a dropout probability is above zero."""
         value = self.value(key, absent)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise UserError(f"{self.where}: {key}={value!r} must be a number")
+            raise UserError(f"{self.where}: {key}={shown(value)} must be a number")
         return bool(value)
 
     def value(self, key: str, absent: Any = None) -> Any:
@@ -70,7 +72,7 @@ class Reader:
         """The first of `architectures`, or ''."""
         names = self.value("architectures") or [""]
         if not isinstance(names, list) or not isinstance(names[0], str):
-            raise UserError(f"{self.where}: architectures={names!r} must be a list of names")
+            raise UserError(f"{self.where}: architectures={shown(names)} must be a list of names")
         return names[0]
 
     @property
@@ -110,7 +112,7 @@ def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, An
     """
     inner = data.get("text_config", {})
     if not isinstance(inner, Mapping):
-        raise UserError(f"{where}: text_config={inner!r} must be a mapping")
+        raise UserError(f"{where}: text_config={shown(inner)} must be a mapping")
     reader = Reader({**data, **inner}, where)
     fields = _importer(reader)(reader)
     _all_alike(reader, fields)
@@ -132,7 +134,7 @@ def _all_alike(reader: Reader, fields: Mapping[str, Any]) -> None:
     """Refuse layers that attend in different ways, or otherwise than the other keys say."""
     kinds = reader.value("layer_types") or []
     if not isinstance(kinds, list):
-        raise UserError(f"{reader.where}: layer_types={kinds!r} must be a list of names")
+        raise UserError(f"{reader.where}: layer_types={shown(kinds)} must be a list of names")
     if any(kind != ("sliding_attention" if fields.get("window") else "full_attention") for kind in kinds):
         found = ", ".join(sorted({str(kind) for kind in kinds}))
         has = f"sliding_window={fields['window']}" if fields.get("window") else "no sliding window in use"

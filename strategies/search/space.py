@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
 from strategies.plan import Plan
-from topologies.reading import UserError, load_yaml, nearest, parse_value
+from topologies.reading import UserError, load_yaml, nearest, parse_value, shown
 
 Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
+LONGEST = 4096  # values of an axis
 PER_GPU = 4  # sequences of the global batch per GPU, when a job says nothing of it
 
 
@@ -132,7 +133,9 @@ def known_field(field: str, where: str) -> None:
 
 def _axis(name: str, values: Any, where: str) -> Axis:
     if not isinstance(values, list) or not values:
-        raise UserError(f"{where}: {name}={values!r}: expected a list of at least one value")
+        raise UserError(f"{where}: {name}={shown(values)}: expected a list of at least one value")
+    if len(values) > LONGEST:
+        raise UserError(f"{where}: {name}: has {len(values):,} values, more than {LONGEST:,}")
     choices: list[Changes] = []
     for value in values:
         choice = {str(k): v for k, v in value.items()} if _several(value) else {name: value}
@@ -141,7 +144,7 @@ def _axis(name: str, values: Any, where: str) -> Axis:
         if name == "plan.tp" and "plan.sequence_parallel" not in choice and isinstance(value, int):
             choice["plan.sequence_parallel"] = value > 1  # it goes with tensor parallelism unless an axis says otherwise
         if choice in choices:
-            raise UserError(f"{where}: {name} has {value!r} twice")
+            raise UserError(f"{where}: {name} has {shown(value)} twice")
         choices.append(choice)
     return Axis(name, tuple(choices))
 

@@ -23,9 +23,9 @@ class Dragonfly(Fabric):
     2015 (doi:10.1109/CLUSTER.2015.57). With fewer groups than there could be, it starts again and pairs have parallel links.
     """
 
-    router_nodes: int = Field(ge=1)
-    routers: int = Field(ge=2)  # of a group
-    global_links: int = Field(ge=1)  # of a router
+    router_nodes: int = Field(ge=1, le=2**20)
+    routers: int = Field(ge=2, le=4096)  # of a group
+    global_links: int = Field(ge=1, le=4096)  # of a router
     link: BytesPerSecond = Field(gt=0)  # between two routers of a group
     global_link: BytesPerSecond = Field(gt=0)  # one global link
 

@@ -17,6 +17,8 @@ from topologies.hardware import Node
 from topologies.topology import Ids
 from topologies.units import BytesPerSecond
 
+FARTHEST = 128  # hops: routes are laid one by one
+
 
 @fabrics("torus")
 class Torus(Fabric):
@@ -27,7 +29,7 @@ class Torus(Fabric):
 
     direct = True
 
-    dims: tuple[Annotated[int, Field(ge=2)], ...] = Field(min_length=1)
+    dims: tuple[Annotated[int, Field(ge=2, le=2**20)], ...] = Field(min_length=1, max_length=20)
     link: BytesPerSecond = Field(gt=0)  # between two neighbours
 
     def backbone(self, node: Node, nodes: int) -> Backbone:
@@ -36,6 +38,8 @@ class Torus(Fabric):
         Half-way round, both ways are as long: from an even place of the ring forwards, from an odd one backwards.
         """
         count, noun = points(node, nodes)
+        if sum(size // 2 for size in self.dims) > FARTHEST:
+            raise ValueError(f"fabric.dims={list(self.dims)}: two points are more than {FARTHEST} hops apart")
         if prod(self.dims) != count:
             raise ValueError(f"fabric.dims={list(self.dims)} hold {prod(self.dims)} points, but there are {count} {noun}s")
         axes = [(size, prod(self.dims[:axis])) for axis, size in enumerate(self.dims)]  # and its stride

@@ -22,10 +22,10 @@ class FatTree(Fabric):
     the oversubscription (uneven spreading of flows is not modelled). A leaf that is not full has all its uplinks.
     """
 
-    leaf_nodes: int = Field(ge=1)
-    oversubscription: float = Field(default=1.0, ge=1)  # NIC bandwidth below a leaf over its bandwidth upwards
-    pod_nodes: int = Field(default=0, ge=1)  # absent: two tiers, all leaves meet at the spine
-    pod_oversubscription: float = Field(default=1.0, ge=1)  # bandwidth of the leaves below a pod over its bandwidth to the core
+    leaf_nodes: int = Field(ge=1, le=2**20)
+    oversubscription: float = Field(default=1.0, ge=1, le=1e4)  # NIC bandwidth below a leaf over its bandwidth upwards
+    pod_nodes: int = Field(default=0, ge=1, le=2**20)  # absent: two tiers, all leaves meet at the spine
+    pod_oversubscription: float = Field(default=1.0, ge=1, le=1e4)  # bandwidth of the leaves below a pod over that to the core
 
     @model_validator(mode="after")
     def _pods(self) -> FatTree:

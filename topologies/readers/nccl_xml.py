@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import Counter, deque
 from itertools import combinations
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -53,6 +53,8 @@ class _Dump:
             hosts.setdefault(cpu.get("host_hash", ""), []).append((f"socket {number}", cpu))
             self._descend(f"socket {number}", cpu)
         for sockets in hosts.values():
+            if len(sockets) > 64:
+                raise ValueError(f"{len(sockets)} elements 'cpu' of one host: more than 64 sockets are not read")
             self._sockets(sockets)
         other = sorted({child.tag for child in system if child.tag != "cpu"})
         self.notes += [f"ignored: element '{tag}'" for tag in other]
@@ -76,9 +78,9 @@ class _Dump:
 
     def _descend(self, top: str, cpu: Element) -> None:
         """Collect GPUs and NICs below a socket, and the bridges on the way."""
-        below = [(top, child) for child in cpu]
+        below = deque((top, child) for child in cpu)
         while below:
-            above, element = below.pop(0)
+            above, element = below.popleft()
             if element.tag == "nic":
                 self.nets += [(above, cpu, net) for net in element.findall("net")]
             elif element.tag == "pci" and element.find("gpu") is not None:

@@ -7,13 +7,14 @@ slurm.schedmd.com/topology.conf.html: `SwitchName=s0 Nodes=n[0-15]`, `SwitchName
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import product
 from typing import Any, NamedTuple
 
 from topologies.documents import parse
 from topologies.readers import Found, readers
 
-_LIMIT = 1_000_000  # nodes
+_LIMIT = 2**20  # nodes, and names of switches with the nodes of each
 
 
 class _Switch(NamedTuple):
@@ -25,9 +26,9 @@ class _Switch(NamedTuple):
 @readers("Slurm topology")
 def slurm(text: str) -> Found | None:
     """Number of nodes and the fabric. What a node is comes from another description: `based_on: [dgx-h100, topology.conf]`."""
-    if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
+    if re.search(r"^[ \t]*(SwitchName|BlockName)[ \t]*=", text, re.MULTILINE | re.IGNORECASE):
         switches, notes = _conf(text)
-    elif re.search(r"^-\s*topology\s*:", text, re.MULTILINE):
+    elif re.search(r"^-[ \t]*topology[ \t]*:", text, re.MULTILINE):
         switches, notes = _yaml(text)
     else:
         return None
@@ -37,7 +38,7 @@ def slurm(text: str) -> Found | None:
 
 
 def _conf(text: str) -> tuple[list[_Switch], list[str]]:
-    switches, ignored = [], set()
+    switches, ignored, total = [], set(), 0
     for number, line in enumerate(re.sub(r"\\\n", " ", text).splitlines(), start=1):
         fields = {}
         for word in line.partition("#")[0].split():
@@ -47,8 +48,11 @@ def _conf(text: str) -> tuple[list[_Switch], list[str]]:
             fields[key.lower()] = value
         name = fields.pop("switchname", None) or fields.pop("blockname", None)
         if name:
-            nodes, below = hostlist(fields.pop("nodes", "")), hostlist(fields.pop("switches", ""))
-            switches += [_Switch(each, nodes, below) for each in hostlist(name)]
+            names, nodes, below = (hostlist(part) for part in (name, fields.pop("nodes", ""), fields.pop("switches", "")))
+            total += len(names) * max(1, len(nodes) + len(below))
+            if total > _LIMIT:
+                raise ValueError(f"line {number}: more than {_LIMIT:,} nodes")
+            switches += [_Switch(each, nodes, below) for each in names]
         ignored |= set(fields)
     return switches, [f"ignored: {key}" for key in sorted(ignored)]
 
@@ -57,14 +61,19 @@ def _yaml(text: str) -> tuple[list[_Switch], list[str]]:
     """The first topology of the file that is a tree or consists of blocks."""
     data = parse(text)
     found: list[_Switch] = []
-    notes = []
+    notes: list[str] = []
     for entry in data if isinstance(data, list) else ():
         tree = entry.get("tree", entry.get("block")) if isinstance(entry, dict) else None
         parts = (tree.get("switches") or tree.get("blocks")) if isinstance(tree, dict) else None
         if found or not isinstance(parts, list):
             notes.append(f"ignored: topology '{entry.get('topology') if isinstance(entry, dict) else entry}'")
             continue
-        found = [_part(part) for part in parts]
+        total = 0
+        for part in parts:
+            found.append(_part(part))
+            total += len(found[-1].nodes) + len(found[-1].switches)
+            if total > _LIMIT:
+                raise ValueError(f"more than {_LIMIT:,} nodes")
     if not found:
         raise ValueError("no topology with a tree of switches or with blocks")
     return found, notes
@@ -87,19 +96,21 @@ def hostlist(text: str) -> list[str]:
         for choice in choices:
             size *= len(choice)
         if size + len(names) > _LIMIT:
-            raise ValueError(f"'{part}' is more than {_LIMIT} names")
+            raise ValueError(f"'{part[:80]}' is more than {_LIMIT:,} names")
         names += ["".join(choice) for choice in product(*choices)]
     if text.count("[") != text.count("]") or ("[" in text and not names):
-        raise ValueError(f"'{text}' is not a list of names such as n[0-15]")
+        raise ValueError(f"'{text[:80]}' is not a list of names such as n[0-15]")
     return names
 
 
 def _range(text: str) -> list[str]:
     result: list[str] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not match or (match[2] and not 0 <= int(match[2]) - int(match[1]) < _LIMIT):
-            raise ValueError(f"'[{text}]' is not a list of numbers such as [0-15,20]")
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise ValueError(f"'[{text[:80]}]' is not a list of numbers such as [0-15,20]")
+        if int(match[2] or match[1]) - int(match[1]) >= _LIMIT - len(result):
+            raise ValueError(f"'[{text[:80]}]' is more than {_LIMIT:,} numbers")
         result += [str(n).zfill(len(match[1])) for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
     return result
 
@@ -113,8 +124,8 @@ def _fabric(switches: list[_Switch]) -> tuple[dict[str, Any], list[str]]:
     tiers, notes = [list(roots)], []
     while any(by_name[name].switches for name in tiers[-1]):
         tiers.append([below for name in tiers[-1] for below in by_name[name].switches])
-        if len(tiers) > 3:
-            raise ValueError("more than 3 tiers of switches, or switches in a circle")
+        if len(tiers) > 3 or len(tiers[-1]) > len(by_name):
+            raise ValueError("more than 3 tiers of switches, switches in a circle, or one below several others")
     if not roots or sum(map(len, tiers)) != len(by_name):
         raise ValueError("switches in a circle")
     if set(tiers[-1]) != {switch.name for switch in leaves}:
@@ -144,7 +155,7 @@ def _check(switches: list[_Switch], by_name: dict[str, _Switch], nodes: list[str
     if not nodes:
         raise ValueError("no switch has nodes")
     if len(set(nodes)) < len(nodes):
-        twice = next(node for node in nodes if nodes.count(node) > 1)
+        twice = Counter(nodes).most_common(1)[0][0]
         raise ValueError(f"node '{twice}' hangs on two switches")
     for switch in switches:
         unknown = [below for below in switch.switches if below not in by_name]

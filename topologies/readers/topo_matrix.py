@@ -14,8 +14,9 @@ from typing import Any
 from topologies.readers import NIC, SOCKETS, Found, readers
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_CELL = re.compile(r"X|NV[1-9][0-9]*|PIX|PXB|PHB|NODE|SYS|SOC")
+_CELL = re.compile(r"X|NV[1-9][0-9]{0,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _MOST_LINKS = 18  # NVLinks of one GPU, Hopper and Blackwell: more in a row of the matrix means that a switch spreads them
+_MOST = 128  # GPUs and NICs of a node whose driver prints a matrix
 Cells = dict[tuple[str, str], str]
 
 
@@ -27,6 +28,8 @@ def topo_matrix(text: str) -> Found | None:
     if start is None:
         return None
     names = list(takewhile(lambda word: word not in ("CPU", "NUMA", "GPU"), lines[start]))
+    if len(names) > _MOST:
+        raise ValueError(f"{len(names)} columns: more than {_MOST} GPUs and NICs are not read")
     cells, numa = _cells(names, lines[start + 1 :])
     gpus = [name for name in names if re.fullmatch(r"GPU\d+", name)]
     nics = [name for name in names if name not in gpus]

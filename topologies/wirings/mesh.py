@@ -8,6 +8,8 @@ from __future__ import annotations
 from topologies.board import Board, wirings
 from topologies.hardware import Node
 
+MOST = 128  # GPUs: more than any node that is wired so
+
 
 @wirings("mesh")
 def mesh(node: Node) -> Board:
@@ -15,6 +17,8 @@ def mesh(node: Node) -> Board:
     board = Board(node)
     if node.gpus < 2:
         raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' needs at least 2")
+    if node.gpus > MOST:
+        raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' takes at most {MOST}")
     for a in range(node.gpus):
         for b in range(node.gpus):
             if a != b:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from topologies.board import Board, wirings
 from topologies.hardware import Node
 
+MOST = 128  # GPUs: more than any node that is wired so
+
 
 @wirings("ring")
 def ring(node: Node) -> Board:
@@ -15,6 +17,8 @@ def ring(node: Node) -> Board:
     board, size = Board(node), node.gpus
     if size < 3:
         raise ValueError(f"node.gpus={size}: wiring='ring' needs at least 3")
+    if size > MOST:
+        raise ValueError(f"node.gpus={size}: wiring='ring' takes at most {MOST}")
     rate = node.nvlink / 2
 
     def links(turn: int) -> list[int]:
