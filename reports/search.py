@@ -165,7 +165,8 @@ def _where_they_went(found: Answer) -> list[str]:
     lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
     if same:
         lines.append(
-            f"{same:,} combinations are others told differently: schedules at pp=1, sharding on one rank, orders of one rank"
+            f"{same:,} combinations are left out: others told differently (sharding on one rank, orders of one rank), "
+            "and schedules of a pipeline at pp=1"
         )
     lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
     counts = found.counts

@@ -69,7 +69,7 @@ class Choosing:
         self._copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
         # what is cheapest does not depend on the program: it is remembered for the next one with the same prices
         self._chosen = prices.choices.setdefault((topology, grid), {})
-        self._trials: dict[Traffic, Self] = {}
+        self._trials: dict[tuple[Traffic, ...], Self] = {}
 
     def choose(self, work: Collective | Send, siblings: Traffic) -> tuple[Choice, ...]:
         """For each kind of the sibling groups of `work` the cheapest algorithm and protocol, with nothing else on the links.
@@ -153,10 +153,15 @@ class Choosing:
 
     def alone(self, traffic: Traffic) -> Self:
         """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
-        found = self._trials.get(traffic)
+        return self.laid(traffic)
+
+    def laid(self, *traffics: Traffic) -> Self:
+        """The same prices with only these on the links."""
+        traffics = tuple(dict.fromkeys(traffics))
+        found = self._trials.get(traffics)
         if found is None:
-            found = self._trials[traffic] = copy(self)
-            found._lay((traffic,))
+            found = self._trials[traffics] = copy(self)
+            found._lay(traffics)
         return found
 
     def _binding_links(self) -> list[bool]:

@@ -15,8 +15,8 @@ from sim.prices import Prices
 from sim.program import BESIDE, Block, Collective, Item, Join, Program, Send, Start
 from sim.protocols import Shape
 from sim.siblings import Membership, lanes, together
-from sim.wiring import Traffic
-from topologies.topology import Topology
+from sim.wiring import Traffic, members
+from topologies.topology import Topology, Values
 
 
 class _Shared(NamedTuple):
@@ -160,9 +160,37 @@ class Communication(Choosing):
             found = self._shared[key] = tuple(shared[group] for group in range(len(meeting)))
         return found
 
+    def soonest(self, work: Collective | Send, cohort: int) -> Values:
+        """Seconds of `work` in each of its sibling groups, at least: with nothing else on the links, and none on the spine, where
+        groups of one kind may differ.
+        """
+        groups = members(self.grid, self.siblings(work, cohort))
+        node = self.topology.node_of(groups[:, 0])
+        place = groups[:, 0] - np.searchsorted(self.topology.node_of(np.arange(self.topology.gpus)), node)
+        result = np.empty(len(groups))
+        for kind in self.kinds(work, cohort):
+            numbers = np.array(kind.traffic.groups or range(len(groups)))
+            for where in np.unique(place[numbers]).tolist():  # siblings lie alike around their first members
+                alike = numbers[place[numbers] == where]
+                result[alike] = self._undisturbed(work, cohort, kind, int(alike[0]))
+        return result
+
+    def _undisturbed(self, work: Collective | Send, cohort: int, kind: Choice, group: int) -> float:
+        alone = kind.traffic._replace(groups=(group,))
+        laid = self.laid(kind.traffic, alone)
+        priced = laid.price(work, kind.traffic, kind.protocol, self._at[cohort], alone)
+        return priced.latency + sum(
+            part.bytes
+            * max(
+                (count / laid.capacity[link] for link, count in part.flows if laid.wiring.shared_kind[link] != "spine"),
+                default=0.0,
+            )
+            for part in priced.parts
+        )
+
     def least(self, work: Collective | Send, cohort: int) -> float:
-        """Seconds of `work` without contention in the kind of sibling groups that is done first."""
-        return min(choice.alone for choice in self.kinds(work, cohort))
+        """Seconds of `work` in the sibling group that is done first, at least."""
+        return float(self.soonest(work, cohort).min())
 
     def groups(self, work: Collective | Send, cohort: int) -> Ids:
         """The number of the sibling group of each rank of a cohort."""

@@ -63,6 +63,13 @@ class Fabric(Config):
     kind: str = "single"  # a name in the registry of fabrics: ls topologies/fabrics
     hop_latency: Seconds = HOP_LATENCY  # per switch
 
+    @property
+    def periods(self) -> tuple[int, ...] | None:
+        """Of each tier, the nodes below one switch: moved by multiples of all of them, ranks find the same wiring again. None
+        where that is not so of all ranks.
+        """
+        return None
+
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """Links and routes between `nodes` nodes. Raises ValueError when the fabric does not fit the nodes."""
         raise NotImplementedError

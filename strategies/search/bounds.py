@@ -140,7 +140,10 @@ class _Bounding:
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         in_turn = self.in_turn[members]
         dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
-        crossing = rule["dense"][:, None] * dense + rule["experts"][:, None] * spread  # seconds, of each chunk, once for a byte
+        alone = rule["dense alone"][:, None] * dense + rule["experts alone"][:, None] * spread  # of the quickest group
+        # seconds, of each chunk, once for a byte: of all groups of a node, unless these are not played at the same time
+        crossing = rule["dense"][:, None] * dense + rule["experts"][:, None] * spread
+        crossing = np.where(rule["unlike"][:, None] > 0, alone, crossing)
         step = np.maximum(anywhere[of], crossing.sum(axis=1) * (rule["moved"] + rule["last"]))
         end = first[of]
         if flowing:
@@ -157,10 +160,8 @@ class _Bounding:
             late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
             end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
             step = np.maximum(step, first[of] + crossing.sum(axis=1) * rule["last"])
-            alone = (rule["dense alone"] * dense.sum(axis=1) + rule["experts alone"] * spread.sum(axis=1)) * (
-                rule["moved"] + rule["last"]
-            )
-            step = np.maximum(step, in_turn * (own[of] + alone + (update if one.chunks == 1 else 0.0)))
+            exchange = alone.sum(axis=1) * (rule["moved"] + rule["last"])
+            step = np.maximum(step, in_turn * (own[of] + exchange + (update if one.chunks == 1 else 0.0)))
         self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
 
     def _memory(
@@ -197,18 +198,12 @@ class _Bounding:
         """Of each plan: bytes per parameter of weight, gradient and optimizer states; passes of an update, bytes that they move
         per parameter that is updated, and per gradient that is set to zero.
         """
-        axes = [i for i, axis in enumerate(self.plans.axes) if any(f in _STATES for choice in axis.choices for f in choice)]
-        key = np.zeros(len(self.plans), dtype=np.int64)
-        for i in axes:
-            key = key * len(self.plans.axes[i].choices) + self.plans.choices[i]
-        _, first, of = np.unique(key, return_index=True, return_inverse=True)
         rows = []
-        for example in first.tolist():
-            plan = self.plans.job_of(example).plan
-            passes, states = dict(passes_of(plan)), plan.bytes_of_states.values()
+        for one in self.plans.resolved:
+            passes, states = dict(passes_of(one.plan)), one.plan.bytes_of_states.values()
             zeroing = passes.get(ZEROING, 0)
-            rows.append([*states, len(passes), sum(passes.values()) - zeroing, zeroing])
-        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[of]
+            rows.append((*states, len(passes), sum(passes.values()) - zeroing, zeroing))
+        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]
         return result
 
 
@@ -234,7 +229,3 @@ def _compute(
         if rank == 0:
             own, first = work, np.maximum(first, work)
     return np.maximum(anywhere, first), first, own
-
-
-_STATES = {f"plan.{field}" for field in ("precision", "gradients", "optimizer", "clip_gradients", "fused_optimizer", "kernels",
-                                        "data_parallel", "deepspeed", "offload")}  # fmt: skip

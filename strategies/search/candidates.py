@@ -27,7 +27,7 @@ Ids = NDArray[np.int64]
 # Fields that change neither grid nor layers nor `strategies.search.columns`, and at which rules look only where one of those
 # named with them is set.
 FREE: dict[str, frozenset[str]] = {
-    "recompute": frozenset({"recompute_method", "recompute_layers", "early_stop", "deepspeed"}),
+    "recompute": frozenset({"early_stop", "deepspeed", *(name for name in Plan.model_fields if name.startswith("recompute_"))}),
     "overlap": frozenset({"blocking_launches"}), "overlap_p2p": frozenset({"blocking_launches"}),
     "bucket": frozenset(), "algorithm": frozenset(), "dropout": frozenset(),
 }  # fmt: skip
@@ -38,8 +38,9 @@ class Candidates:
     """The allowed plans of `job`'s model and cluster. Plan i has choice `choices[a][i]` on axis a and is `resolved[rule[i]]` but
     for the fields that no rule looks at.
 
-    number: of each plan, its place in the product of the axes; refused: reasons with counts, and for each an example; same:
-    combinations left out because they are another one (`strategies.search.twins`).
+    number: of each plan, its place in the product of the axes by name, so that neither the order of axes nor that of their values
+    changes which plan comes first; refused: reasons with counts, and for each an example; same: combinations left out because
+    they are another one (`strategies.search.twins`).
     """
 
     job: Job
@@ -79,10 +80,10 @@ class Candidates:
     def at_choice(self, field: str, value: Any) -> Ids:
         """Of each plan, the plan that has this value of a field and else the same choices; −1: none, or itself."""
         found = np.full(len(self), -1, dtype=np.int64)
-        for i, axis in enumerate(self.axes):
+        for axis, chosen in zip(self.axes, self.choices, strict=True):
             if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
-                stride = math.prod(len(other.choices) for other in self.axes[i + 1 :])
-                wanted = self.number + (axis.choices.index({field: value}) - self.choices[i]) * stride
+                stride = math.prod(len(other.choices) for other in self.axes if other.name > axis.name)
+                wanted = self.number + (axis.choices.index({field: value}) - chosen) * stride
                 place = np.minimum(np.searchsorted(self.number, wanted), len(self) - 1)
                 found = np.where((self.number[place] == wanted) & (wanted != self.number), place, -1)
         return found
@@ -105,8 +106,9 @@ def candidates(job: Job, space: Space) -> Candidates:
     count = int(np.prod(shape, dtype=np.float64))
     if count > MOST:
         raise UserError(f"the space has {count:,} combinations: more than {MOST:,} are not searched; name fewer values")
-    number = np.arange(count)
-    choices = [column.astype(np.int64) for column in np.unravel_index(number, shape)] if shape else []
+    number, by_name = np.arange(count), sorted(range(len(axes)), key=lambda i: axes[i].name)
+    places = np.unravel_index(number, [shape[i] for i in by_name]) if shape else ()
+    choices = [places[by_name.index(i)].astype(np.int64) for i in range(len(axes))]
     free = _free(job.plan, axes)
     ruled = [i for i, axis in enumerate(axes) if axis.fields - free]
     keys = np.zeros(count, dtype=np.int64)
@@ -114,14 +116,17 @@ def candidates(job: Job, space: Space) -> Candidates:
         keys = keys * shape[i] + choices[i]
     _, first, rule = np.unique(keys, return_index=True, return_inverse=True)
     given = {field: value for axis in axes if axis.fields <= free for field, value in axis.choices[0].items()}
-    plain = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
-    place, resolved, reasons, examples = _resolved(plain, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
+    asked = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
+    place, resolved, reasons, examples = _resolved(asked, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
     refused: Counter[str] = Counter()
     for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
         if reason:
             refused[reason] += plans
     allowed = (place >= 0)[rule]
-    plainest = twins(job.plan, job.cluster.gpus, axes, choices) if shape else number
+    plain = twins(job.plan, job.cluster.gpus, axes, choices) if shape else []
+    plainest = (
+        np.ravel_multi_index([plain[i] for i in by_name], [shape[i] for i in by_name]).astype(np.int64) if shape else number
+    )
     same = allowed & (plainest != number) & allowed[plainest]
     kept = allowed & ~same
     used, rule = np.unique(place[rule[kept]], return_inverse=True)
@@ -173,9 +178,14 @@ def _field(name: str) -> str:
 
 
 def _validated(axis: Axis) -> Axis:
-    """The axis with values as the plan holds them ("25 MiB" as bytes)."""
+    """The axis with values as the plan holds them ("25 MiB" as bytes), the plainest first, then by size, then by name."""
     choices = []
     for choice in axis.choices:
         plan = build(Plan, {_field(field): value for field, value in choice.items()}, f"{axis.name} of the space")
         choices.append({field: getattr(plan, _field(field)) for field in choice})
-    return Axis(axis.name, tuple(choices))
+    return Axis(axis.name, tuple(sorted(choices, key=_standing)))
+
+
+def _standing(choice: Changes) -> tuple[Any, ...]:
+    odd = sum(value != Plan.model_fields[_field(field)].default for field, value in choice.items())
+    return odd, [(value, "") if isinstance(value, (int, float)) else (0, str(value)) for _, value in sorted(choice.items())]

@@ -12,6 +12,7 @@ from strategies.resolved import Resolved
 from strategies.search.candidates import Candidates
 from strategies.search.crossing import Crossings, hosted_update
 from strategies.search.layout import through
+from strategies.search.siblings import alike
 from strategies.search.work import Floats
 
 NOTHING = 1e30  # ranks that share a state of which none is on the GPUs
@@ -23,13 +24,17 @@ NAMES = (
     "moved", "last", "late", "in turn",  # bytes per parameter and when, see Moves; nothing beside them without overlap
     "kept", "whole", "gathered", "passing", "after loss",  # of sharded parameters and gradients, see Hook and zero3
     "dense", "experts", "dense alone", "experts alone", "host",  # seconds per byte or parameter, see strategies.search.crossing
+    "unlike",  # whether dp groups of a node may be at different times
 )  # fmt: skip
 
 
 def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     """Every column of NAMES."""
     crossings = Crossings(plans.job, profile)
-    rows = [(*_own(one), *crossings.of(one), hosted_update(plans.job, one)) for one in plans.resolved]
+    rows = [
+        (*_own(one), *crossings.of(one), hosted_update(plans.job, one), not alike(plans.job.cluster, one.grid))
+        for one in plans.resolved
+    ]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))
 

@@ -17,6 +17,7 @@ from strategies.job import Job
 from strategies.layers import parts
 from strategies.resolved import Resolved
 from strategies.search.layout import gatherings, layout_of, splits, through
+from strategies.search.siblings import alike
 from strategies.stage import Stage
 
 Seconds = dict[str, float]  # by stream
@@ -134,7 +135,11 @@ def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict
     talk = [op for op in ops if isinstance(op.work, Collective | Send)]
     program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.plan.precision, 1, 1)
     pricing = Communication(program, job.cluster.topology(), prices)
-    return {id(op): pricing.collective(op.work, 0).alone for op in talk if isinstance(op.work, Collective | Send)}
+    together = alike(job.cluster, plan.grid)
+    return {
+        id(op): pricing.collective(op.work, 0).alone if together else pricing.least(op.work, 0)
+        for op in talk if isinstance(op.work, Collective | Send)
+    }  # fmt: skip
 
 
 def _by_stream(ops: Sequence[Op], price: dict[int, float]) -> Seconds:

@@ -89,12 +89,13 @@ def column(field: str, plan: Plan, axes: Sequence[Axis], choices: Sequence[Ids],
 
     plan: where no axis says otherwise; choices: of each axis, the number of each combination's choice.
     """
-    usual = getattr(plan, field)
+    result = np.full(count, _number(getattr(plan, field)), dtype=np.int64)
     for axis, chosen in zip(axes, choices, strict=True):
         if field in axis.fields:
-            table = [_number(choice.get(f"plan.{field}", usual)) for choice in axis.choices]
-            return np.array(table, dtype=np.int64)[chosen]
-    return np.full(count, _number(usual), dtype=np.int64)
+            says = np.array([f"plan.{field}" in choice for choice in axis.choices])
+            table = np.array([_number(choice.get(f"plan.{field}")) for choice in axis.choices], dtype=np.int64)
+            result = np.where(says[chosen], table[chosen], result)
+    return result
 
 
 def _number(value: Any) -> int:

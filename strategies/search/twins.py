@@ -1,49 +1,67 @@
 """Combinations that are one plan told in several ways: where a degree is 1, how its ranks work together means nothing.
 
-Of such twins the one that leaves these fields at their defaults stands for all: no pipeline is interleaved on one rank.
+Of such twins the one that leaves these fields at their defaults stands for all. Schedules of a pipeline without a second stage do
+not play alike (gpipe keeps more activations), but they are no pipelines, and left out where there is a plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.grid import ORDER
 from strategies.plan import Plan
+from strategies.schedules import schedules
 from strategies.search.space import Axis, column
 
 Ids = NDArray[np.int64]
-# Fields, and what must be more than 1 (offload: anything) for any of them to mean something.
+# Fields, and what must be there (of axes: more than one rank) for any of them to mean something.
+SHARED = "dp", "cp", "offload", "copies", "fsdp"
 MEANING = {
     "schedule": ("pp",), "chunks": ("pp",), "overlap_p2p": ("pp",), "scatter_gather": ("pp",), "sequence_parallel": ("tp",),
-    "overlap_tp": ("tp",), "cp_method": ("cp",), "data_parallel": ("dp", "cp", "offload"), "reshard": ("dp", "cp", "offload"),
-    "shard": ("dp", "cp", "offload"), "overlap": ("dp", "cp", "offload"), "bucket": ("dp", "cp", "offload"),
+    "overlap_tp": ("tp",), "cp_method": ("cp",),
+    "data_parallel": SHARED, "reshard": SHARED, "shard": SHARED, "overlap": SHARED, "bucket": SHARED,
 }  # fmt: skip
 
 
-def twins(plan: Plan, gpus: int, axes: Sequence[Axis], choices: Sequence[Ids]) -> Ids:
-    """Of each combination, the number of the plainest of its twins among the combinations, itself if it has none.
+def twins(plan: Plan, gpus: int, axes: Sequence[Axis], choices: Sequence[Ids]) -> list[Ids]:
+    """The choices, by axis, of the plainest of each combination's twins, its own if it has none.
 
-    plan: what holds where no axis says otherwise; choices: of each axis, which choice each combination has. Combinations are
-    numbered as np.ravel_multi_index does it.
+    plan: what holds where no axis says otherwise; choices: of each axis, which choice each combination has.
     """
     many = _many(plan, gpus, axes, choices)
-    plainest = [
+    return [
         _order(axis, chosen, many) if axis.name == "plan.order" else _plain(plan, axis, chosen, many)
         for axis, chosen in zip(axes, choices, strict=True)
     ]
-    result: Ids = np.ravel_multi_index(plainest, [len(axis.choices) for axis in axes]).astype(np.int64)
-    return result
 
 
 def _many(plan: Plan, gpus: int, axes: Sequence[Axis], choices: Sequence[Ids]) -> dict[str, NDArray[np.bool_]]:
-    """Of each combination, which degrees are more than 1, and whether anything is offloaded."""
-    degree = {name: column(name, plan, axes, choices, len(choices[0])) for name in ("tp", "cp", "ep", "pp")}
+    """Of each combination, which degrees are more than 1, and what else may be shared or sharded: states outside of the GPUs,
+    copies of stages, parameters whose strategy matters on one rank, too (PyTorch's FSDP keeps fp32 masters alone; zero3 casts to
+    fp8 in every microbatch).
+    """
+    count = len(choices[0])
+    degree = {name: column(name, plan, axes, choices, count) for name in ("tp", "cp", "ep", "pp")}
     degree["dp"] = gpus // (degree["tp"] * degree["cp"] * degree["pp"])
-    many = {name: values > 1 for name, values in degree.items()}
-    return many | {"offload": column("offload", plan, axes, choices, len(choices[0])) > 0}
+
+    def is_so(field: str, test: Callable[[Any], bool]) -> NDArray[np.bool_]:
+        result = np.full(count, test(getattr(plan, field)))
+        for axis, chosen in zip(axes, choices, strict=True):
+            if field in axis.fields:
+                says = np.array([f"plan.{field}" in choice for choice in axis.choices])
+                value = np.array([says[i] and test(choice[f"plan.{field}"]) for i, choice in enumerate(axis.choices)])
+                result = np.where(says[chosen], value[chosen], result)
+        return result
+
+    return {name: values > 1 for name, values in degree.items()} | {
+        "offload": is_so("offload", bool),
+        "copies": is_so("schedule", lambda name: schedules[name].copies > 1) & (degree["pp"] > 1),
+        "fsdp": is_so("fp8", bool) | is_so("kernels", lambda name: name in ("torch", "compiled")),
+    }
 
 
 def _plain(plan: Plan, axis: Axis, chosen: Ids, many: Mapping[str, NDArray[np.bool_]]) -> Ids:

@@ -2,7 +2,7 @@
 
 Plans share their layer work when they differ only in what pipelines and dp ranks do; a space of 10⁵ plans has some hundred kinds.
 Times are those of the compute stream with nothing in its way: kernels one after the other, and the collectives inside layers as
-if their group and its siblings were alone.
+if their group and its siblings were alone, or where these differ (`strategies.search.siblings`) the one that is done first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from strategies.layers.share import accumulation
 from strategies.plan import Plan
 from strategies.resolved import NODES, Resolved
 from strategies.search.candidates import Candidates
+from strategies.search.siblings import Soonest, alike, stages_alike
+from topologies.cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -65,7 +67,7 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
     inner: dict[tuple[object, ...], int] = {}
-    grids = [inside(one) for one in plans.resolved]
+    grids = [priced_on(plans.job.cluster, one) for one in plans.resolved]
     of_rule = [
         inner.setdefault((grid, accumulation(one), one.layers if one.plan.recompute_method else ()), len(inner))
         for grid, one in zip(grids, plans.resolved, strict=True)
@@ -74,15 +76,22 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     for i in free:
         keys = keys * len(plans.axes[i].choices) + plans.choices[i]
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    together: dict[Grid, list[tuple[int, _Work]]] = {}
+    together: dict[tuple[Grid, bool], list[tuple[int, _Work]]] = {}
     for number, example in enumerate(first.tolist()):
         job, rule = plans.job_of(example), int(plans.rule[example])
         one = plans.resolved[rule].model_copy(update={"plan": job.plan})
         together.setdefault(grids[rule], []).append((number, _Work.of(parts(job.model, one), one)))
     kinds: dict[int, Kind] = {}
-    for grid, works in together.items():
-        kinds |= _priced(plans.job, grid, works, prices)
+    for (grid, alone), works in together.items():
+        kinds |= _priced(plans.job, grid, alone, works, prices)
     return Kinds([kinds[number] for number in range(len(first))], of)
+
+
+def priced_on(cluster: Cluster, plan: Resolved) -> tuple[Grid, bool]:
+    """The grid by which collectives inside layers are priced, and whether groups differ there, so that each is played alone."""
+    inner = inside(plan)
+    together = inner.world == 1 or (alike(cluster, plan.grid) and stages_alike(cluster, plan.grid, inner))
+    return (inner, False) if together else (plan.grid, True)
 
 
 def inside(plan: Resolved) -> Grid:
@@ -127,16 +136,23 @@ class _Work(NamedTuple):
         return cls(work.plan, (work.embedding, *different.values(), work.head), each, work.tied)
 
 
-def _priced(job: Job, grid: Grid, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
+def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
     """Kinds of layer work on one grid, priced together."""
     blocks = [[_blocks(part) for part in work.parts] for _, work in works]
     ops = [Op(COMPUTE, block) for one in blocks for part in one for block in part.values()]
-    at = {"pp": 0} if grid.degree("pp") > 1 else {}
-    pricing = Pricing(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
+    pricing = pricing_of(job, grid, alone, ops, prices)
     return {
         number: _kind(work, [_seconds(pricing, part) for part in those])
         for (number, work), those in zip(works, blocks, strict=True)
     }
+
+
+def pricing_of(job: Job, grid: Grid, alone: bool, ops: list[Op], prices: Prices) -> Pricing:
+    """Prices of what runs inside layers. grid, alone: see `priced_on`."""
+    if alone:
+        return Soonest(job, grid, ops, prices)
+    at = {"pp": 0} if grid.degree("pp") > 1 else {}
+    return Pricing(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
 
 
 def _seconds(pricing: Pricing, blocks: dict[str, Block]) -> dict[str, float]:

@@ -13,6 +13,11 @@ from topologies.topology import Ids
 class Single(Fabric):
     """All NICs hang on one switch, whose latency is on the way out of the NIC; it has no links of its own."""
 
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """Every node is like every other."""
+        return (1,)
+
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """No links: out of one NIC is into the other."""
         return Backbone((), _nothing)

@@ -35,6 +35,11 @@ class FatTree(Fabric):
             raise ValueError(f"fabric.pod_oversubscription={self.pod_oversubscription:g} needs pod_nodes")
         return self
 
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """Nodes of a leaf, and of a pod."""
+        return (self.leaf_nodes, self.pod_nodes) if self.pod_nodes else (self.leaf_nodes,)
+
     def rails(self, node: Node) -> int:
         """Leaves side by side that serve the same nodes."""
         return 1

@@ -1,0 +1,185 @@
+"""Proofs hold where ranks are not alike: nodes of 6 and 3 GPUs, odd degrees and orders, uneven trees, shuffled lists."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from calibration.engines import Engine
+from calibration.predict import prices_of, simulate
+from calibration.search import Search
+from calibration.site import Site, started
+from sim.grid import Grid
+from sim.summary import summarise
+from strategies.job import Job, read_job
+from strategies.search.candidates import candidates
+from strategies.search.longest import longest_path
+from strategies.search.objective import objective
+from strategies.search.siblings import alike, stages_alike
+from strategies.search.space import Axis, Space
+from topologies.cluster import Cluster, load_cluster
+from topologies.costs import rates
+from topologies.reading import UserError
+
+MODEL = {"name": "odd", "hidden": 720, "layers": 4, "heads": 24, "ffn": 2880, "vocabulary": 5040, "context": 252}
+TREE = {"kind": "fat_tree", "leaf_nodes": 3, "oversubscription": 4}
+CLUSTERS: list[tuple[dict[str, Any], int]] = [
+    ({"based_on": "dgx-a100", "node": {"gpus": 6, "nics": 6}}, 2),
+    ({"based_on": "dgx-h100", "node": {"gpus": 6, "nics": 3}}, 4),
+    ({"based_on": "dgx-a100", "node": {"gpus": 3, "nics": 1}}, 4),
+    ({"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}, "fabric": TREE}, 6),
+    ({"based_on": "dgx-h100", "node": {"gpus": 3, "nics": 1}, "fabric": TREE | {"kind": "rail"}}, 4),
+    ({"based_on": "pcie-l40s"}, 3),
+]
+VALUES: dict[str, list[Any]] = {
+    "tp": [2, 3, 4, 6], "pp": [1, 2, 3, 4], "cp": [1, 2, 3], "data_parallel": ["ddp", "zero1", "zero2", "zero3"],
+    "order": ["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "cp-dp-tp-ep-pp"], "recompute": ["none", "full"],
+    "overlap": [True, False], "schedule": ["1f1b", "gpipe", "zb-h1"],
+}  # fmt: skip
+
+
+class Inline(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@dataclass
+class Drawn:
+    """A cluster, and a space on it."""
+
+    cluster: dict[str, Any]
+    nodes: int
+    axes: dict[str, list[Any]]
+
+    def read(self, changes: dict[str, Any]) -> Job:
+        job = {"model": MODEL, "cluster": self.cluster, "nodes": self.nodes, "plan": {"microbatch": 1}}
+        return read_job(job, {"plan.global_batch": 2 * read_job(job).cluster.gpus} | changes)
+
+    @property
+    def space(self) -> Space:
+        return Space(tuple(Axis(f"plan.{name}", tuple(choices(name, values))) for name, values in self.axes.items()))
+
+    def found(self) -> Any:
+        answer = Search(self.read, self.space, objective("step"), Engine(Inline())).run()
+        assert answer.proven
+        return answer.best
+
+    def site(self) -> Site:
+        job = started(self.read({}))
+        return Site.of(job, {}, candidates(job, self.space), 1e9, rates(job.cluster.node.gpu, 1.0))
+
+
+def choices(name: str, values: list[Any]) -> list[dict[str, Any]]:
+    more = {"plan.sequence_parallel": True} if name == "tp" else {}
+    return [{f"plan.{name}": value} | more for value in values]
+
+
+def draw(random: Random, cluster: dict[str, Any], nodes: int) -> Drawn:
+    """A space of 4 to 24 plans."""
+    while True:
+        names = ["tp", *random.sample(sorted(VALUES.keys() - {"tp"}), 3)]
+        drawn = Drawn(cluster, nodes, {name: random.sample(VALUES[name], 2) for name in names})
+        try:
+            if 4 <= len(drawn.site().plans) <= 24:
+                return drawn
+        except UserError:
+            continue
+
+
+def bounds_of(site: Site) -> dict[str, list[float]]:
+    """Of each plan by its hash: bounds of the step and of memory."""
+    result = {}
+    for plan in range(len(site.plans)):
+        job = site.plans.job_of(plan)
+        longest, held = longest_path(job, site.refiner.resolved(plan), prices_of(job))
+        steps = site.limits.step[plan], site.refiner.passes(plan), site.refiner.exchange(plan), longest
+        result[job.hash] = [*map(float, steps), float(site.limits.memory[plan]), held]
+    return result
+
+
+@pytest.mark.parametrize(("number", "ops"), [*((number, 500_000) for number in range(len(CLUSTERS))), (2, 0)])
+def test_proofs_hold_where_ranks_are_unlike(number: int, ops: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bound exceeds the simulation, the best that is searched is the best of all; shuffled, the same. ops: up to which ranks
+    that differ are played by themselves.
+    """
+    monkeypatch.setattr("sim.run.UNFOLDED", ops)
+    random = Random(number)
+    drawn = draw(random, *CLUSTERS[number])
+    site, steps = drawn.site(), []
+    bounds = bounds_of(site)
+    for plan in range(len(site.plans)):
+        job = site.plans.job_of(plan)
+        played, (*least, rough, held) = summarise(simulate(job)), bounds[job.hash]
+        assert max(least) <= played.step_seconds, site.plans.changes(plan)
+        assert max(rough, held) <= played.worst.peak, site.plans.changes(plan)
+        steps.append(played.step_seconds)
+    best = drawn.found()
+    assert best["step"] == min(steps)
+    names = random.sample(list(drawn.axes), len(drawn.axes))
+    shuffled = Drawn(drawn.cluster, drawn.nodes, {name: random.sample(drawn.axes[name], len(drawn.axes[name])) for name in names})
+    assert bounds_of(shuffled.site()) == {plan: pytest.approx(each, rel=1e-9) for plan, each in bounds.items()}
+    assert shuffled.found()["hash"] == best["hash"]
+
+
+def test_the_longest_path_is_that_of_the_ranks_that_communicate_longest() -> None:
+    """tp=4 on nodes of 6 GPUs: of three groups one is on two nodes."""
+    plan = {"tp": 4, "sequence_parallel": True, "data_parallel": "zero1", "microbatch": 4, "global_batch": 24}
+    model = MODEL | {"hidden": 3072, "ffn": 12288, "layers": 2, "context": 2048}
+    job = read_job(model=model, cluster={"based_on": "dgx-a100", "node": {"gpus": 6, "nics": 6}}, nodes=2, plan=plan)
+    longest, _ = longest_path(job, job.resolve(), prices_of(job))
+    step = simulate(job).step
+    assert 0.9 * step < longest <= step
+
+
+# -- which groups are alike ------------------------------------------------------------------------------------------------
+
+
+def cluster(name: str, nodes: int, **fields: Any) -> Cluster:
+    return load_cluster(name, nodes=nodes, overrides=fields)
+
+
+@pytest.mark.parametrize(
+    ("wires", "degrees", "expected"),
+    [
+        (cluster("dgx-a100", 4), {"tp": 4, "dp": 4, "pp": 2}, True),
+        (cluster("dgx-a100", 3), {"tp": 8, "dp": 3}, True),
+        (cluster("dgx-a100", 3), {"tp": 4, "dp": 3, "pp": 2}, False),  # a stage is one node and a half
+        (cluster("dgx-a100", 3), {"tp": 3, "dp": 8}, False),  # the third group is on two nodes
+        (cluster("dgx-1v", 1), {"tp": 2, "dp": 4}, False),  # GPUs 0 and 1 have one NVLink, 2 and 3 have two
+        (cluster("dgx-1v", 1), {"tp": 8}, True),
+    ],
+)
+def test_groups_are_alike_where_nodes_cut_no_axis(wires: Cluster, degrees: dict[str, int], expected: bool) -> None:
+    assert alike(wires, Grid.of(**degrees)) == expected
+
+
+def test_stages_differ_on_an_uneven_tree() -> None:
+    """Stages of two nodes below leaves of three: the second one is on two leaves."""
+    grid, inner = Grid.of(tp=16, pp=3), Grid.of(tp=16)
+    assert not stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), grid, inner)
+    assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), grid, inner)
+    assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), Grid.of(tp=8, pp=6), Grid.of(tp=8))
+
+
+def test_what_is_said_to_be_alike_is_played_as_one() -> None:
+    """Random degrees and orders on every kind of node."""
+    random, count = Random(3), 0
+    for name in [one for one in ("dgx-1v", "dgx-a100", "pcie-l40s", "perlmutter", "gb200-nvl72") for _ in range(20)]:
+        plan = {"tp": random.choice([1, 2, 3, 4, 6]), "pp": random.choice([1, 2, 3, 4]), "cp": random.choice([1, 1, 2]),
+                "order": "-".join(random.sample(["tp", "cp", "ep", "dp", "pp"], 5)), "accumulation": 1,
+                "precision": "fp16"}  # fmt: skip
+        try:
+            job = read_job(model=MODEL, cluster=name, nodes=random.choice([1, 2, 3]), plan=plan)
+            grid = job.resolve().grid
+        except UserError:
+            continue
+        if alike(job.cluster, grid):
+            count += 1
+            assert simulate(job).pricing.alike
+    assert count > 10
