@@ -37,8 +37,7 @@ def bench(
     log = read_nccl_tests(Path(measured), operation, ranks or 0) if measured else None
     if log and log.operation != operation:
         raise UserError(f"{measured}: is of {log.operation}, not of {operation}")
-    place = load_cluster(cluster)
-    place = place.model_copy(update={"nodes": nodes or (log.nodes if log else place.nodes)})
+    place = load_cluster(cluster, nodes or (log.nodes if log else None))
     count = ranks or (log.ranks if log else place.gpus)
     prices = Prices(load_profile(profile) if profile else profile_for(place.node.gpu.name), place.node.gpu)
     topology = place.topology()

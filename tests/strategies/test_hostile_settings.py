@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from calibration.bench import bench
 from sim.summary import summarise
 from strategies.job import Job, read_job
 from strategies.lower import lower
@@ -123,6 +124,12 @@ def test_tables_of_ranks_have_a_size(count: int) -> None:
     with pytest.raises(UserError, match="nodes"):
         rank_table(count, 1)
     assert len(rank_table(2**12, 64, 64)) == 2**12
+
+
+@pytest.mark.parametrize("nodes", [2**20, 10**30])
+def test_a_collective_is_of_a_cluster_that_there_can_be(nodes: int) -> None:
+    with pytest.raises(UserError, match="more than 1,048,576 GPUs are not simulated"):
+        bench("all_gather", "dgx-h100", nodes)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-v", "dualpipe"])
