@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 from sim.program import Block, Run
 from strategies.layers import Items, Part
@@ -69,24 +71,47 @@ def _cut(key: _Same, begin: int, end: int) -> Items:
     return key.items if (begin, end) == (0, len(key.items)) else key.items[begin:end]
 
 
-def workspace(parts: Sequence[Part], direction: str, width: int, absent: float, stranded: float = 0.0) -> float:
+class Making(NamedTuple):
+    """Gradients that a piece of a backward pass takes at its start, and makes one by one: bytes per parameter, of each part that
+    it touches the bytes that it makes, and those of its earliest part that later pieces make.
+    """
+
+    width: int
+    made: tuple[float, ...]
+    later: float
+
+
+def workspace(
+    parts: Sequence[Part],
+    direction: str,
+    absent: float,
+    stranded: float = 0.0,
+    making: Making | None = None,
+    begun: bool = False,
+) -> float:
     """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already.
-    width: bytes per parameter of gradients that are taken at its start too, but made part by part. absent: as in `Part.undo`.
-    stranded: bytes that are counted where the loss runs.
+    making: gradients of which not all are there yet, so that less than nothing may be needed besides all of them. absent: as in
+    `Part.undo`. stranded: bytes that are counted where the loss runs. begun: the last part's pass has begun, with its loss.
     """
     if direction == INPUT:
         return _halved(parts, absent, stranded)
-    most, later = 0.0, 0.0
-    unmade = [float(width * (part.parameters - part.experts)) for part in parts]
-    earlier = sum(unmade)
-    for part in reversed(parts):
-        earlier -= unmade.pop()
+    most, after = (-math.inf, 0.0) if making else (0.0, 0.0)
+    width = making.width if making else 0
+    unmade = list(making.made) if making else [0.0] * len(parts)
+    for number in range(len(parts) - 1, -1, -1):
+        part, earlier = parts[number], sum(unmade[:number])
         lost = stranded if part.loss > 0 else 0.0
-        work = part.temporary + lost if direction == FORWARD else part.undo(width, absent - lost) + part.restored
-        most = max(most, work - later - earlier)
-        later += part.saved
+        if direction == FORWARD:
+            work = part.temporary + lost
+        elif begun and number == len(parts) - 1:
+            work = (part.passing if width else part.undoing) + part.restored
+        else:
+            work = part.undo(width, absent - lost) + part.restored
+        more = making.later if making and not number else 0.0
+        most = max(most, work + more - after - earlier)
+        after += part.saved
     return most
 
 

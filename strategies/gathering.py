@@ -15,10 +15,11 @@ gradients to one buffer; FSDP1's flat parameters are where they are gathered (`p
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
-from sim.program import COMPUTE, WRAPPING, Block, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.options import DeepSpeed
+from strategies.padding import padded
 from strategies.stage import Stage
 from strategies.tensors import matrices, vectors
 
@@ -34,9 +35,9 @@ class Gathering:
         self._works: dict[
             tuple[float, tuple[str, ...], float, int], Collective
         ] = {}  # each distinct piece of work is priced once
+        self._elements: dict[int, tuple[int, int]] = {}
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}
-        self._copied: dict[tuple[int, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with copies
 
     @property
     def kept(self) -> bool:
@@ -50,21 +51,20 @@ class Gathering:
 
     def elements(self, part: int) -> tuple[int, int]:
         """Elements of a part that all ranks along dp and cp share; of its experts, if other ranks have the same."""
-        one, last = self.stage.parts[part], part == len(self.stage.parts) - 1
-        return one.parameters - one.experts + (self.stage.tied if last else 0), self.stage.spread(part, part + 1)
+        if part not in self._elements:
+            self._elements[part] = self.stage.shared(part)
+        return self._elements[part]
 
     def persistent(self, part: int) -> int:
-        """Elements of the part that DeepSpeed never releases. Vectors count as if each had the width of the model."""
-        if self.stage.plan.plan.deepspeed is None or self.kept:
+        """Elements of the part that DeepSpeed never releases."""
+        plan = self.stage.plan.plan
+        if plan.deepspeed is None or self.kept:
             return 0
         if part not in self._persistent:
-            self._persistent[part] = self._small(part)
+            least = self.options.stage3_param_persistence_threshold
+            small = [shape for shape in self.stage.shapes(part) if math.prod(shape) <= least]
+            self._persistent[part] = padded(plan, small, self.stage.plan.shards)
         return self._persistent[part]
-
-    def _small(self, part: int) -> int:
-        threshold, sizes = self.options.stage3_param_persistence_threshold, self.tensors(part)
-        rest = sum(self.elements(part)) - sum(sizes)
-        return sum(size for size in sizes if size <= threshold) + (rest if self.stage.model.hidden <= threshold else 0)
 
     def vectors(self, part: int) -> int:
         """Biases and norms of the part."""
@@ -123,7 +123,7 @@ class Gathering:
         """A pass begins with a copy of the part's gathered parameters."""
         if self.copies and not self.stage.plan.plan.flat_parameters:
             moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
-            self._copy("gathered parameters", "backward" if backward else "forward", (2.0 * moved,), ref, first=True)
+            self.stage.copy("gathered parameters", "backward" if backward else "forward", (2.0 * moved,), ref, first=True)
 
     def made(self, part: int, ref: Ref) -> None:
         """A pass ends with copies of the part's gradients.
@@ -137,19 +137,7 @@ class Gathering:
         width, gradient = plan.bytes_per_element, plan.bytes_per_gradient
         joined = (2 * width, (width + gradient) * (width != gradient), 2 * gradient)
         passes = joined if plan.flat_parameters else (width + gradient,)
-        self._copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), ref, first=False)
-
-    def _copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool) -> None:
-        """Add passes over memory to an op, which a profile with measured wrapping has in its collectives already."""
-        op = self.stage.cohort.ops[ref.op]
-        assert isinstance(op.work, Block)
-        key = id(op.work), label, moved
-        if key not in self._copied:  # one object for all microbatches
-            dtype = self.stage.plan.plan.precision
-            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved))
-            runs = (run, *op.work.runs) if first else (*op.work.runs, run)
-            self._copied[key] = op.work, replace(op.work, runs=runs)
-        op.work = self._copied[key][1]
+        self.stage.copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), ref)
 
     def again(self, after: Ref) -> None:
         """After the update: gather what is never released."""

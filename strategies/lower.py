@@ -110,7 +110,7 @@ class _Lowering:
         for stage in stages:
             if not self.schedule.versions:
                 self.hook.update(stage)
-        states = dict(plan.plan.bytes_of_states)
+        states = plan.plan.bytes_that_stay
         states["optimizer"] += self.hook.outer
         if self.schedule.versions:
             states["parameter"] *= self.schedule.versions(stages[0].rank, plan.plan.pp)

@@ -112,6 +112,17 @@ class Plan(Computing):
         "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
         "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
     )
+    set_to_none: bool | None = Field(
+        None,
+        description="kernels=torch or compiled: gradients are freed after the update and made anew by the next backward pass "
+        "(PyTorch's Optimizer.zero_grad), the default; otherwise they stay, as they always do in the buffers of Megatron-LM, "
+        "DeepSpeed, zero1 and zero2",
+    )
+    gradient_as_bucket_view: bool | None = Field(
+        None,
+        description="DDP with kernels=torch or compiled: gradients live in its buckets; otherwise, PyTorch's default, beside "
+        "them, and are copied there and, when they are reduced, back",
+    )
     microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(None, le=10**15, description="sequences in one step of the whole job")
     accumulation: PositiveInt | None = Field(
@@ -245,6 +256,21 @@ class Plan(Computing):
         return self.gradient_sync or ("last" if pipelined and "gradient" in hooks[self.data_parallel].shards else "every")
 
     @property
+    def own_gradients(self) -> bool:
+        """Whether each parameter has a gradient by itself on the GPU (PyTorch's .grad), in no buffer of a framework."""
+        return self.of_pytorch and self.deepspeed is None and self.offload is None and not hooks[self.data_parallel].flat
+
+    @property
+    def frees_gradients(self) -> bool:
+        """`set_to_none`, or its default."""
+        return self.own_gradients if self.set_to_none is None else self.set_to_none
+
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether DDP's buckets are beside the gradients."""
+        return self.own_gradients and hooks[self.data_parallel].of_ddp and not self.gradient_as_bucket_view
+
+    @property
     def partitioned(self) -> bool:
         """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
         return self.scatters in ("deepspeed", "deepspeed_forward")
@@ -281,6 +307,11 @@ class Plan(Computing):
             "gradient": self.bytes_per_gradient,
             "optimizer": self.bytes_per_optimizer_state,
         }
+
+    @property
+    def bytes_that_stay(self) -> dict[str, int]:
+        """The same of what is there all the time."""
+        return self.bytes_of_states | ({"gradient": 0} if self.frees_gradients else {})
 
     def resolve(self, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
         """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
-from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Memory, Op, Ref, Run
-from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, runs, workspace
+from sim.program import CACHED, COMPUTE, WRAPPING, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from strategies.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, runs, workspace
 from strategies.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.host import Host
 from strategies.layers import Part
+from strategies.layers.gradients import Shape
 from strategies.layers.narrow import NARROW
 from strategies.model import Model
+from strategies.padding import padded
 from strategies.resolved import Resolved
 from strategies.tensors import tensors
 from strategies.updates import kernels_of, on_the_cpus, taken_by
@@ -26,6 +30,14 @@ def in_buckets(size: float, bucket: float) -> int:
     return max(1, -int(-size // bucket))
 
 
+def _summed(memory: Memory) -> Memory:
+    """One entry of each kind: of gradients less is taken at first than there will be."""
+    total: dict[str, float] = {}
+    for kind, size in memory:
+        total[kind] = total.get(kind, 0.0) + size
+    return tuple(total.items())
+
+
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
@@ -36,10 +48,12 @@ class Stage:
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
+        self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
         self.host = Host(self)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._blocks: dict[tuple[str, Cut, Cut, bool, float], tuple[Block, Memory, Memory]] = {}
+        self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
         self._buckets: dict[bool, list[Bucket]] = {}
+        self._copied: dict[tuple[int, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with passes of copies
 
     @property
     def alone(self) -> bool:
@@ -71,8 +85,29 @@ class Stage:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
         which differ from ep rank to ep rank, fewer ranks have the same.
         """
+        if shards == self.plan.shards:
+            every = [self._padded(part) for part in range(len(self.parts))]
+            return sum(dense for dense, _ in every) / shards + sum(experts for _, experts in every) / self.expert_shards
         experts = sum(part.experts for part in self.parts)
         return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.plan.ep_of_dp)
+
+    @property
+    def expert_shards(self) -> int:
+        """How many ranks share out the same experts."""
+        return max(1, self.plan.shards // self.plan.plan.ep_of_dp)
+
+    def shapes(self, part: int, spread: bool = False) -> list[Shape]:
+        """Of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""
+        return [one.shape for one in self.parts[part].gradients if one.spread == spread and (self.tied or not one.tied)]
+
+    def shared(self, part: int) -> tuple[int, int]:
+        """Elements of a part, and of its experts, that several ranks have, with what fills them up when these shard them."""
+        dense, experts = self._padded(part)
+        return dense, experts if self.plan.expert_copies > 1 else 0
+
+    def _padded(self, part: int) -> tuple[int, int]:
+        dense, experts = self.shapes(part), self.shapes(part, spread=True)
+        return padded(self.plan.plan, dense, self.plan.shards), padded(self.plan.plan, experts, self.expert_shards)
 
     def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
         """Mean bytes of a parameter of parts first … last − 1 (of their spread experts) on its way when it is gathered."""
@@ -102,6 +137,19 @@ class Stage:
         op.chunk = self.chunk
         return Ref(self.rank, self.cohort.add(op))
 
+    def copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool = False) -> None:
+        """Add passes over so many bytes of memory to a compute op, at its end or before it. A profile with measured wrapping has
+        them in its collectives already.
+        """
+        op = self.cohort.ops[ref.op]
+        assert isinstance(op.work, Block)
+        key = id(op.work), label, moved
+        if key not in self._copied:  # one object for all microbatches
+            dtype = self.plan.plan.precision
+            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved))
+            self._copied[key] = op.work, replace(op.work, runs=(run, *op.work.runs) if first else (*op.work.runs, run))
+        op.work = self._copied[key][1]
+
     def last(self, stream: str) -> Ref | None:
         """The op that is last so far on a stream of the stage's rank."""
         ops = self.cohort.ops
@@ -127,18 +175,32 @@ class Stage:
         before, but are not there during the backward of the loss.
         """
         start = Cut(len(self.parts) if last is None else last)
-        block, taken, given_back = self._block(BACKWARD, start, Cut(first), bool(allocate), absent)
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+        block, taken, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
+        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
 
     def between(self, way: str, microbatch: int, after: tuple[Ref, ...], start: Cut, end: Cut, allocate: Memory = (),
-                free: Memory = ()) -> Ref:  # fmt: skip
-        """What of a backward pass or of its second half is between two moments. allocate: beside its workspace."""
-        block, taken, given_back = self._block(way, start, end)
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+                free: Memory = (), passing: str = "") -> Ref:  # fmt: skip
+        """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
+        of memory of all gradients that it makes, which are made one by one.
+        """
+        block, taken, given_back = self._block(way, start, end, passing)
+        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
-        """Backward pass of all parts, or its second half."""
-        return self.weight_gradient(microbatch, after) if weights_only else self.backward(microbatch, after)
+        """Backward pass of all parts, or its second half, which reduces nothing."""
+        made = self.made(self.parameters)
+        self.has_gradients = True
+        return (self.weight_gradient if weights_only else self.backward)(microbatch, after, allocate=made)
+
+    def made(self, elements: float) -> Memory:
+        """What a backward pass takes for so many gradients that stay until the update frees them; nothing when they stay for ever
+        or when it adds to those of a microbatch before.
+        """
+        if not self.plan.plan.frees_gradients or self.has_gradients:
+            return ()
+        size = float(elements * self.plan.plan.bytes_of_states["gradient"])
+        self.freed += size
+        return (("gradient", size),)
 
     def input_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
                        free: Memory = ()) -> Ref:  # fmt: skip
@@ -152,12 +214,12 @@ class Stage:
         block, taken, given_back = self._block(WEIGHT, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
 
-    def memory(self, direction: str, part: int, passing: bool = False) -> tuple[Memory, Memory]:
-        """What a part's pass takes and gives back. passing: besides its parameters' gradients, which are made in it."""
+    def memory(self, direction: str, part: int, passing: str = "") -> tuple[Memory, Memory]:
+        """What a part's pass takes and gives back. passing: besides its parameters' gradients of this kind, which it makes."""
         return self._block(direction, Cut(part + 1), Cut(part), passing)[1:]
 
     def _block(
-        self, direction: str, start: Cut, end: Cut, passing: bool = False, absent: float = 0.0
+        self, direction: str, start: Cut, end: Cut, passing: str = "", absent: float = 0.0
     ) -> tuple[Block, Memory, Memory]:
         """The block of what is between two moments of a pass (forward, from `end` to `start`), what it allocates and what it
         frees; one object for all microbatches. Of a part that is cut each piece needs the workspace of all of it.
@@ -168,17 +230,32 @@ class Stage:
             parts, over = self.parts[end.part : last], self.parts[end.part + (end.left > 0) : last]
             kept = self.output if over and last == len(self.parts) else 0.0
             kept -= self.received if not (end.part or end.left) else 0.0
-            width = self.plan.plan.bytes_per_gradient if passing else 0
-            most = workspace(parts, direction, width, absent)
-            kept_back = workspace(parts, direction, width, absent, self._stranded) - most
-            instead = min(0.0, most)  # what is held in the place of what was saved
+            making, begun = self._making(start, end) if passing else None, start.left > 0
+            most = workspace(parts, direction, absent, 0.0, making, begun)
+            kept_back = workspace(parts, direction, absent, self._stranded, making, begun) - most
+            less = min(0.0, most)  # what is held in the place of what was saved; or gradients, while that is there
+            instead = 0.0 if passing else less
             saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
             held: Memory = (("activation", sum(part.held for part in over) + instead),)
-            work: Memory = (("temporary", most - instead), (CACHED, kept_back))
+            work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
             taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
             self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), taken, freed
         return self._blocks[key]
+
+    def _making(self, start: Cut, end: Cut) -> Making:
+        """The gradients that a piece of a backward pass makes."""
+        last, width = start.part + (start.left > 0), self.plan.plan.bytes_per_gradient
+        made, later = [0.0] * (last - end.part), 0.0
+        for part in range(end.part, last):
+            for one in self.parts[part].gradients:
+                if not one.spread and (self.tied or not one.tied) and Cut(part, one.left) < start:
+                    size = float(width * math.prod(one.shape))
+                    if Cut(part, one.left) >= end:
+                        made[part - end.part] += size
+                    else:
+                        later += size
+        return Making(width, tuple(made), later)
 
     @property
     def _stranded(self) -> float:
@@ -206,10 +283,10 @@ class Stage:
                     yield Gradient(one.shape, Cut(number, one.weights_left if weights_only else one.left), one.spread)
 
     def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
-               width: int | None = None, pieces: int = 0) -> Ref:  # fmt: skip
+               width: int | None = None, pieces: int = 0, allocate: Memory = ()) -> Ref:  # fmt: skip
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
-        the ranks that have the same experts. width: bytes of an element on its way; pieces: as in `Collective`. What is offloaded
-        then leaves the GPU.
+        the ranks that have the same experts. width: bytes of an element on its way; pieces: as in `Collective`; allocate: for the
+        result. What is offloaded then leaves the GPU.
         """
         if self.plan.copies == 1:
             ref = (
@@ -219,7 +296,7 @@ class Stage:
             )
             self.reduced.append(ref)
             return ref
-        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width, pieces)
+        ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width, pieces, allocate)
         if self.plan.replicas > 1:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
@@ -232,7 +309,7 @@ class Stage:
 
     def _reduction(
         self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory,
-        width: int | None = None, pieces: int = 0,
+        width: int | None = None, pieces: int = 0, allocate: Memory = (),
     ) -> Ref:  # fmt: skip
         key = operation, size, count, along
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
@@ -241,7 +318,7 @@ class Stage:
             self._reductions[key] = Collective(
                 operation, size, "dp", "gradients", plan.algorithm, count, element, along=along, pieces=pieces
             )
-        return self.add(Op("dp", self._reductions[key], after, free=free))
+        return self.add(Op("dp", self._reductions[key], after, allocate, free))
 
     def _replicate(self, size: float, count: int, after: Ref) -> Ref:
         """Sum a reduced shard over the replicas of the sharded copy (HSDP)."""
@@ -285,13 +362,30 @@ class Stage:
         buckets, ref = groupby(self.buckets(weights_only), lambda one: one.cut if self.plan.plan.overlap else end), None
         for cut, complete in buckets:
             mine = list(complete)
-            taken, given_back = takes(mine) if takes else ((), ())
+            taken, given_back = takes(mine) if takes else self._stay(mine)
             after += self.crowded if takes else ()
-            ref, after = self.between(way, microbatch, after, start, cut, taken, given_back), ()
+            passing = "gradient" if taken and not given_back else ""
+            ref, after = self.between(way, microbatch, after, start, cut, taken, given_back, passing), ()
             start = cut
             for bucket in mine:
                 reduce(bucket, ref)
+        self.has_gradients = True
         return self.between(way, microbatch, after, start, end) if ref is None or start != end else ref
+
+    def _stay(self, buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
+        """What a piece of a pass takes for the gradients in buckets that it completes, and gives back: where DDP's gradients are
+        views of its buckets, those that autograd has made, and that are copied there one by one.
+        """
+        plan, elements = self.plan.plan, sum(one.elements for one in buckets)
+        if not plan.gradient_as_bucket_view or not plan.frees_gradients:
+            return self.made(elements), ()
+        if self.has_gradients:
+            gone: Memory = (("gradient", float(elements * plan.bytes_per_gradient)),)
+            self.freed -= gone[0][1]
+            return (), gone
+        largest = max(math.prod(shape) for one in buckets for shape in one.shapes)
+        moved: Memory = (("gradient", float(largest * plan.bytes_per_gradient)),)
+        return moved, moved
 
     def update(self, shards: float, after: tuple[Ref, ...], made: int = 1) -> Ref:
         """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.
@@ -307,7 +401,9 @@ class Stage:
         block = Block("optimizer", (Run(1, (*replicated, *kernels_of(plan, self.plan.copies, count, gradients))),))
         largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
         taken: Memory = (("gradient", taken_by(plan, count, largest)),)
-        ref = self.add(Op(COMPUTE, block, after, taken, taken))
+        freed: Memory = (("gradient", self.freed),) if self.freed else ()
+        ref = self.add(Op(COMPUTE, block, after, taken, taken + freed))
+        self.has_gradients, self.freed = False, 0.0
         return self.host.store(count, ref) if self.host.has_parameters else ref
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:

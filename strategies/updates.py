@@ -44,9 +44,14 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
         ("gradient norm", main if plan.clip_gradients else 0),
         *update,
         ("parameter copy", 4 + width if copied else 0),
-        (ZEROING, gradient if gradient != width and not plan.masters_only else 0),
+        (ZEROING, gradient if _zeroed(plan) else 0),
     ]
     return [(label, moved) for label, moved in steps if moved]
+
+
+def _zeroed(plan: Plan) -> bool:
+    """Whether gradients stay: in a buffer of another type than the parameters', or by zero_grad(set_to_none=False)."""
+    return not plan.frees_gradients if plan.own_gradients else plan.bytes_per_gradient != plan.bytes_per_element
 
 
 def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
@@ -58,6 +63,8 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
     gradients of 16 bits were joined, divided and copied back, over however many ranks. Its FSDP (zero2, zero3) scales in NCCL.
     """
     alone = copies == 1 or plan.data_parallel in ("local_sgd", "diloco")  # where all ways are one
+    if plan.copies_gradients and not alone:
+        return [("gradients from buckets", 2 * plan.bytes_per_gradient)]
     if plan.deepspeed is not None or plan.kernels not in ("megatron", "apex"):
         return []
     if not alone and plan.data_parallel not in ("ddp", "zero1"):

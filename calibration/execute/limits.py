@@ -21,7 +21,8 @@ PLAIN = {
 EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
     "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard",
     "gradient_sync", "microbatch", "global_batch", "accumulation", "sequence", "recompute", "early_stop", "attention", "kernels",
-    "precision", "gradients", "optimizer", "dropout", "bucket", "overlap", "layers_per_stage", "order",
+    "precision", "gradients", "optimizer", "dropout", "bucket", "overlap", "layers_per_stage", "order", "set_to_none",
+    "gradient_as_bucket_view",
 }  # fmt: skip
 
 

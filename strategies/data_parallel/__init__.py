@@ -39,6 +39,7 @@ class Hook(ABC):
 
     scatters: ClassVar[bool] = False  # whether ranks have reduced gradients of their shards only
 
+    flat: ClassVar[bool] = False  # whether gradients live in a buffer of its own, which stays
     of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
     of_megatron: ClassVar[bool] = False  # whether Megatron-LM has it too, with buckets of its own
 

@@ -7,8 +7,6 @@ one pass before the update, where PyTorch has one per bucket beside the backward
 
 from __future__ import annotations
 
-from functools import partial
-
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
 from strategies.buckets import Bucket
 from strategies.data_parallel import Moves, hooks
@@ -38,12 +36,6 @@ class CompressedDDP(DDP):
             has = f"precision={plan.precision}, gradients={plan.gradients}"
             raise UserError(f"{where}: data_parallel=ddp_fp16 halves gradients of 4 bytes, and they have 2 ({has})")
 
-    def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
-        """Each bucket is cast and reduced as soon as it is complete; without overlap, all at the end."""
-        if stage.plan.copies == 1 or not last:
-            return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, partial(self._reduce, stage), weights_only)
-
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """An all-reduce of the narrow gradients."""
@@ -55,7 +47,9 @@ class CompressedDDP(DDP):
             stage.add(Op(COMPUTE, self._cast(stage, stage.parameters, "optimizer"), tuple(stage.reduced)))
         super().update(stage)
 
-    def _reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+    def reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+        """Cast a bucket, and all-reduce it."""
+        self.fill(stage, bucket, made)
         size = float(NARROW * bucket.elements)
         copy: Memory = (("temporary", size),)
         cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (made,), copy))

@@ -85,7 +85,7 @@ class _Gpu:
 
     def step(self) -> None:
         """Every microbatch, then the root's update."""
-        states = self.plan.plan.bytes_of_states
+        states = self.plan.plan.bytes_that_stay
         if self.root:
             self.cohort.resident = tuple((kind, self.stage.parameters * width) for kind, width in states.items())
         reduced: tuple[Ref, ...] = ()
@@ -111,7 +111,9 @@ class _Gpu:
             ref = self.stage.add(Op(COMPUTE, self.loss["backward"], (forward,), error, freed, microbatch))
         ref = add(self.errors, (ref,), (), error)
         ref = self.stage.backward(microbatch, (ref,), allocate=gradient)
-        return add(self.gradients, (ref,), (), model + gradient)
+        made = self.stage.made(self.stage.parameters) if self.root else ()
+        self.stage.has_gradients = True
+        return add(self.gradients, (ref,), made, model + gradient)
 
     def _adder(self, microbatch: int) -> Callable[..., Ref]:
         def add(work: Collective, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:

@@ -5,9 +5,11 @@ Li et al. 2020, arXiv:2006.15704. Microbatches before the last one accumulate wi
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
-from sim.program import Ref
+from sim.program import Memory, Ref
+from strategies.buckets import Bucket
 from strategies.data_parallel import Hook, Moves, hooks
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -24,7 +26,28 @@ class DDP(Hook):
         """Buckets are reduced in the last microbatch only."""
         if stage.plan.copies == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "all_reduce"), weights_only)
+        return stage.backward_in_buckets(microbatch, after, partial(self.reduce, stage), weights_only)
+
+    def reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+        """All-reduce a bucket."""
+        self.fill(stage, bucket, made)
+        stage.reduce_bucket("all_reduce", bucket, made)
+
+    def fill(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+        """PyTorch's reducer copies and divides each gradient when it is made, or divides those that are in the bucket
+        (torch/csrc/distributed/c10d/reducer.cpp, mark_variable_ready_dense).
+        """
+        plan = stage.plan.plan
+        if plan.own_gradients:
+            moved = tuple(2.0 * plan.bytes_per_gradient * math.prod(shape) for shape in bucket.shapes)
+            stage.copy("gradients to buckets", "backward", moved, made)
+
+    def resident(self, stage: Stage) -> Memory:
+        """PyTorch's buckets, which stay; where gradients that stay are views of them, they are those."""
+        plan = stage.plan.plan
+        if stage.plan.copies == 1 or not plan.own_gradients or not (plan.copies_gradients or plan.frees_gradients):
+            return ()
+        return (("buffer", float(sum(bucket.elements for bucket in stage.buckets()) * plan.bytes_per_gradient)),)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:

@@ -54,7 +54,8 @@ class PowerSGDDDP(DDP):
         kept = stage.parameters if options.use_error_feedback else 0
         if options.warm_start:
             kept += sum(_Bucket.of(stage, bucket).thin for bucket in stage.buckets())
-        return (("buffer", float(kept * stage.plan.plan.bytes_per_gradient)),) if stage.plan.copies > 1 else ()
+        own = (("buffer", float(kept * stage.plan.plan.bytes_per_gradient)),) if stage.plan.copies > 1 else ()
+        return super().resident(stage) + own
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Each bucket goes through the hook's three parts while later ones are made; without overlap, all at the end."""
@@ -63,6 +64,7 @@ class PowerSGDDDP(DDP):
         going: list[Iterator[None]] = []
 
         def reduce(bucket: Bucket, made: Ref) -> None:
+            self.fill(stage, bucket, made)
             going[:] = [hook for hook in going if next(hook, True) is None]
             going.append(self._hook(stage, _Bucket.of(stage, bucket), made))
             next(going[-1])

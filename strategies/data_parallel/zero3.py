@@ -85,6 +85,7 @@ class Zero3(Hook):
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
         if last and self._keeps:
             self._reduce_all(stage, ref)
+        stage.has_gradients |= last or not self._keeps
         self._flush(stage)
         self._quantised.finish()
         return ref
@@ -233,7 +234,7 @@ class Zero3(Hook):
             gradient = (gradient if part else ()) + (self._made(stage, 0) if part == len(stage.parts) - 2 else ())
         waits, absent = (*after, *stage.crowded), self._absent
         if modules := self._modules(stage):
-            taken, given_back = stage.memory(BACKWARD, part, bool(gradient))
+            taken, given_back = stage.memory(BACKWARD, part, "temporary" if gradient else "")
             return modules.play(BACKWARD, microbatch, part, waits, (taken + gradient, given_back + free))
         ref = stage.backward(microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self._reduce(stage, part, ref, lingers=True)
@@ -294,7 +295,8 @@ class Zero3(Hook):
             self._quantised.reduce(stage, elements[0], after)
             return
         count = in_buckets(dense, plan.deepspeed.reduce_bucket_size * plan.bytes_per_gradient) if plan.deepspeed else 1
-        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts)
+        made = stage.made(elements[0] / stage.plan.shards + elements[1] / stage.expert_shards)
+        stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts, allocate=made)
 
 
 def _tied(stage: Stage) -> bool:

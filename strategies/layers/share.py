@@ -154,17 +154,18 @@ class Share:
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
 
-        Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd); those of another
-        are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py). What every microbatch reduces is only cast,
-        which PyTorch's FSDP does with all gradients of a unit (`strategies.gathering`); a rank's part of the sum is added up
-        beside the reductions, on their stream, which is left out.
+        Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd), unless there are
+        zeros (`plan.set_to_none`); those of another are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
+        What every microbatch reduces is only cast, which PyTorch's FSDP does with all gradients of a unit
+        (`strategies.gathering`); a rank's part of the sum is added up beside the reductions, on their stream, which is left out.
         """
         plan, count = self.resolved.plan, self.resolved.microbatches
         if self.resolved.reduces_each:
             cast = plan.bytes_per_gradient != self.element and not plan.pytorch_fsdp
             return float(elements * (self.element + plan.bytes_per_gradient) * cast)
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
-        return float(moved if plan.bytes_per_gradient != self.element else moved * (count - 1) / count)
+        stay = plan.bytes_per_gradient != self.element or (plan.own_gradients and not plan.frees_gradients)
+        return float(moved if stay else moved * (count - 1) / count)
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that add the gradients of `count` vectors of parameters to those before."""

@@ -38,8 +38,20 @@ def belongs(plan: Plan, model: Model) -> Iterator[str]:
         yield from _deepspeed(plan, plan.deepspeed)
     if plan.gradient_sync is not None:
         yield from _synchronised(plan)
+    yield from _gradients(plan)
     if plan.offload is not None:
         yield from _offload(plan, plan.offload, model)
+
+
+def _gradients(plan: Plan) -> Iterator[str]:
+    """Where PyTorch's gradients are its own to free."""
+    has = "deepspeed" if plan.deepspeed else "offload" if plan.offload else ""
+    has = has or f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
+    if plan.set_to_none is not None and not plan.own_gradients:
+        yield f"set_to_none={str(plan.set_to_none).lower()} contradicts {has}, whose gradients are in a buffer that stays"
+    if plan.gradient_as_bucket_view is not None and not (plan.own_gradients and hooks[plan.data_parallel].of_ddp):
+        said = f"gradient_as_bucket_view={str(plan.gradient_as_bucket_view).lower()}"
+        yield f"{said} contradicts {has}; it is a choice of PyTorch's DDP, kernels torch or compiled"
 
 
 def _synchronised(plan: Plan) -> Iterator[str]:

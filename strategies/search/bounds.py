@@ -200,7 +200,7 @@ class _Bounding:
         """
         rows = []
         for one in self.plans.resolved:
-            passes, states = dict(passes_of(one.plan)), one.plan.bytes_of_states.values()
+            passes, states = dict(passes_of(one.plan)), one.plan.bytes_that_stay.values()
             zeroing = passes.get(ZEROING, 0)
             rows.append((*states, len(passes), sum(passes.values()) - zeroing, zeroing))
         result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]

@@ -35,7 +35,7 @@ def rehearse() -> Callable[..., Rehearsed]:
         from torch._subclasses import FakeTensorMode
 
         torch.set_num_threads(1)  # tensors are tiny, and threads that wait for each other take long on a busy machine
-        one, plan = Model(**model), Plan(**fields)
+        one, plan = Model(**model), Plan(**{"kernels": "torch"} | fields)
         resolved = plan.resolve(one, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
             meshes = _meshes(resolved)
@@ -141,7 +141,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
                 if isinstance(parameter.grad, DTensor) and parameter.grad.placements[-1].is_partial():
                     parameter.grad = parameter.grad.redistribute(placements=[*parameter.grad.placements[:-1], Replicate()])
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=fields.set_to_none is not False)
 
     return train
 
@@ -168,7 +168,7 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
         net,
         device_mesh=mesh["dp"],
         init_sync=False,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=bool(plan.plan.gradient_as_bucket_view),
         broadcast_buffers=False,
         bucket_cap_mb=None if plan.plan.bucket is None else plan.plan.bucket / 2**20,
     )

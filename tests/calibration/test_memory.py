@@ -1,8 +1,7 @@
 """The simulator's peak memory, with `kernels: torch`, against all tensors that are alive in a step of PyTorch's own parts.
 
-`Holding` equals the allocator's level in PyTorch's profiler to the byte where no operator has workspace of its own. Gradients
-stay allocated between steps (`zero_grad(set_to_none=False)`; DDP's are views of its buckets), as the simulator says: Megatron-LM
-and DeepSpeed have such buffers.
+`Holding` equals the allocator's level in PyTorch's profiler to the byte where no operator has workspace of its own. What PyTorch
+does by default, such as gradients that are freed between steps and DDP's buckets beside them, is the plan's default.
 """
 
 from __future__ import annotations
@@ -51,8 +50,11 @@ def peak(toy_job, toy_prices):
         (LLAMA, 1, {"attention": "materialised"}),
         (GPT, 1, {"recompute": "full"}),
         (LLAMA, 1, {"recompute": "full"}),
+        (FEW_TOKENS, 1, {}),  # the peak is not at the loss: gradients grow while activations shrink
         (GPT, 4, {}),  # DDP
         (LLAMA, 4, {"accumulation": 2}),
+        (FEW_TOKENS, 4, {}),
+        (FEW_TOKENS, 4, {"bucket": "64 KiB"}),  # cut inside layers
         (LLAMA, 4, ZRO),
         (FEW_TOKENS, 3, ZRO | {"accumulation": 2}),
         (GPT, 4, {"data_parallel": "zero3"}),  # FSDP2
@@ -62,7 +64,10 @@ def peak(toy_job, toy_prices):
         (LLAMA, 4, ONCE | {"accumulation": 3}),
         (FEW_TOKENS, 4, ONCE | {"accumulation": 3}),
         (FEW_TOKENS, 4, ONCE | {"accumulation": 3, "reshard": False}),
-        (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),
+        (LLAMA, 3, {"data_parallel": "zero3"}),  # rows that ranks do not divide
+        (FEW_TOKENS, 3, {"data_parallel": "zero3"}),
+        (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
+        (FEW_TOKENS, 8, {"data_parallel": "zero3", "shard": 4}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
@@ -78,6 +83,55 @@ def peak(toy_job, toy_prices):
 )
 def test_peaks(peak, rehearse, model, gpus, plan) -> None:
     assert peak(model, gpus, **plan) == pytest.approx(rehearse(model, gpus, **PLAN | plan).peak, rel=0.05)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize(
+    ("model", "plan"), [(FEW_TOKENS, {}), (FEW_TOKENS, {"bucket": "64 KiB"}), (LLAMA, {"accumulation": 2}), (LLAMA, ZRO)]
+)
+def test_peaks_of_what_becomes_of_gradients(peak, rehearse, model, plan, view, set_to_none) -> None:
+    """DDP's buckets stay; gradients live there or beside them, and stay or are freed."""
+    plan = plan | {"gradient_as_bucket_view": view, "set_to_none": set_to_none}
+    assert peak(model, 4, **plan) == pytest.approx(rehearse(model, 4, **PLAN | plan).peak, rel=0.02)
+
+
+@pytest.mark.parametrize(("gpus", "plan"), [(1, {}), (4, {"data_parallel": "zero3"}), (4, {"data_parallel": "zero3", "tp": 2})])
+def test_peaks_with_gradients_that_stay(peak, rehearse, gpus, plan) -> None:
+    plan = plan | {"set_to_none": False}
+    assert peak(FEW_TOKENS, gpus, **plan) == pytest.approx(rehearse(FEW_TOKENS, gpus, **PLAN | plan).peak, rel=0.03)
+
+
+def test_what_is_between_steps(toy_job) -> None:
+    """Bytes a parameter: 4 of fp32 parameters and 8 of Adam's states; 4 of gradients that stay; 4 of DDP's buckets, if they are
+    not the gradients.
+    """
+    held = {}
+    for view in (True, False):
+        for set_to_none in (True, False):
+            fields = {"gradient_as_bucket_view": view, "set_to_none": set_to_none, "kernels": "torch"}
+            job = toy_job(4, 1, LLAMA, precision="fp32", **fields)
+            (cohort,) = lower(job.model, job.resolve()).cohorts
+            held[view, set_to_none] = sum(size for _, size in cohort.resident) / job.model.parameters
+    assert held == {(True, True): 16, (True, False): 16, (False, True): 16, (False, False): 20}
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"set_to_none": True}, "set_to_none=true contradicts data_parallel=ddp, kernels=megatron"),
+        (
+            {"set_to_none": False, "data_parallel": "zero1", "kernels": "torch"},
+            "set_to_none=false contradicts data_parallel=zero1",
+        ),
+        ({"set_to_none": True, "data_parallel": "zero3", "deepspeed": {}}, "set_to_none=true contradicts deepspeed"),
+        ({"gradient_as_bucket_view": True, "kernels": "torch", "data_parallel": "zero3"}, "it is a choice of PyTorch's DDP"),
+        ({"gradient_as_bucket_view": False}, "gradient_as_bucket_view=false contradicts data_parallel=ddp, kernels=megatron"),
+    ],
+)
+def test_choices_that_mean_nothing_are_refused(toy_job, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_job(4, 1, **plan).resolve()
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

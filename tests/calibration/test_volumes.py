@@ -12,6 +12,7 @@ import pytest
 
 from sim.run import run
 from strategies.lower import lower
+from strategies.model import Model
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA: dict[str, Any] = GPT | {
@@ -101,9 +102,26 @@ def test_pipelining_reduces_fully_sharded_gradients_once(sent, rehearse, schedul
     assert counts == ((5, 1) if reshard else (1, 1))
 
 
-def test_rows_that_ranks_do_not_divide_are_padded(sent, rehearse) -> None:
+UNEVEN = LLAMA | {"ffn": 97, "vocabulary": 513}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "plan"),
+    [
+        (LLAMA, 3, {}),
+        (GPT, 3, {"accumulation": 2}),  # a tied head, biases
+        (LLAMA, 7, {"reshard": False}),
+        (UNEVEN, 4, {}),
+        (UNEVEN, 6, {"shard": 3}),
+        (LLAMA, 6, {"tp": 2}),
+        (UNEVEN, 3, {"accumulation": 3, "gradient_sync": "last"}),
+        (LLAMA, 512, {}),  # more ranks than most matrices have rows
+    ],
+)
+def test_rows_that_ranks_do_not_divide_are_padded(sent, rehearse, model, gpus, plan) -> None:
     """FSDP2 cuts each parameter along its first dimension, padded to the next multiple of the ranks."""
-    model = LLAMA | {"ffn": 97, "vocabulary": 513}
-    theirs, ours = rehearse(model, 4, data_parallel="zero3", **PLAN), sent(model, 4, data_parallel="zero3")
-    rows = model["layers"] * 2 * 3 + 2 * 3  # gate and up of 97 rows, embedding and head of 513: to 100 and 516
-    assert theirs.sent["dp"] - ours["dp"] == 3 * (3 / 4) * 4 * rows * model["hidden"]
+    plan = {"data_parallel": "zero3", "kernels": "torch"} | plan
+    theirs = rehearse(model, gpus, **PLAN | plan).sent
+    assert sent(model, gpus, **plan) == theirs
+    if gpus == 512:  # of every matrix of d < 512 rows, 512 are sent
+        assert theirs["dp"] > 3 * 4 * Model(**model).parameters

@@ -39,8 +39,15 @@ def test_fsdp1_joins_casts_and_divides_gradients() -> None:
     assert copied(flat_parameters=True) == pytest.approx((2 + 2) + (2 + 2))
 
 
+def test_ddp_copies_gradients_to_its_buckets_or_divides_them_there() -> None:
+    """Read and written once in the last microbatch; the way back is a pass of the update."""
+    ways = copied(data_parallel="ddp"), copied(data_parallel="ddp", gradient_as_bucket_view=True)
+    assert ways == pytest.approx((2 + 2, 2 + 2))
+    assert copied(data_parallel="ddp", accumulation=3) == pytest.approx(2 + 2)
+
+
 def test_other_implementations_do_not() -> None:
-    assert copied(kernels="megatron") == copied(deepspeed={}) == copied(data_parallel="ddp") == 0
+    assert copied(kernels="megatron") == copied(deepspeed={}) == copied(data_parallel="zero1") == 0
 
 
 def test_profiles_that_measured_collectives_with_copies_do_not_pay_twice(toy_prices: Any) -> None:

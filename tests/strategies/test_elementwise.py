@@ -115,7 +115,9 @@ def test_gradients_before_they_are_reduced_by_hand() -> None:
         (fp32 | {"check_gradients": False}, 8, [scale]),
         ({"precision": "fp16", "gradients": "fp32"}, 8, [scale]),  # infinities are the loss scaler's
         (fp32 | {"data_parallel": "zero3"}, 8, []),
-        (fp32 | {"kernels": "torch"}, 8, []),
+        (fp32 | {"kernels": "torch"}, 8, [("gradients from buckets", 8)]),
+        (fp32 | {"kernels": "torch", "gradient_as_bucket_view": True}, 8, []),
+        (fp32 | {"kernels": "torch"}, 1, []),
         (fp32 | apex, 1, [scale]),
         ({"precision": "fp16"} | apex, 8, [("gradient joining", 4), ("gradient scale", 4), ("gradient parting", 4)]),
     ):

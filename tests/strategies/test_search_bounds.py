@@ -43,6 +43,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
     "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
+    "set_to_none": st.booleans(), "gradient_as_bucket_view": st.booleans(),
     "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
@@ -102,7 +103,10 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     plan["sequence_parallel"] &= plan["tp"] > 1 and "scatter_gather" not in plan
     plan["reshard"] |= hook != "zero3"
     plan["gradients"] = "fp32" if hook == "ddp_fp16" else plan["gradients"]
+    loose = plan.get("kernels") in ("torch", "compiled") and not {"deepspeed", "offload"} & plan.keys()
     unfit = {
+        "set_to_none": not loose or hook in ("zero1", "zero2"),
+        "gradient_as_bucket_view": not loose or not hooks[hook].of_ddp,
         "recompute_layers": "recompute_method" not in plan, "local_steps": hook not in ("local_sgd", "diloco"),
         "bucket": "deepspeed" in plan or hook == "dataparallel", "overlap": hook == "dataparallel",
         "shard": plan["shard"] is None or not hook.startswith("zero"), "powersgd": hook != "ddp_powersgd",

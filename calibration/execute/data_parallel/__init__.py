@@ -68,11 +68,13 @@ class Hook:
         self.optimizer.step()
 
     def zero(self) -> None:
-        """Before the first pass of a step: gradients stay allocated, as in the simulation."""
+        """Before the first pass of a step: gradients are freed or set to zero, as the plan says."""
         from calibration.execute.buckets import local
 
         for parameter in self.parameters():
-            if parameter.grad is not None:
+            if self.setup.plan.frees_gradients:
+                parameter.grad = None
+            elif parameter.grad is not None:
                 local(parameter.grad).detach().zero_()
 
     def synchronise(self) -> None:

@@ -1,6 +1,6 @@
 """DistributedDataParallel, with gradients as they are or in 16 bits.
 
-Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same size after the last backward pass: without
+Where DDP's reducer cannot work, gradients are all-reduced in buckets of the same kind after the last backward pass: without
 overlap, for a tied matrix that is cut over tp ranks, which DDP would take apart, and in all schedules that PyTorch's pipeline
 runtime runs: finding out shapes there counts parameters twice, and DDP ends with an internal error (torch 2.13); also its hooks
 hear nothing of weight gradients that are made in passes of their own, and must not hear twice of a matrix that two stages share.
@@ -12,13 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibration.execute.buckets import reduce_in_buckets
+from calibration.execute.buckets import in_buckets, local
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.pipeline import SINGLE
+from calibration.execute.setup import Setup
 from strategies.job import Job
 from strategies.resolved import Resolved
 
@@ -31,24 +33,64 @@ def reducer_works(job: Job) -> bool:
     return job.plan.overlap and not in_runtime and not (job.model.tied and job.plan.tp > 1)
 
 
+class Bucket:
+    """What DDP's reducer has: a flat tensor that stays, of which gradients are views or to which they are copied."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.flat = torch.empty(sum(local(one.detach()).numel() for one in parameters), dtype=parameters[0].dtype)
+        self.flat = self.flat.to(parameters[0].device)
+
+    @torch.no_grad()
+    def reduce(self, group: Any, view: bool) -> None:
+        """Fill it, all-reduce it, and give every gradient its part."""
+        pieces = torch.split(self.flat, [local(one.detach()).numel() for one in self.parameters])
+        held = [(one, local(one.grad), piece) for one, piece in zip(self.parameters, pieces, strict=True) if one.grad is not None]
+        for _, gradient, piece in held:
+            piece.copy_(gradient.flatten())
+        dist.all_reduce(self.flat, group=group)
+        self.flat /= dist.get_world_size(group)
+        for parameter, gradient, piece in held:
+            if view:
+                parameter.grad = piece.view_as(gradient)
+            else:
+                gradient.copy_(piece.view_as(gradient))
+
+
 @executed("ddp")
 class DDP(Hook):
     """All-reduce of gradients."""
+
+    @classmethod
+    def check(cls, job: Job, resolved: Resolved) -> str | None:
+        """What its gradients cannot be."""
+        if job.plan.gradient_as_bucket_view and job.plan.tp > 1 and not reducer_works(job):
+            why = "gradients of tp ranks are DTensors, no views of what is reduced by hand"
+            return f"gradient_as_bucket_view=true with overlap=false or a tied embedding: {why}"
+        return None
+
+    def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
+        self.filled: dict[Tensor, Bucket] = {}
+        super().__init__(setup, chunks)
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """In DDP, of the tp ranks' device mesh where there is one."""
         setup = self.setup
         self.by_hand = not reducer_works(setup.job)
         if setup.resolved.dp == 1 or self.by_hand:
+            if setup.resolved.dp > 1:
+                parameters = [one for one in reversed(list(chunk.net.parameters())) if one not in self.filled]
+                for bucket in map(Bucket, in_buckets(parameters, setup.bucket)):
+                    self.filled |= dict.fromkeys(bucket.parameters, bucket)
             return chunk.net
         where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
-        # the model's buffers are constants, and gradients live in the buckets, as in the simulation
+        # the model's buffers are constants
         return DistributedDataParallel(
             chunk.net,
             bucket_cap_mb=None if setup.plan.bucket is None else setup.plan.bucket / MIB,
             init_sync=False,
             forward_sync_buffers=False,
-            gradient_as_bucket_view=True,
+            gradient_as_bucket_view=bool(setup.plan.gradient_as_bucket_view),
             **where,
         )
 
@@ -59,9 +101,8 @@ class DDP(Hook):
 
     def reduce(self) -> None:
         """By hand."""
-        if self.by_hand and self.setup.resolved.dp > 1:
-            gradients = [parameter.grad for parameter in reversed(self.parameters()) if parameter.grad is not None]
-            reduce_in_buckets(gradients, self.setup.bucket, self.setup.group("dp"))
+        for bucket in dict.fromkeys(self.filled.values()):
+            bucket.reduce(self.setup.group("dp"), bool(self.setup.plan.gradient_as_bucket_view))
 
 
 @executed("ddp_fp16")
