@@ -214,5 +214,6 @@ class Program:
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
+    expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks
     description: str = ""
     masked_flops: float | None = None  # of the model's, those that a causal mask leaves; None where nothing is masked

@@ -209,18 +209,18 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
-    overhead = timeline.pricing.prices.profile.overhead
+    overhead, expandable = timeline.pricing.prices.profile.overhead, timeline.program.expandable
     every = {
         "context": overhead.context,
         "communicators": timeline.program.grid.communicators * overhead.communicator,
-        "reserve": overhead.reserve * book.peak,
+        "reserve": 0.0 if expandable else overhead.reserve * book.peak,
     }
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
     stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
     peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
-    cached = min(book.reserved - book.peak, max(0.0, capacity - peak))
+    cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
     return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
 
 

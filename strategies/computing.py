@@ -135,6 +135,11 @@ class Computing(Config):
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
     )
+    expandable_segments: bool = Field(
+        False,
+        description="segments of PyTorch's caching allocator grow, so that it loses no memory between blocks of other sizes "
+        "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True); otherwise the profile's share is lost",
+    )
     blocking_launches: bool = Field(
         False,
         description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",

@@ -22,7 +22,10 @@ def lower(model: Model, plan: Resolved) -> Program:
     if program is None:
         program = _Lowering(model, plan, work).program()
     masked = _masked_flops(model, plan, model_flops)
-    return replace(program, model_flops=model_flops, hardware_flops=hardware_flops, masked_flops=masked)
+    return replace(
+        program, model_flops=model_flops, hardware_flops=hardware_flops, masked_flops=masked,
+        expandable=plan.plan.expandable_segments,
+    )  # fmt: skip
 
 
 class _Lowering:

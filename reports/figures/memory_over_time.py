@@ -33,7 +33,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
     kinds = [MEMORY_KINDS[place] for place in used]
     ax.stackplot(times * unit, (held[:, used] / 1e9).T, colors=[MEMORY[kind] for kind in kinds], labels=kinds, step="post")
     profile, capacity = timeline.pricing.prices.profile, timeline.pricing.prices.gpu.memory
-    free = (capacity - profile.overhead.context) / (1 + profile.overhead.reserve)
+    free = (capacity - profile.overhead.context) / (1 + (0.0 if timeline.program.expandable else profile.overhead.reserve))
     top, above = max(free, books[lane].peak), ""
     if books[lane].peak < SMALL * free:  # too flat to be read otherwise
         top, above = 1.15 * books[lane].peak, ", far above"

@@ -183,7 +183,7 @@ class _Bounding:
         ):  # fmt: skip
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
-        total += overhead.context + rule["communicators"] * overhead.communicator + overhead.reserve * total
+        total += rule["reserve"] * overhead.reserve * total + overhead.context + rule["communicators"] * overhead.communicator
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:

@@ -21,6 +21,7 @@ NAMES = (
     "parameter", "gradient", "optimizer",  # ranks that share each model state on the GPUs
     "updated", "zeroed",  # ranks that share the update, and setting gradients to zero
     "ep", "communicators", "outer",  # degree; of a rank; bytes per parameter of an outer optimizer
+    "reserve",  # whether the allocator loses the profile's share between blocks
     "moved", "last", "late", "in turn",  # bytes per parameter and when, see Moves; nothing beside them without overlap
     "kept", "whole", "gathered", "passing", "after loss",  # of sharded parameters and gradients, see Hook and zero3
     "dense", "experts", "dense alone", "experts alone", "host",  # seconds per byte or parameter, see strategies.search.crossing
@@ -51,7 +52,7 @@ def _own(one: Resolved) -> tuple[float, ...]:
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     whole = shared and "parameter" in hook.shards
     return (
-        *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer,
+        *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer, not plan.expandable_segments,
         moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
         whole and not plan.reshard, whole, plan.least_gathered, whole, plan.kernels in AFTER_LOSS,
     )  # fmt: skip

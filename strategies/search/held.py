@@ -20,7 +20,8 @@ def least_memory(program: Program, prices: Prices) -> float:
     """Bytes of the fullest rank, at least, as the device shows them."""
     overhead, axes = prices.profile.overhead, sum(degree > 1 for _, degree in program.grid.sizes)
     most = max(_held(number, cohort) for number, cohort in enumerate(program.cohorts))
-    return (most * (1 + overhead.reserve) + overhead.context + axes * overhead.communicator) * (1 - SLACK)
+    reserve = 0.0 if program.expandable else overhead.reserve
+    return (most * (1 + reserve) + overhead.context + axes * overhead.communicator) * (1 - SLACK)
 
 
 def _held(number: int, cohort: Cohort) -> float:

@@ -49,7 +49,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
     "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
     "recompute_modules": st.sampled_from([["layernorm"], ["mlp", "core_attn"], ["moe"], ["moe_act", "shared_experts"]]),
-    "exp_avg_dtype": st.just("bf16"), "exp_avg_sq_dtype": st.just("bf16"),
+    "expandable_segments": st.just(True), "exp_avg_dtype": st.just("bf16"), "exp_avg_sq_dtype": st.just("bf16"),
     "deterministic": st.just(True), "persistent_norm": st.just(True),
     "check_gradients": st.just(False), "average_in_collective": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
