@@ -8,7 +8,8 @@ import pytest
 
 from sim.program import Collective, Kernel
 from sim.run import run
-from strategies.buckets import Cut, Gradient, Limits, filled
+from strategies.buckets import Cut, Gradient, Limits, filled, limits
+from strategies.job import read_job
 from strategies.layers import parts
 from strategies.lower import lower
 from strategies.stage import Stage
@@ -118,3 +119,16 @@ def test_deepspeed_reduces_before_a_gradient_that_does_not_fit() -> None:
     assert cut == [(8, Cut(1, 8)), (4, Cut(1, 7)), (30, Cut(1, 6)), (4, Cut(0))]
     full = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10), Cut(0))]
     assert full == [(12, Cut(1, 8)), (30, Cut(1, 7)), (4, Cut(1, 6))]
+
+
+@pytest.mark.parametrize(
+    ("flags", "elements"),
+    [("", math.inf), (" --overlap-grad-reduce", 40e6), (" --overlap-grad-reduce --ddp-bucket-size 7000", 7000)],
+)
+def test_a_script_of_megatron_has_megatrons_buckets(tmp_path, flags, elements) -> None:
+    """Without --overlap-grad-reduce all gradients at once; with it --ddp-bucket-size, or what Megatron-LM takes by default."""
+    script = tmp_path / "pretrain.sh"
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --micro-batch-size 1 --global-batch-size 8 --seq-length 32"
+    script.write_text(f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {sizes} --bf16{flags}\n")
+    job = read_job(from_megatron=str(script), cluster="dgx-h100")
+    assert limits(job.resolve()).size == elements
