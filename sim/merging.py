@@ -53,7 +53,10 @@ class Wiring:
 def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
     """Lay all traffics over the topology and merge links that no demand tells apart."""
     parts = [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)]
-    touched = np.unique(np.concatenate([np.empty(0, np.int64), *(stretch.links for _, stretch in parts)]))
+    crossed = np.zeros(topology.links, dtype=bool)
+    for _, stretch in parts:
+        crossed[stretch.links] = True
+    touched = np.flatnonzero(crossed)
     capacity, kind = topology.capacity(touched), topology.kind(touched)
     # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
     random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)

@@ -35,7 +35,8 @@ def after(arrival: Floats, longest: Floats, phase: Phase, times: int, hops: Floa
     """
     if times > 1:
         return np.arange(len(arrival)), np.tile(longest + _longest(hops, phase, times), (len(arrival), 1))
-    receivers = np.unique(phase.destination)
+    few = len(phase.destination) * 8 < len(arrival)
+    receivers = np.unique(phase.destination) if few else np.flatnonzero(np.bincount(phase.destination))
     rows = np.concatenate([arrival[receivers], arrival[phase.source] + hops])
     member = np.concatenate([receivers, phase.destination])
     order = _order(rows, member)
