@@ -214,6 +214,8 @@ class Choosing:
         price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         own = self.wiring.demands[played] if played else demands
+        if played and len(own) != len(demands):  # many stretches, of which fewer can be told apart where the others are not
+            return self.price(work, played, protocol, at)
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
         operation, _, algorithm = traffic.algorithm.partition("/")
         table, working = self._table(operation, traffic) if demands else None, 1.0

@@ -190,3 +190,11 @@ def test_folded_equals_unfolded_where_groups_share_links(cluster, nodes, plan) -
     folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
     assert len(unfolded.lanes) > len(folded.lanes)
     assert unfolded.step == folded.step
+
+
+def test_a_long_chain_whose_hops_are_told_apart_by_siblings_plays_rank_by_rank() -> None:
+    """72 ranks in a chain: hops beside those of the other chain are of other sorts, of which it has fewer when alone."""
+    plan = {"tp": 2, "data_parallel": "zero_redundancy_optimizer", "order": "dp-tp-pp-cp-ep"}
+    asked = job("dgx-a100", 24, {"gpus": 6, "nics": 1}, **plan)
+    folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
+    assert unfolded.step == pytest.approx(folded.step, rel=0.05)
