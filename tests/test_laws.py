@@ -141,6 +141,17 @@ def test_faster_hardware_never_slows_a_step(play, plan, model, shape) -> None:
         assert play(plan, model, shape, node=node, slowdown=1.0).step <= calm * (1 + more)
 
 
+@given(plan=usual, model=models, pp=st.sampled_from([2, 4]))
+@SOME
+def test_of_more_microbatches_none_takes_longer(play, plan, model, pp) -> None:
+    """Their share of bubble may grow, though: see `test_more_microbatches_move_idle_time_from_launches_to_bubble`."""
+    plan = plan | {"pp": pp, "algorithm": "ring", "shard": None, "ep": 1, "data_parallel": "ddp", "reshard": True}
+    plan["accumulation"] += 1  # so that gradients are added to
+    shape = (pp * plan["tp"] * plan["cp"], 1)
+    few, many = (play(plan | {"accumulation": times * plan["accumulation"]}, model, shape).step for times in (1, 2))
+    assert many <= 2 * few * (1 + 1e-3)
+
+
 @given(plan=plans, model=models, shape=shapes)
 @SOME
 def test_overlap_and_order_of_dp_ranks_change_no_volume(play, plan, model, shape) -> None:

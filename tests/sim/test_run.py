@@ -57,6 +57,46 @@ def test_small_kernels_are_bound_by_their_launches(kernel_seconds, expected, toy
     assert timeline.breakdowns[0]["launch"] == pytest.approx(expected - 5 * kernel_seconds)
 
 
+@pytest.mark.parametrize(("microbatches", "bubble"), [(2, 0.0), (4, 1.0), (8, 9.0), (16, 25.0)])
+def test_a_host_that_gets_ahead_waits_for_its_neighbour_in_place_of_itself(microbatches, bubble, toy_cluster, toy_prices) -> None:
+    """A launch takes 1 s, a kernel nothing: stage 0 launches two per microbatch, stage 1 four at first and then one. From the
+    fourth microbatch on its host is ahead, and what it waits for is stage 0: the share of bubble grows with the microbatches.
+    """
+    first = Cohort({"pp": 0}, [Op("compute", block(0.0, 0.0)) for _ in range(microbatches)])
+    waiting = [Op("compute", block(0.0), (Ref(0, microbatch),)) for microbatch in range(microbatches)]
+    second = Cohort({"pp": 1}, [Op("compute", block(*[0.0] * 4)), *waiting])
+    timeline = run(program(first, second, pp=2), toy_cluster(2).topology(), toy_prices(launch="1 s"))
+    assert timeline.step == max(4 + microbatches, 2 * microbatches)
+    assert timeline.breakdowns[1]["bubble"] == bubble
+
+
+HOST_BOUND = [
+    ("gb200-nvl72", 2, dict(tp=8, pp=2, schedule="zb-h1", accumulation=8)),
+    ("dgx-a100", 1, dict(tp=2, pp=2, schedule="zb-h2", accumulation=6, sequence_parallel=True, kernels="torch")),
+    ("aws-p5", 1, dict(tp=4, pp=2, accumulation=6)),
+    ("perlmutter", 4, dict(tp=4, pp=4, schedule="zb-h1", accumulation=16, sequence_parallel=True)),
+]
+
+
+@pytest.mark.parametrize(("cluster", "nodes", "plan"), HOST_BOUND, ids=str)
+def test_more_microbatches_move_idle_time_from_launches_to_bubble(cluster, nodes, plan) -> None:
+    """Of small layers launches take longer than kernels. The hosts of lighter stages get ahead by a little in every microbatch,
+    until these wait for the heaviest stage, whose own bubble stays what filling and draining takes. Together they are no more.
+    """
+    model = {"name": "small", "hidden": 256, "layers": 4, "heads": 16, "vocabulary": 1000, "context": 256}
+    bubbles, shares, both = [], [], []
+    for times in (1, 2, 4):
+        more = plan | {"accumulation": times * plan["accumulation"]}
+        timeline = simulate(read_job(model=model, cluster=cluster, nodes=nodes, plan=more))
+        bubbles.append(min(parts["bubble"] for parts in timeline.breakdowns))
+        parts, step = timeline.breakdown(), timeline.step
+        shares.append(parts["bubble"] / step)
+        both.append((parts["bubble"] + parts["launch"]) / (step - parts["optimizer"] - parts["dp exposed"]))
+    assert shares[0] + 0.01 < shares[1] < shares[2]
+    assert bubbles == pytest.approx([bubbles[0]] * 3, rel=0.01)
+    assert both == pytest.approx([both[0]] * 3, abs=0.02)
+
+
 def test_synchronous_launches_are_part_of_the_kernel(toy_cluster, toy_prices) -> None:
     one = Cohort({}, [Op("compute", block(0.5, times=4))])
     assert run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s", synchronous=True)).step == pytest.approx(6.0)
