@@ -108,7 +108,8 @@ def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell) -> 
 
         space, until = _small(job), time.monotonic() + wanted.search
         found, left = sweep(read, space, engine, lambda done: tell(f"plans {done} of {space.size}"), until)
-        one = section(Plans(found, plan, wanted.total, wanted.rates, capacity), "Other degrees")
+        title = "Other degrees"
+        one = section(Plans(found, plan, wanted.total, wanted.rates, capacity), title) if found else Section(title)
         late = f"{left:,} more plans were not simulated: the {wanted.search:g} s of --search-seconds were over."
         made.append(Section(one.title, one.pictures, (*one.text, late), one.sheet) if left else one)
     return made

@@ -165,8 +165,8 @@ def test_what_cannot_be_executed_is_refused_with_the_reason(plan, reason):
 def test_a_machine_that_is_too_small_is_refused():
     with pytest.raises(UserError, match="2 processes need .* GB, also to compare with one process"):
         execute([job("large", 2, GPT | {"hidden": 32768, "heads": 32, "layers": 100})], 0)
-    with pytest.raises(UserError, match="1600 processes on"):
-        execute([job("many", 1600, GPT)], 0)
+    with pytest.raises(UserError, match="1024 processes on"):
+        execute([job("many", 1024, GPT)], 0)
 
 
 def test_data_parallel_threads_need_gpus():

@@ -67,7 +67,7 @@ def test_rounds_of_a_pipeline(played) -> None:
     [
         ({"data_parallel": "diloco"}, "data_parallel=diloco needs local_steps"),
         ({"local_steps": 4}, "local_steps=4 contradicts data_parallel=ddp"),
-        ({"data_parallel": "diloco", "local_steps": 10**7}, "too many to play"),
+        ({"data_parallel": "diloco", "local_steps": 10**7}, "less than or equal to 10000"),
     ],
 )
 def test_refused(toy_job, plan, message) -> None:
