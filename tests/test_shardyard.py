@@ -106,6 +106,9 @@ MISTAKES = [
     (("simulate", JOB, "--cluster", "dgx-1v"), "precision='bf16' is not possible: v100-sxm2-32gb computes in"),
     (("list", "modles"), "did you mean 'models'?"),
     (("explain", "mfuu"), "did you mean 'mfu'?"),
+    (("whatif", JOB, "--vary", "nodes=8,16", "--also", "plan.tp=" + "1," * 6000), "more than 10,000 letters"),
+    (("simulate", JOB, "--set", "plan.tp=? [a, b]\n: c"), "the value is not valid YAML: a list as a key; keys are texts"),
+    (("ranks", "--nodes", "10000000000000000000000"), "a table of more than 262,144 GPUs is not made"),
     (("compare", JOB, "nowhere.yaml"), "nowhere.yaml: cannot be read"),
     (("ranks", "--nodes", "2", "--gpus", "4", "--gpus-per-process", "3"), "3"),
 ]

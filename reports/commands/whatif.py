@@ -13,6 +13,8 @@ import click
 from reports.commands._common import AS_JSON, changing, engine_options, figure_option, job_options, money_options, show, tokens_of
 from reports.terminal import echo
 
+LONGEST = 10_000  # letters of --also
+
 if TYPE_CHECKING:
     from strategies.search.space import Axis
 
@@ -102,10 +104,13 @@ def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The job's own plan under no name, and what others change."""
     from strategies.job import parse_changes
     from strategies.search.space import known_field
+    from topologies.reading import UserError
 
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
     named: dict[str, dict[str, Any]] = {"": {}}
     for text in texts:
+        if len(text) > LONGEST:  # each comma is looked behind to the next bracket
+            raise UserError(f"--also {text}: more than {LONGEST:,} letters")
         parse_changes(apart.split(text))
         named[text] = dict(_pair(part) for part in apart.split(text))
         for field in named[text]:
