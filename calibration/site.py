@@ -16,7 +16,6 @@ from strategies.search.bounds import Bounds, bounds
 from strategies.search.candidates import Candidates
 from strategies.search.objective import Limits, Objective, Scale
 from strategies.search.refine import Refiner
-from strategies.search.space import PER_GPU
 from strategies.search.work import kinds_of
 from topologies.costs import Rates
 
@@ -118,8 +117,7 @@ class Site:
 
 def started(job: Job) -> Job:
     """The job with a global batch, and nothing of its plan that would contradict other degrees."""
-    batch = job.plan.global_batch or (PER_GPU * job.cluster.gpus if not job.plan.accumulation else job.resolve().global_batch)
-    return replace(job, plan=job.plan.model_copy(update={"dp": None, "accumulation": None, "global_batch": batch}))
+    return replace(job, plan=job.plan.model_copy(update={"dp": None, "accumulation": None, "global_batch": job.global_batch}))
 
 
 def scale_of(plans: Candidates, plan: int, tokens: float, rates: Rates) -> Scale:

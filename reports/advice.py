@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.words import count, gigabytes, percent, plural, seconds, spread, step_of, tie_rule
+from reports.words import count, gigabytes, notes_of, percent, plural, seconds, spread, step_of, tie_rule
 from sim.timeline import AXES
 from strategies.advise import Advice, Candidate
 from strategies.job import Job
@@ -39,6 +39,7 @@ def advice(found: Advice, job: Job) -> RenderableType:
     more = len(found.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
+    rest += notes_of(job)
     lines = [Text(f"{question}? {answer}") for question, answer in found.questions]
     return Group(Text(verdict(found, job), "bold"), "", *lines, "", table, *rest)
 

@@ -14,6 +14,7 @@ from reports.words import (
     TOKENS,
     digits,
     dollars,
+    notes_of,
     percent,
     plural,
     rates_told,
@@ -52,7 +53,7 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Inter
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
         lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
-    lines += ["", *map(Text, _where_they_went(found))]
+    lines += ["", *map(Text, _where_they_went(found)), *notes_of(job)]
     return Group(*lines)
 
 

@@ -14,6 +14,7 @@ from reports.words import (
     count,
     digits,
     dollars,
+    notes_of,
     percent,
     plural,
     rates_told,
@@ -58,7 +59,7 @@ def overview(
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
-    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))))
+    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
 
 
 def _refused(cases: Sequence[Case]) -> Iterator[str]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import floor, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.summary import Interval, StageMemory, Summary
 from sim.timeline import COMPONENTS
 from topologies.costs import Cost, Rates, cost
 from topologies.units import show
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    import strategies.job
 
 Job = Mapping[str, Any]
 """What was simulated, as plain data: "model", "cluster", "plan" (field -> value), "command", "version", "hash", and anything else
@@ -77,6 +82,13 @@ def plural(number: int, thing: str) -> str:
 def spread(interval: Interval) -> str:
     """`1.76 s–2.02 s`."""
     return f"{seconds(interval.low)}–{seconds(interval.high)}"
+
+
+def notes_of(job: strategies.job.Job) -> list[Text]:
+    """What was assumed or ignored of a job, a line each."""
+    from rich.text import Text
+
+    return [Text(f"note: {note}", "yellow") for note in job.notes]
 
 
 def tie_rule() -> str:

@@ -20,7 +20,6 @@ Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
 _OWN = ("sequence", "microbatch", "attention", "kernels", "precision", "gradients", "optimizer", "clip_gradients", "dropout")
 """Fields of a plan that one GPU alone has too."""
-PER_GPU = 4  # sequences of the global batch per GPU, unless the job says otherwise
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | Non
 
     run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
     """
-    batch = job.plan.global_batch or PER_GPU * job.cluster.gpus
+    batch = job.global_batch
     found: list[Candidate] = []
     for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job)], _offloading(job)):
         if not any(one.summary.fits for one in found):

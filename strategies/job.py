@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strategies.batch import with_batch
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
 from strategies.importers import is_hugging_face
@@ -60,6 +61,13 @@ class Job:
         refuse(self.where, hosted(self.plan, self.cluster.node.cpu))
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
         return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step, which other plans of the same job keep. Raises UserError where the plan does not say them and
+        does not fit the model or the cluster.
+        """
+        return self.plan.global_batch or self.resolve().global_batch
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -128,8 +136,9 @@ def read_job(
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
     plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
+    plan, assumed = with_batch(plan, cluster.gpus, framework=bool(found))
     name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = (*derived, *(remark for one in found for remark in _remarks(one, cluster)))
+    remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
 
 

@@ -124,7 +124,9 @@ class Plan(Computing):
         "them, and are copied there and, when they are reduced, back",
     )
     microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
-    global_batch: PositiveInt | None = Field(None, le=10**15, description="sequences in one step of the whole job")
+    global_batch: PositiveInt | None = Field(
+        None, le=10**15, description="sequences in one step of the whole job; by default 4 for each GPU, in whole microbatches"
+    )
     accumulation: PositiveInt | None = Field(
         None, le=10**15, description="microbatches per step and dp rank, instead of global_batch"
     )

@@ -13,6 +13,7 @@ import pytest
 
 from sim.prices import Prices, Profile
 from strategies.job import Job, read_job
+from strategies.schedules import schedules
 from topologies.cluster import Cluster
 from topologies.reading import build
 
@@ -103,6 +104,8 @@ def toy_job(toy_cluster: Callable[..., Cluster]) -> Callable[..., Job]:
         gpus: int = 8, nodes: int = 1, model: dict[str, Any] | None = None, node: dict[str, Any] | None = None, **plan: Any
     ) -> Job:
         cluster = toy_cluster(gpus, nodes, **(node or {}))
+        if not {"global_batch", "accumulation"} & plan.keys() and schedules[plan.get("schedule", "1f1b")].microbatches is None:
+            plan["accumulation"] = 1
         job = read_job(model=SMALL | (model or {}), cluster="dgx-h100", plan=plan)
         return Job(job.name, job.model, job.plan, cluster)
 

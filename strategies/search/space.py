@@ -27,7 +27,6 @@ Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
 LONGEST = 4096  # values of an axis
-PER_GPU = 4  # sequences of the global batch per GPU, when a job says nothing of it
 
 
 @dataclass(frozen=True)

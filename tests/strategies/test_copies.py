@@ -15,7 +15,7 @@ from topologies.reading import UserError
 
 
 def job(**plan: Any) -> Any:
-    given = {"data_parallel": "zero3", "kernels": "torch", "sequence": 2048, **plan}
+    given = {"data_parallel": "zero3", "kernels": "torch", "sequence": 2048, "accumulation": 1, **plan}
     return read_job(None, {"plan": given}, model="llama-3.1-8b", cluster="dgx-h100", nodes=1)
 
 

@@ -69,3 +69,26 @@ def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:
     """It refuses --seq-length above --max-position-embeddings (megatron/training/arguments.py, validate_args)."""
     made = export("megatron", read_job(model="llama-2-7b", cluster="dgx-h100", plan={"sequence": 8192, "tp": 8}))
     assert "--max-position-embeddings 8192" in made.text
+
+
+@pytest.mark.parametrize(("plan", "batch"), [
+    ({}, 64), ({"tp": 8}, 64), ({"tp": 8, "pp": 2}, 64), ({"microbatch": 3}, 96), ({"global_batch": 48}, 48),
+    ({"accumulation": 2}, 32), ({"tp": 2, "sequence_parallel": True, "accumulation": 2}, 16),
+])  # fmt: skip
+def test_one_default_batch_that_is_said(plan: dict[str, Any], batch: int) -> None:
+    """4 sequences for each of 16 GPUs, whatever the degrees; whole microbatches of 16 dp ranks."""
+    made = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=plan)
+    assert made.resolve().global_batch == made.global_batch == batch
+    said = [note for note in made.notes if note.startswith("global_batch: ")]
+    assert bool(said) == (not {"global_batch", "accumulation"} & plan.keys())
+    assert all(note.startswith(f"global_batch: {batch} sequences by default, 4 for each GPU") for note in said)
+
+
+def test_a_frameworks_default_is_one_microbatch_of_each_dp_rank(tmp_path: Path) -> None:
+    """deepspeed.ai/docs/config-json: gradient_accumulation_steps is 1 unless the file says more."""
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 2}')
+    made = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, from_deepspeed=file)
+    assert made.resolve().global_batch == 2 * 16
+    more = read_job(None, {"plan.global_batch": 64}, model="gpt2-1.5b", cluster="dgx-a100", from_deepspeed=file)
+    assert more.global_batch == 64

@@ -93,7 +93,7 @@ def gathered(**plan: Any) -> float:
     ("hook", "times", "kernels"), [("zero1", 1, "megatron"), ("zero3", 2, "megatron"), ("zero3", 2, "compiled")]
 )
 def test_matrices_of_layers_are_gathered_in_a_byte(hook: str, times: int, kernels: str) -> None:
-    plan = {"kernels": kernels, "data_parallel": hook}
+    plan = {"kernels": kernels, "data_parallel": hook, "accumulation": 1}
     wide, narrow = gathered(**plan), gathered(**plan, fp8={"gather": True})
     assert wide == times * 2 * job().model.parameters
     assert wide - narrow == pytest.approx(times * 32 * layer(**MEGATRON).narrow, rel=1e-9)
