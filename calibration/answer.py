@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from calibration.results import Row
-from strategies.plan import Plan
+from strategies.ranking import Key, rank_row
 from strategies.search.objective import Objective
 
 
@@ -57,11 +57,9 @@ class Progress:
     pruned: int = 0
 
 
-def order(row: Row) -> tuple[float, int, float, str]:
-    """By which rows are sorted: the best first, and of equals the plan with fewest fields that are not at their defaults."""
-    told = (name.removeprefix("plan.") for name in row["changes"] if name.startswith("plan."))
-    odd = sum(row["changes"][f"plan.{field}"] != Plan.model_fields[field].default for field in told)
-    return row["value"], odd, row["memory"], row["hash"]
+def order(row: Row) -> Key:
+    """By which rows are sorted, the best first."""
+    return rank_row(row, row["value"])
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:

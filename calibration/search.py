@@ -31,6 +31,7 @@ from calibration.predict import prices_of, uncollected
 from calibration.probes import Probes
 from calibration.results import Results, Row
 from calibration.site import RuledOut, Site, budget, scale_of, started
+from strategies.arguments import differences
 from strategies.job import Job
 from strategies.search.candidates import Candidates, candidates
 from strategies.search.longest import longest_path
@@ -120,13 +121,14 @@ class Search:
 
     def _bounded(self, changes: dict[str, Any]) -> tuple[Candidates, str | None, Site | None]:
         """The plans of one site; if there are any, the constraint that rules out all of them, or them with their bounds."""
-        job = started(self.read(changes))
+        asked = self.read(changes)
+        job = started(asked)
         found, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
         why = self.limits.of_site(scale_of(found, 0, self.tokens, price)) if len(found) else None
         if why is not None or not len(found):
             return found, why, None
         self.tell(Progress(f"bounding {len(found):,} plans"))
-        return found, None, Site.of(job, changes, found, self.tokens, price)
+        return found, None, Site.of(job, changes | differences(asked, job), found, self.tokens, price)
 
     def _queue(self, found: Candidates, why: str | None, site: Site | None) -> None:
         """Put the plans of one site that no constraint rules out into the queue."""
@@ -327,8 +329,8 @@ class Search:
 
     def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
         changes = site.changes | site.plans.changes(plan)
+        row = row | {"changes": {name: plain(value) for name, value in changes.items()}}  # of this job, whose a known row is not
         if fresh:
-            row = row | {"changes": {name: plain(value) for name, value in changes.items()}}
             self.results.add(row)
         self.counts["simulated" if fresh else "known"] += 1
         site.steps[plan] = row["step"] or 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -9,11 +11,13 @@ from rich.text import Text
 from reports.words import count, gigabytes, notes_of, percent, plural, seconds, spread, step_of, tie_rule
 from sim.timeline import AXES
 from strategies.advise import Advice, Candidate
+from strategies.arguments import as_arguments, differences
 from strategies.job import Job
 from topologies.reading import as_argument
 
 SHOWN = 12
 TOLD = 3  # ties that are named
+MORE = "also tries schedules, other microbatches and orders of ranks, and proves the best"
 
 
 def advice(found: Advice, job: Job) -> RenderableType:
@@ -39,13 +43,29 @@ def advice(found: Advice, job: Job) -> RenderableType:
     more = len(found.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
+    rest += [Text(line, "dim") for line in _dropped(found, job)]
+    rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}", "dim")]
     rest += notes_of(job)
     lines = [Text(f"{question}? {answer}") for question, answer in found.questions]
-    return Group(Text(verdict(found, job), "bold"), "", *lines, "", table, *rest)
+    return Group(Text(verdict(found, job), "bold"), *_arguments(found, job), "", *lines, "", table, *rest)
+
+
+def _arguments(found: Advice, job: Job) -> list[Text]:
+    """What makes the job the best one."""
+    settings = as_arguments(differences(job, found.best.job)) if found.best else ""
+    return [Text(f"as arguments: {settings}")] if settings else []
+
+
+def _dropped(found: Advice, job: Job) -> Iterator[str]:
+    """What the job's plan says and some ways leave out, as it does not apply to them."""
+    for field, names in found.dropped.items():
+        value = as_argument(f"plan.{field}", getattr(job.plan, field))
+        others = f" and {plural(len(names) - TOLD, 'other')}" if len(names) > TOLD else ""
+        yield f"{value} does not apply to, and is left out of: {', '.join(names[:TOLD])}{others}"
 
 
 def verdict(found: Advice, job: Job) -> str:
-    """The winner, how to ask for it, and what it saves against the next one."""
+    """The winner, and what it saves against the next one."""
     best, cluster = found.best, job.cluster
     batch = step_of(found.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
     what = f"{job.model.name} on {cluster.nodes} × {cluster.name} ({plural(cluster.gpus, 'GPU')}), {batch}"
@@ -53,13 +73,12 @@ def verdict(found: Advice, job: Job) -> str:
         return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
     bar = best.summary.interval
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
-    settings = " ".join("--set " + as_argument(f"plan.{name}", value) for name, value in best.changes.items())
     ties = _ties(found)
     others = [one for one in found.candidates[1:] if one.summary.fits and one not in ties]
     named = ", ".join(one.name for one in ties[:TOLD]) + (f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else "")
     why = f"; a tie with {named}" if ties else ""
     why += f"; {_why(best, others[0])}" if others else ""
-    return f"{what}: {best.name}, {step} per step{why} ({settings})"
+    return f"{what}: {best.name}, {step} per step{why}"
 
 
 def _ties(found: Advice) -> list[Candidate]:

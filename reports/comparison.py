@@ -28,6 +28,7 @@ from reports.words import (
     training_cost,
 )
 from sim.summary import Summary
+from strategies.ranking import rank
 
 Run = tuple[str, Summary, Job]
 ALWAYS = ("sequence", "global_batch")  # inputs that are shown of every run
@@ -48,7 +49,7 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
     if not runs:
         raise ValueError("comparison needs at least one run")
     fitting = [run for run in runs if run[1].fits]
-    best = max(fitting, key=lambda run: run[1].tokens_per_second_per_gpu) if fitting else None
+    best = min(fitting, key=lambda run: rank(run[1], run[2].get("plan", {}), str(run[2].get("hash", "")))) if fitting else None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for run in runs:

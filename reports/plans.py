@@ -12,6 +12,7 @@ from reports.figures.heatmap import Cell, heatmap
 from reports.figures.pareto import Front, Plan, pareto
 from reports.page import Picture, Section, Sheet
 from reports.words import tokens_text
+from strategies.ranking import rank_row
 from topologies.costs import Rates
 from topologies.reading import UserError
 
@@ -37,7 +38,7 @@ class Plans:
     def fitting(self) -> list[Row]:
         """Rows of plans that fit, the fastest per GPU first."""
         able = [row for row in self.rows if row["step"] and row["fits"]]
-        return sorted(able, key=lambda row: (-row["tokens_per_second_per_gpu"], row["memory"], row["hash"]))
+        return sorted(able, key=lambda row: rank_row(row, 1 / row["tokens_per_second_per_gpu"]))
 
     @cached_property
     def varied(self) -> list[str]:

@@ -25,8 +25,9 @@ from reports.words import (
     tie_rule,
     tokens_text,
 )
+from strategies.arguments import as_arguments
 from topologies.costs import cost
-from topologies.reading import as_argument
+from topologies.reading import plain
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
@@ -52,9 +53,15 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Inter
         proven = "proven" if found.front else f"of what was simulated; {unproven}"
         if len(front) > 1 or found.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
-        lines += ["", Text("as arguments: " + " ".join("--set " + as_argument(name, v) for name, v in _set(found.best)))]
+        lines += ["", Text(f"as arguments: {arguments(found.best, job)}")]
     lines += ["", *map(Text, _where_they_went(found)), *notes_of(job)]
     return Group(*lines)
+
+
+def arguments(row: dict[str, Any], job: Job) -> str:
+    """What makes `job` the job of a row, to the bit: also fields that it sets to nothing."""
+    own = {f"plan.{field}": plain(value) for field, value in job.plan} | {"nodes": job.cluster.nodes}
+    return as_arguments({name: value for name, value in row["changes"].items() if name not in own or own[name] != value})
 
 
 def verdict(found: Answer, job: Job) -> str:
@@ -81,14 +88,15 @@ def verdict(found: Answer, job: Job) -> str:
     return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
-def as_data(found: Answer, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
-    """For machines, with stable keys. bar: around the step of the best."""
+def as_data(found: Answer, job: Job, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
+    """For machines, with stable keys. job: what the arguments are given to; bar: around the step of the best."""
     from calibration.answer import pareto
 
     hashes = [row["hash"] for row in pareto(found.rows)]
     return {
         "objective": found.objective.name, "unit": found.objective.unit,
         "best": _plain(found.best, tokens) if found.best else None,
+        "arguments": arguments(found.best, job) if found.best else None,
         "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
         "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
         "rows": [_plain(row, tokens) for row in found.rows],

@@ -84,7 +84,7 @@ def _variants(job: Job, answer: Summary, others: Sequence[Job], engine: Engine, 
 def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Section]) -> dict[str, Summary]:
     """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
     from calibration.predict import predict
-    from strategies.advise import advise
+    from strategies.advise import OWN, advise
 
     tell("other runs")
     try:
@@ -92,7 +92,8 @@ def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Sec
     except UserError as error:
         made.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}
-    return {job.name: answer, **{one.name: one.summary for one in found[:BESIDE]}}
+    others = [one for one in found if one.name != OWN]
+    return {job.name: answer, **{one.name: one.summary for one in others[:BESIDE]}}
 
 
 def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell) -> list[Section]:

@@ -1,4 +1,8 @@
-"""Which way to train: the usual candidates simulated on the job's model and cluster, and the questions asked first."""
+"""Which way to train: the usual candidates simulated on the job's model and cluster, and the questions asked first.
+
+Each candidate is a plan of the space that `shardyard plan` searches (`strategies.search.space.default_space`): what the job says
+of its plan stays where it applies to the candidate, and is left out where it does not.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,45 @@ from functools import partial
 from typing import Any
 
 from sim.summary import Summary
+from strategies.applicable import applicable
 from strategies.fixes import OPTIMIZER
 from strategies.frameworks import EVERYTHING
 from strategies.job import Job
 from strategies.layers import parts
 from strategies.plan import SEQUENCE
-from strategies.search.space import doubling
+from strategies.ranking import rank
+from strategies.search.space import MICROBATCHES, doubling
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
-_OWN = ("sequence", "microbatch", "attention", "kernels", "precision", "gradients", "optimizer", "clip_gradients", "dropout")
+OWN = "the job's plan"
+_PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
+_OF_ONE_GPU = (
+    "sequence",
+    "microbatch",
+    "attention",
+    "kernels",
+    "precision",
+    "gradients",
+    "optimizer",
+    "clip_gradients",
+    "dropout",
+)
 """Fields of a plan that one GPU alone has too."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train: its name, what it changes of the plan, the job with it, and the answer."""
+    """A way to train: its name, what it changes of the plan, the job with it, and the answer; dropped: fields of the job's own
+    plan that do not apply.
+    """
 
     name: str
     changes: Changes
     job: Job
     summary: Summary
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,15 @@ class Advice:
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.summary.fits else None
 
+    @property
+    def dropped(self) -> dict[str, list[str]]:
+        """Fields of the job's own plan that some candidates leave out, and which."""
+        found: dict[str, list[str]] = {}
+        for one in self.candidates:
+            for field in one.dropped:
+                found.setdefault(field, []).append(one.name)
+        return found
+
 
 def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
     """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
@@ -53,48 +83,69 @@ def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | Non
     run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
     """
     batch = job.global_batch
-    found: list[Candidate] = []
-    for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job)], _offloading(job)):
-        if not any(one.summary.fits for one in found):
+    found: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
+    for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job), _own(job)], _offloading(job)):
+        if not any(one.summary.fits for one in found.values()):
             ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
-            found += [one for one in run(partial(_try, job, answer), ways) if one is not None]
+            for one in filter(None, run(partial(_try, job, answer), ways)):
+                found.setdefault(one.job.hash, one)
     if not found:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
         )
-    found.sort(key=lambda one: (not one.summary.fits, -one.summary.tokens_per_second))
-    return Advice(tuple(_questions(job, answer)), tuple(found))
+    ranked = sorted(found.values(), key=lambda one: rank(one.summary, dict(one.job.plan), one.job.hash))
+    return Advice(tuple(_questions(job, answer)), tuple(ranked))
 
 
 def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None:
-    """The candidate without recomputation, or when it does not fit with it; None when it is refused."""
-    (name, changes), last = way, None
-    for recompute in ("none", "full"):
-        plan = job.plan.model_copy(update={"dp": None, "accumulation": None, "recompute": recompute} | changes)
-        asked = replace(job, plan=plan)
-        try:
-            summary = answer(asked)
-        except UserError:
-            return last
-        again = {} if recompute == "none" else {"recompute": recompute}
-        last = Candidate(name + (" + recompute" if again else ""), changes | again, asked, summary)
-        if summary.fits:
+    """The candidate without recomputation, or when it does not fit with it, without a pipeline with the microbatch that is the
+    fastest; None when it is refused.
+    """
+    name, changes = way
+    if name == OWN:
+        return _simulated(job, answer, name, changes)
+    found = _simulated(job, answer, name, changes | {"recompute": "none"})
+    if found is not None and not found.summary.fits:
+        found = _simulated(job, answer, f"{name} + recompute", changes | {"recompute": "full"}) or found
+    again = " + recompute" if found is not None and found.changes["recompute"] == "full" else ""
+    if found is None or not found.summary.fits or found.changes["pp"] > 1:
+        return found
+    for microbatch in (size for size in MICROBATCHES if size > job.plan.microbatch):  # fewer passes, where memory is left
+        more = {"recompute": found.changes["recompute"], "microbatch": microbatch}
+        larger = _simulated(job, answer, f"{name}{again}, microbatch {microbatch}", changes | more)
+        if larger is None or not larger.summary.fits or larger.summary.step_seconds >= found.summary.step_seconds:
             break
-    return last
+        found = larger
+    return found
+
+
+def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
+    """The candidate; None when it is refused."""
+    wanted = {"dp": None, "accumulation": None} | changes
+    try:
+        asked, _, dropped = applicable(job, wanted)
+        return Candidate(name, wanted | dropped, asked, answer(asked), tuple(dropped))
+    except UserError:
+        return None
+
+
+def _own(job: Job) -> tuple[str, Changes]:
+    """The job's own plan; it is refused, and no candidate, when it does not fit the model or the cluster."""
+    return OWN, {}
 
 
 def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
     gpus, node = job.cluster.gpus, job.cluster.node.gpus
     for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
-        yield name, {"data_parallel": hook, "tp": 1, "pp": 1}
+        yield name, _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1}
     if job.cluster.nodes > 1:
-        yield f"HSDP, shards of {node}", {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
+        yield f"HSDP, shards of {node}", _PLAIN | {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
     for tp in doubling(node):
         for pp in doubling(min(gpus // tp, depth, job.model.layers)):
             if tp * pp > 1:
                 degrees = " × ".join(f"{axis}{degree}" for axis, degree in (("TP", tp), ("PP", pp)) if degree > 1)
                 sequence = {"sequence_parallel": True} if tp > 1 else {}
-                yield f"{degrees} + ZeRO-1", {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
+                yield f"{degrees} + ZeRO-1", _PLAIN | {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
 
 
 def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
@@ -105,21 +156,21 @@ def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
             degrees = f"TP{tp} × CP{cp}" if tp > 1 else f"CP{cp}"
             shared = {"cp": cp, "tp": tp, "pp": 1} | ({"sequence_parallel": True} if tp > 1 else {})
             for hook, name in (("zero1", "ZeRO-1"), ("zero3", "ZeRO-3 (FSDP)")):
-                yield f"{degrees} + {name}", {"data_parallel": hook} | shared
+                yield f"{degrees} + {name}", _PLAIN | {"data_parallel": hook} | shared
 
 
 def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
     if job.cluster.topology().cpu is not None:
         for hook, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3")):
-            yield f"{name}, optimizer on CPUs", {"data_parallel": hook, "tp": 1, "pp": 1, "offload": OPTIMIZER}
-        yield "ZeRO-3, everything on CPUs", {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
+            yield f"{name}, optimizer on CPUs", _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1, "offload": OPTIMIZER}
+        yield "ZeRO-3, everything on CPUs", _PLAIN | {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
 
 
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     """Does it fit a GPU, does its largest layer, does it fit a node?"""
     memory = job.cluster.node.gpu.memory
     small = {"accumulation": 1, "recompute": "full"}
-    one = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OWN} | small)
+    one = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
     alone = replace(job, plan=one, cluster=_cluster(job, 1, 1))
     peak = answer(alone).worst.peak
     yield "fits one GPU", _fits(peak, memory)

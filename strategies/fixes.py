@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sim.summary import Summary
+from strategies.arguments import as_arguments, differences
 from strategies.frameworks import EVERYTHING
 from strategies.job import Job
 from strategies.options import Offload
@@ -20,15 +21,14 @@ _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
 
 
 class Fix(NamedTuple):
-    """Changes of the plan (or "nodes") that make the job fit, and the answer with them."""
+    """Changes of the plan (or "nodes") that make the job fit, the answer with them, and how to ask for it."""
 
     changes: Changes
     summary: Summary
+    arguments: str
 
     def __str__(self) -> str:
-        return " ".join(
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in self.changes.items()
-        )
+        return self.arguments
 
 
 def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: int = 100_000, limit: int = 3) -> list[Fix]:
@@ -70,7 +70,7 @@ def _found(
                 continue
             effort -= result.events
             if result.fits:
-                found.append(Fix(changes, result))
+                found.append(_fix(job, changes, kept, result))
             else:
                 open_.append((result.worst.peak, len(seen), changes))
     return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
@@ -88,8 +88,12 @@ def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[F
             except UserError:
                 continue
             if result.fits:
-                return [Fix(nodes | new, result)]
+                return [_fix(job, nodes | new, kept, result)]
     return []
+
+
+def _fix(job: Job, changes: Changes, kept: Changes, summary: Summary) -> Fix:
+    return Fix(changes, summary, as_arguments(differences(job, _changed(job, kept | changes))))
 
 
 def _changed(job: Job, changes: Changes) -> Job:

@@ -172,8 +172,15 @@ def _near(value: Any, folder: Path) -> Any:
     return value
 
 
+class Whole(dict[str, Any]):
+    """A group of a plan's fields, given as a whole: it takes the place of the group that was there."""
+
+
 def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["plan.tp=4", "nodes=2"]` or `{"plan.tp": 4, "nodes": 2}` as nested mappings; values of texts are YAML."""
+    """`["plan.tp=4", "nodes=2"]` or `{"plan.tp": 4, "nodes": 2}` as nested mappings; values of texts are YAML.
+
+    `plan.offload={optimizer: cpu}` replaces the whole group, `plan.offload.optimizer=cpu` one field of it.
+    """
     result: dict[str, Any] = {}
     if isinstance(overrides, str):
         overrides = [overrides]
@@ -187,7 +194,7 @@ def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any
             into = into.setdefault(part, {})
             if not isinstance(into, dict):
                 raise UserError(f"--set {name}: '{part}' is already set as a whole")
-        into[last] = value
+        into[last] = Whole(value) if isinstance(value, Mapping) and path == ["plan"] else value
     return result
 
 
@@ -203,7 +210,9 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     merged = dict(base)
     for field, value in changes.items():
         old = merged.get(field)
-        merged[field] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not isinstance(value, Whole):
+            value = _merge(old, value)
+        merged[field] = value
     return merged
 
 

@@ -73,7 +73,7 @@ def test_out_of_memory_is_an_answer_with_exit_code_2() -> None:
     result = call("simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192")
     assert result.exit_code == 2
     assert "out of memory on stage 0 by" in result.output
-    assert "fits with data_parallel=zero" in result.output
+    assert "fits with --set plan.data_parallel=zero" in result.output
     assert "error:" not in result.output
 
 

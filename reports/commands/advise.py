@@ -25,6 +25,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     from calibration.predict import predict
     from calibration.uncertainty import with_interval
     from strategies.advise import advise
+    from strategies.arguments import as_arguments, differences
     from strategies.job import read_job
 
     asked = read_job(job, **given)
@@ -43,7 +44,13 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
         found = replace(found, candidates=(best, *found.candidates[1:]))
     if as_json:
         rows = [
-            {"name": one.name, "changes": {field: plain(value) for field, value in one.changes.items()}, **one.summary.to_dict()}
+            {
+                "name": one.name,
+                "changes": {field: plain(value) for field, value in one.changes.items()},
+                "arguments": as_arguments(differences(asked, one.job)),
+                "dropped": list(one.dropped),
+                **one.summary.to_dict(),
+            }
             for one in found.candidates
         ]
         echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))

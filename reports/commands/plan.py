@@ -118,7 +118,7 @@ def command(
     if as_json:
         from reports.search import as_data
 
-        echo(json.dumps(as_data(found, tokens, bar), indent=2))
+        echo(json.dumps(as_data(found, read({}), tokens, bar), indent=2))
     else:
         from reports.search import overview
 

@@ -73,8 +73,8 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     """What uneven stages cost, and what more even ones would take, played."""
     from calibration.predict import predict
     from reports.words import percent, seconds, signed
+    from strategies.arguments import as_arguments, differences
     from strategies.balance import balanced
-    from topologies.reading import as_argument
 
     busy = timeline.busy()
     most = max(range(len(busy)), key=lambda stage: busy[stage])
@@ -85,5 +85,5 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
         return told
     change = signed(better.step_seconds / summary.step_seconds - 1)
-    setting = as_argument("plan.layers_per_stage", other.plan.layers_per_stage)
-    return f"{told}; with --set {setting} the step takes {seconds(better.step_seconds)} ({change})"
+    setting = as_arguments(differences(job, other))
+    return f"{told}; with {setting} the step takes {seconds(better.step_seconds)} ({change})"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.applicable import Applied, applicable, stated
 from strategies.job import Job
 from strategies.plan import Plan
 from strategies.resolved import Resolved
@@ -39,8 +40,9 @@ class Candidates:
     for the fields that no rule looks at.
 
     number: of each plan, its place in the product of the axes by name, so that neither the order of axes nor that of their values
-    changes which plan comes first; refused: reasons with counts, and for each an example; same: combinations left out because
-    they are another one (`strategies.search.twins`).
+    changes which plan comes first; dropped: of each of `resolved`, what of the job does not apply to it (`strategies.applicable`);
+    refused: reasons with counts, and for each an example; same: combinations left out because they are another one
+    (`strategies.search.twins`).
     """
 
     job: Job
@@ -49,6 +51,7 @@ class Candidates:
     choices: list[Ids]
     rule: Ids
     resolved: list[Resolved]
+    dropped: list[Changes]
     refused: Counter[str]
     examples: dict[str, str]
     same: int
@@ -57,9 +60,9 @@ class Candidates:
         return len(self.number)
 
     def changes(self, plan: int) -> dict[str, Any]:
-        """The fields of plan i on the axes."""
+        """The fields of plan i on the axes, and those of the job that do not apply to it."""
         chosen = [axis.choices[int(column[plan])] for axis, column in zip(self.axes, self.choices, strict=True)]
-        return {field: value for choice in chosen for field, value in choice.items()}
+        return {field: value for choice in (*chosen, self.dropped[int(self.rule[plan])]) for field, value in choice.items()}
 
     def job_of(self, plan: int) -> Job:
         """The job with plan i."""
@@ -78,14 +81,17 @@ class Candidates:
         return kinds
 
     def at_choice(self, field: str, value: Any) -> Ids:
-        """Of each plan, the plan that has this value of a field and else the same choices; −1: none, or itself."""
+        """Of each plan, the plan that has this value of a field and else the same fields; −1: none, or itself."""
         found = np.full(len(self), -1, dtype=np.int64)
+        kinds: dict[str, int] = {}
+        without = np.array([kinds.setdefault(repr(one), len(kinds)) for one in self.dropped], dtype=np.int64)[self.rule]
         for axis, chosen in zip(self.axes, self.choices, strict=True):
             if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
                 stride = math.prod(len(other.choices) for other in self.axes if other.name > axis.name)
                 wanted = self.number + (axis.choices.index({field: value}) - chosen) * stride
                 place = np.minimum(np.searchsorted(self.number, wanted), len(self) - 1)
-                found = np.where((self.number[place] == wanted) & (wanted != self.number), place, -1)
+                there = (self.number[place] == wanted) & (wanted != self.number) & (without[place] == without)
+                found = np.where(there, place, -1)
         return found
 
     @cached_property
@@ -117,7 +123,9 @@ def candidates(job: Job, space: Space) -> Candidates:
     _, first, rule = np.unique(keys, return_index=True, return_inverse=True)
     given = {field: value for axis in axes if axis.fields <= free for field, value in axis.choices[0].items()}
     asked = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
-    place, resolved, reasons, examples = _resolved(asked, [axes[i] for i in ruled], [choices[i][first].tolist() for i in ruled])
+    own = [field for field in stated(job.plan) if all(field not in axis.fields for axis in axes)]
+    chosen = [choices[i][first].tolist() for i in ruled]
+    place, made, reasons, examples = _resolved(asked, own, [axes[i] for i in ruled], chosen)
     refused: Counter[str] = Counter()
     for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
         if reason:
@@ -130,8 +138,9 @@ def candidates(job: Job, space: Space) -> Candidates:
     same = allowed & (plainest != number) & allowed[plainest]
     kept = allowed & ~same
     used, rule = np.unique(place[rule[kept]], return_inverse=True)
-    columns, resolved = [column[kept] for column in choices], [resolved[one] for one in used.tolist()]
-    return Candidates(job, axes, number[kept], columns, rule, resolved, refused, examples, int(same.sum()))
+    columns, resolved = [column[kept] for column in choices], [made[one].resolved for one in used.tolist()]
+    dropped: list[Changes] = [{f"plan.{field}": value for field, value in made[one].dropped.items()} for one in used.tolist()]
+    return Candidates(job, axes, number[kept], columns, rule, resolved, dropped, refused, examples, int(same.sum()))
 
 
 def _free(plan: Plan, axes: Sequence[Axis]) -> frozenset[str]:
@@ -142,14 +151,14 @@ def _free(plan: Plan, axes: Sequence[Axis]) -> frozenset[str]:
 
 
 def _resolved(
-    job: Job, axes: Sequence[Axis], chosen: Sequence[Sequence[int]]
-) -> tuple[Ids, list[Resolved], list[str], dict[str, str]]:
+    job: Job, own: Sequence[str], axes: Sequence[Axis], chosen: Sequence[Sequence[int]]
+) -> tuple[Ids, list[Applied], list[str], dict[str, str]]:
     """Each combination of choices on axes that rules look at: its number among those that break none (−1), these, its reason
-    (""), and an example of each reason.
+    (""), and an example of each reason. own: what the job's plan states and no axis does.
     """
     updates = [[{_field(f): value for f, value in choice.items()} for choice in axis.choices] for axis in axes]
     place: list[int] = []
-    resolved: list[Resolved] = []
+    made: list[Applied] = []
     reasons: list[str] = []
     examples: dict[str, str] = {}
     for combination in zip(*chosen, strict=True) if axes else [()]:
@@ -157,15 +166,15 @@ def _resolved(
         for changes, choice in zip(updates, combination, strict=True):
             update |= changes[choice]
         try:
-            resolved.append(replace(job, plan=job.plan.model_copy(update=update)).resolve())
-            place.append(len(resolved) - 1)
+            made.append(applicable(job, update, own))
+            place.append(len(made) - 1)
             reasons.append("")
         except UserError as error:
             text = str(error).removeprefix(f"{job.where}: ")
             place.append(-1)
             reasons.append(pattern(text))
             examples.setdefault(reasons[-1], text)
-    return np.array(place, dtype=np.int64), resolved, reasons, examples
+    return np.array(place, dtype=np.int64), made, reasons, examples
 
 
 def pattern(reason: str) -> str:

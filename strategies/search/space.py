@@ -20,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.job import FIELDS, Job
-from strategies.plan import Plan
-from topologies.reading import UserError, load_yaml, nearest, parse_value, shown
+from strategies.plan import SEQUENCE, Plan
+from strategies.schedules import schedules
+from topologies.reading import UserError, load_yaml, nearest, parse_value, plain, shown
 
 Ids = NDArray[np.int64]
 Changes = Mapping[str, Any]  # field, as `--set` names it -> value
 MOST = 20_000_000  # combinations
 LONGEST = 4096  # values of an axis
+MICROBATCHES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,14 @@ def _several(value: Any) -> bool:
 def default_space(job: Job) -> Space:
     """What people vary: degrees up to a node's GPUs (tp), the layers (pp), the experts (ep); schedules, microbatches,
     recomputation, what dp ranks shard, whether pipeline neighbours are placed nearer than dp neighbours, whether gradients and
-    parameters travel beside compute, and what lies on the CPUs.
+    parameters travel beside compute, and what lies on the CPUs; on each axis also what the job says.
     """
     model, cluster = job.model, job.cluster
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in doubling(min(cluster.node.gpus, model.heads))]
-    contexts = doubling(min(8, cluster.gpus)) if model.latent is None and job.plan.fused_attention else [1]
-    schedules = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
-    schedules += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
+    longest = max(8, job.plan.sequence_of(model) // SEQUENCE)  # ranks that share a sequence, with SEQUENCE tokens each
+    contexts = doubling(min(longest, cluster.gpus)) if model.latent is None and job.plan.fused_attention else [1]
+    orders = [_schedule("1f1b"), *(_schedule("interleaved", chunks) for chunks in (2, 4, 8))]
+    orders += [_schedule(name) for name in ("zb-h1", "zb-v")] + [_schedule("interleaved-zb", 2)]
     sharding = [_sharding(name) for name in ("ddp", "zero1", "zero2", "zero3")] + [_sharding("zero3", reshard=False)]
     if 1 < cluster.node.gpus < cluster.gpus:
         sharding.append(_sharding("zero3", shard=cluster.node.gpus))
@@ -171,24 +174,33 @@ def default_space(job: Job) -> Space:
         "plan.pp": _each("plan.pp", doubling(min(model.layers, cluster.gpus))),
         "plan.cp": _each("plan.cp", contexts),
         "plan.ep": _each("plan.ep", doubling(model.experts.experts) if model.experts else [1]),
-        "plan.schedule": schedules,
-        "plan.microbatch": _each("plan.microbatch", [1, 2, 4]),
+        "plan.schedule": orders,
+        "plan.microbatch": _each("plan.microbatch", MICROBATCHES),
         "plan.recompute": _each("plan.recompute", ["none", "selective", "full"]),
         "plan.data_parallel": sharding,
         "plan.order": _each("plan.order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]),
         "plan.overlap": _each("plan.overlap", [True, False]),
         "plan.offload": _places(job),
     }
-    return Space(tuple(Axis(name, tuple(choices)) for name, choices in axes.items()))
+    return Space(tuple(Axis(name, tuple(_with_own(job.plan, choices))) for name, choices in axes.items()))
+
+
+def _with_own(plan: Plan, choices: Sequence[Changes]) -> list[Changes]:
+    """Choices of one axis, and what the plan says of its fields if none of them is that."""
+    fields = dict.fromkeys(field for choice in choices for field in choice)
+    said = {field: plain(getattr(plan, field.removeprefix("plan."))) for field in fields}
+    if said.get("plan.chunks", 0) is None and schedules[plan.schedule].chunks is None:
+        said["plan.chunks"] = 2  # its default
+    every = [{field: plain(value) for field, value in choice.items()} for choice in choices]
+    return [*choices, *([said] if said not in every else [])]
 
 
 def _places(job: Job) -> list[Changes]:
-    """What may be kept outside of the GPUs: nothing, states on the CPUs if there are any, and what the job says."""
+    """What may be kept outside of the GPUs: nothing, and states on the CPUs if there are any."""
     places: list[Any] = [None]
     if job.cluster.topology().cpu is not None:
         places += [{"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}]
-    own = job.plan.offload.model_dump(exclude_unset=True) if job.plan.offload else None
-    return _each("plan.offload", places if own in places else [*places, own])
+    return _each("plan.offload", places)
 
 
 def _each(field: str, values: Iterable[Any]) -> list[Changes]:

@@ -69,8 +69,8 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     inner: dict[tuple[object, ...], int] = {}
     grids = [priced_on(plans.job.cluster, one) for one in plans.resolved]
     of_rule = [
-        inner.setdefault((grid, accumulation(one), one.layers if one.plan.recompute_method else ()), len(inner))
-        for grid, one in zip(grids, plans.resolved, strict=True)
+        inner.setdefault((grid, accumulation(one), one.layers if one.plan.recompute_method else (), repr(dropped)), len(inner))
+        for grid, one, dropped in zip(grids, plans.resolved, plans.dropped, strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
     for i in free:

@@ -110,7 +110,8 @@ def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
 
 
 def test_of_equals_the_plainest_plan_comes_first() -> None:
-    plain = {"value": 1.0, "memory": 2e9, "hash": "b", "changes": {"plan.overlap": True, "plan.offload": None, "nodes": 2}}
+    sized = {"plan.overlap": True, "plan.offload": None, "nodes": 2}
+    plain = {"value": 1.0, "fits": True, "memory": 2e9, "hash": "b", "changes": sized}
     others = [{"plan.overlap": False, "plan.offload": None}, {"plan.overlap": True, "plan.offload": {"optimizer": "cpu"}}]
     rows = [plain | {"memory": 1e9, "hash": "a", "changes": changes} for changes in others]
     assert min([*rows, plain], key=order) is plain

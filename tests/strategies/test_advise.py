@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 import shardyard
-from reports.advice import verdict
+from calibration.predict import predict
+from calibration.site import started
+from reports.advice import advice, verdict
 from sim.summary import summarise
 from strategies.advise import advise
+from strategies.applicable import applicable
 from strategies.fixes import fixes
+from strategies.search.candidates import candidates
+from strategies.search.space import default_space
 
 
 def advised(**given):
@@ -107,3 +113,57 @@ def test_experts_may_be_spread() -> None:
     found = advised(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan={"ep": 8, "imbalance": 1.1, "sequence": 1024})
     assert dict(found.questions)["fits one GPU"].startswith("no")
     assert found.candidates
+
+
+def pretended(fits: bool):
+    """An answer without a simulation: every plan takes a second, and fits or not."""
+    worst = SimpleNamespace(peak=1.0)
+    return lambda job: SimpleNamespace(fits=fits, step_seconds=1.0, tokens_per_second_per_gpu=1.0, worst=worst)
+
+
+LONG = {"sequence": 131072, "tp": 8, "sequence_parallel": True}
+JOBS = [
+    {"model": "llama-3.1-70b", "nodes": 8, "plan": {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", "microbatch": 8}},
+    {"model": "llama-3.1-70b", "nodes": 8, "plan": {"pp": 4, "schedule": "gpipe", "layers_per_stage": [18, 22, 22, 18]}},
+    {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "reshard": False, "recompute": "full",
+                                                  "recompute_method": "block", "recompute_layers": 2, "accumulation": 3}},
+    {"model": "llama-3.1-8b", "nodes": 4, "plan": LONG | {"order": "tp-cp-pp-ep-dp"}},
+    {"model": "mixtral-8x7b", "nodes": 2, "plan": {"ep": 8, "imbalance": 1.1, "sequence": 4096}},
+    {"model": "llama-3.1-8b", "nodes": 1, "plan": {"data_parallel": "zero1", "deepspeed": {"allgather_bucket_size": 1000000}}},
+    {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "fp8": {"gather": True}, "fused_optimizer": False}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("given", JOBS, ids=lambda given: ",".join(given["plan"]))
+def test_every_candidate_is_a_plan_of_the_space_that_plan_searches(given, fits) -> None:
+    job = started(shardyard.read_job(cluster="dgx-h100", **given))
+    axes = [[{field.removeprefix("plan."): value for field, value in choice.items()} for choice in axis.choices]
+            for axis in candidates(job, default_space(job)).axes]  # fmt: skip
+    found = advise(job, pretended(fits)).candidates
+    assert len(found) > 4
+    for one in found:
+        plan: dict[str, object] = {}
+        for choices in axes:
+            (chosen,) = [choice for choice in choices if all(getattr(one.job.plan, name) == choice[name] for name in choice)]
+            plan |= chosen
+        assert applicable(job, plan).job.plan.model_dump() == one.job.plan.model_dump(), one.name
+
+
+def test_what_does_not_apply_to_a_candidate_is_left_out_and_said() -> None:
+    """A job with tensor and sequence parallelism is no reason not to try FSDP."""
+    given = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "plan": {"tp": 8, "sequence_parallel": True}}
+    found = advised(**given)
+    fsdp = next(one for one in found.candidates if one.name.startswith("ZeRO-3 (FSDP)"))
+    assert (fsdp.job.plan.tp, fsdp.job.plan.sequence_parallel, fsdp.dropped) == (1, False, ("sequence_parallel",))
+    assert "the job's plan" in [one.name for one in found.candidates]
+    screen = "\n".join(map(str, advice(found, shardyard.read_job(**given)).renderables))
+    assert "plan.sequence_parallel=true does not apply to, and is left out of: " in screen
+
+
+def test_the_shipped_example_that_a_job_with_tensor_parallelism_never_tried() -> None:
+    """examples/llama-3.1-70b-zero3.yaml is one of the ways to train examples/llama-3.1-70b.yaml, and not slower than the best."""
+    job, other = (shardyard.read_job(f"examples/{name}.yaml") for name in ("llama-3.1-70b", "llama-3.1-70b-zero3"))
+    found = advise(job, predict)
+    assert found.best is not None
+    assert found.best.summary.step_seconds <= predict(other).step_seconds

@@ -92,3 +92,14 @@ def test_a_frameworks_default_is_one_microbatch_of_each_dp_rank(tmp_path: Path) 
     assert made.resolve().global_batch == 2 * 16
     more = read_job(None, {"plan.global_batch": 64}, model="gpt2-1.5b", cluster="dgx-a100", from_deepspeed=file)
     assert more.global_batch == 64
+
+
+@pytest.mark.parametrize(("change", "left"), [
+    ("plan.offload={optimizer: cpu}", {"optimizer": "cpu"}),
+    ("plan.offload.optimizer=nvme", {"optimizer": "nvme", "parameters": "cpu"}),
+])  # fmt: skip
+def test_a_group_that_is_set_replaces_the_group_that_was_there(change: str, left: dict[str, str]) -> None:
+    plan = {"data_parallel": "zero3", "offload": {"optimizer": "cpu", "parameters": "cpu"}}
+    made = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=[change]).plan.offload
+    assert made is not None
+    assert made.model_dump(exclude_unset=True) == left

@@ -4,7 +4,6 @@ number agree in all that it depends on, and the order of an axis's values does n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations, product
 from typing import Any
 
@@ -13,9 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.prices import Prices
+from strategies.applicable import applicable
 from strategies.job import Job
 from strategies.search.bounds import bounds
-from strategies.search.candidates import Candidates, candidates, changed
+from strategies.search.candidates import Candidates, candidates
 from strategies.search.refine import Refiner
 from strategies.search.space import Axis, Space
 from strategies.search.work import kinds_of
@@ -66,7 +66,7 @@ def check(job: Job, prices: Prices, axes: dict[str, list[Any]]) -> int:
     """The law of one space; how many plans it has."""
     together = candidates(job, space_of(axes))
     among = numbers(together, prices) if len(together) else []
-    assert len(together) + together.same == sum(map(resolves, every(job, together)))
+    assert len(together) + together.same == sum(resolves(job, changes) for changes in every(together))
     for plan, expected in enumerate(among):
         alone = together.job_of(plan)
         single = candidates(alone, Space((Axis("plan.tp", ({"plan.tp": alone.plan.tp},)),)))
@@ -74,17 +74,18 @@ def check(job: Job, prices: Prices, axes: dict[str, list[Any]]) -> int:
     return len(together)
 
 
-def every(job: Job, plans: Candidates) -> list[Job]:
+def every(plans: Candidates) -> list[dict[str, Any]]:
     """All combinations of the space."""
     return [
-        replace(job, plan=changed(job.plan, {field: value for choice in chosen for field, value in choice.items()}))
+        {field.removeprefix("plan."): value for choice in chosen for field, value in choice.items()}
         for chosen in product(*(axis.choices for axis in plans.axes))
     ]
 
 
-def resolves(job: Job) -> bool:
+def resolves(job: Job, changes: dict[str, Any]) -> bool:
+    """Whether there is such a plan, where what the job's own plan says and does not apply to it is left out."""
     try:
-        job.resolve()
+        applicable(job, changes)
     except UserError:
         return False
     return True
