@@ -1,16 +1,18 @@
-"""Every plan of a small space simulated."""
+"""Every plan of a small space simulated; what the job's own plan says and does not apply to one of them is left out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from calibration.engines import Engine, Task
 from calibration.evaluate import evaluate
 from calibration.results import Row
 from calibration.whatif import Read, combinations
+from strategies.applicable import applicable
 from strategies.search.space import Space
-from topologies.reading import UserError
+from topologies.reading import UserError, plain
 
 AHEAD = 16  # simulations that may be under way or waiting for a worker
 
@@ -24,13 +26,14 @@ def sweep(
     tell: hears how many are done.
     """
     changes, started, rows = combinations(space.axes), list[Row | Task](), list[Row]()
-    for number, one in enumerate(changes):
+    for number in range(len(changes)):
         while len(started) < len(changes) and len(started) < number + AHEAD and time.monotonic() < until:
-            started.append(_begun(read, engine, changes[len(started)]))
+            begun, changes[len(started)] = _begun(read, engine, changes[len(started)])
+            started.append(begun)
         if number == len(started):
             break
         try:
-            rows.append(_done(started[number], until) | {"changes": one})
+            rows.append(_done(started[number], until) | {"changes": changes[number]})
         except TimeoutError:
             _give_up(engine, started[number:])
             break
@@ -52,8 +55,12 @@ def _give_up(engine: Engine, rows: list[Row | Task]) -> None:
     engine.abandon()
 
 
-def _begun(read: Read, engine: Engine, changes: dict[str, object]) -> Row | Task:
+def _begun(read: Read, engine: Engine, changes: dict[str, Any]) -> tuple[Row | Task, dict[str, Any]]:
+    """The simulation that was asked for, or why there is none; and all that changes."""
     try:
-        return engine.submit(evaluate, read(changes))
+        plan = {field: value for field, value in read(changes).plan if f"plan.{field}" in changes}
+        base = read({name: value for name, value in changes.items() if not name.startswith("plan.")})
+        asked, _, dropped = applicable(base, plan)
     except UserError as error:
-        return {"hash": "", "step": None, "error": str(error)}
+        return {"hash": "", "step": None, "error": str(error)}, changes
+    return engine.submit(evaluate, asked), changes | {f"plan.{field}": plain(value) for field, value in dropped.items()}

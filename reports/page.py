@@ -103,7 +103,7 @@ class Report:
     """What a page shows: one step, runs beside it by name, and sections of whatever else was asked.
 
     sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside;
-    network: what the page says of collectives.
+    network: what the page says of collectives; best: which of all plans on the page is the best.
     """
 
     timeline: Timeline
@@ -115,6 +115,7 @@ class Report:
     evidence: tuple[Section, ...] = ()
     launch: tuple[Launch, ...] = ()
     network: Section | None = None
+    best: str = ""
 
     @property
     def step(self) -> dict[str, Picture]:
@@ -202,7 +203,7 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         step=report.step,
         sections=report.sections,
         network=report.network,
-        beside=beside_others(report.runs),
+        best=report.best,
         evidence=report.evidence,
         launch=report.launch,
         sheets=[
@@ -239,24 +240,6 @@ def _cell(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}" if isinstance(value, float) else str(value)
     return str(value)
-
-
-def beside_others(runs: Mapping[str, Summary]) -> str:
-    """How the first run stands against the others, in a sentence; nothing without others."""
-    if len(runs) < 2:
-        return ""
-    (own, mine), *others = runs.items()
-    fitting = [(name, run) for name, run in others if run.fits]
-    if not fitting:
-        return "None of the others fits in memory."
-    name, best = max(fitting, key=lambda pair: pair[1].tokens_per_second_per_gpu)
-    gain = best.tokens_per_second_per_gpu / mine.tokens_per_second_per_gpu - 1
-    what = f"{name} trains {count(best.tokens_per_second_per_gpu)} tokens/s/GPU"
-    if not mine.fits:
-        return f"The fastest that fits: {what}."
-    if gain <= 0.0005:
-        return f"None is faster than {own}."
-    return f"The fastest that fits: {what}, {percent(gain)} more than {own}."
 
 
 def _inputs(job: Job) -> Job:

@@ -94,8 +94,7 @@ def told(plans: Plans) -> str:
     too_big = sum(not row["error"] and not row["fits"] for row in plans.rows)
     parts += [f"{too_big:,} run out of memory"] if too_big else []
     parts += [f"{refused.total():,} are refused (most often: {refused.most_common(1)[0][0]})"] if refused else []
-    best = f" The fastest per GPU: {plans.name(plans.fitting[0])}." if plans.fitting else ""
-    return f"{', '.join(parts)}.{best}"
+    return f"{', '.join(parts)}."
 
 
 def sheet(plans: Plans) -> Sheet:

@@ -25,9 +25,8 @@ from reports.words import (
     tie_rule,
     tokens_text,
 )
-from strategies.arguments import as_arguments
+from strategies.arguments import as_arguments, stated_otherwise
 from topologies.costs import cost
-from topologies.reading import plain
 
 if TYPE_CHECKING:
     from calibration.answer import Answer
@@ -59,9 +58,8 @@ def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Inter
 
 
 def arguments(row: dict[str, Any], job: Job) -> str:
-    """What makes `job` the job of a row, to the bit: also fields that it sets to nothing."""
-    own = {f"plan.{field}": plain(value) for field, value in job.plan} | {"nodes": job.cluster.nodes}
-    return as_arguments({name: value for name, value in row["changes"].items() if name not in own or own[name] != value})
+    """What makes `job` the job of a row, to the bit."""
+    return as_arguments(stated_otherwise(job, row["changes"]))
 
 
 def verdict(found: Answer, job: Job) -> str:

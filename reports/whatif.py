@@ -24,7 +24,8 @@ from reports.words import (
     step_of,
     tokens_text,
 )
-from topologies.reading import UserError
+from strategies.arguments import as_arguments, stated_otherwise
+from topologies.reading import UserError, argument
 
 if TYPE_CHECKING:
     from calibration.whatif import Case
@@ -58,6 +59,7 @@ def overview(
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
+    lines += [Text(line, "dim") for line in ([] if tornado else _everywhere(job, cases))]
     prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
     return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
 
@@ -76,7 +78,7 @@ def _refused(cases: Sequence[Case]) -> Iterator[str]:
 def as_data(case: Case) -> dict[str, Any]:
     """For machines, with stable keys."""
     return {
-        "changes": dict(case.changes), "plan": case.plan, "refused": case.refused,
+        "changes": dict(case.changes), "plan": case.plan, "arguments": as_arguments(case.changes), "refused": case.refused,
         "summary": case.summary.to_dict() if case.summary else None,
         "training": case.training.to_dict() if case.training else None,
     }  # fmt: skip
@@ -84,7 +86,15 @@ def as_data(case: Case) -> dict[str, Any]:
 
 def _inputs(case: Case, shown: Collection[str] | None = None) -> str:
     fields = {n: v for n, v in case.changes.items() if n not in HIDDEN and (shown is None or n in shown)}
-    return ", ".join(f"{n.removeprefix('plan.')}={v}" for n, v in fields.items()) or "the job"
+    return ", ".join(argument(n, v) for n, v in fields.items()) or "the job"
+
+
+def _everywhere(job: Job, cases: Sequence[Case]) -> Iterator[str]:
+    """What all cases change and no row names, as arguments: with them and a row's inputs, `simulate` gives the row's answer."""
+    named = _varied(cases)
+    rest = [{name: value for name, value in case.changes.items() if name not in named} for case in cases]
+    if rest and (changes := stated_otherwise(job, rest[0])):
+        yield f"every row also has {as_arguments(changes)}"
 
 
 def _plan(case: Case) -> str:

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from reports import evidence, sections
 from reports.page import Report, Section
+from reports.winner import Entry, winner
 from reports.words import TOKENS
+from strategies.arguments import as_arguments, differences, stated_otherwise
+from strategies.ranking import rank, rank_row
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from calibration.engines import Engine
     from calibration.validation import Compared
     from calibration.whatif import Read
+    from reports.plans import Plans
     from sim.summary import Summary
     from sim.timeline import Timeline
     from strategies.job import Job
@@ -54,63 +58,92 @@ def report(job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapp
     """The report of `job`, whose step has been played. read: the job with other fields; tell: hears what is being done."""
     made: list[Section] = []
     beside: dict[str, Summary] = {}
+    others: list[Entry] = []
     if wanted.variants:
-        beside = _variants(job, answer, wanted.variants, engine, tell)
+        beside = _variants(job, answer, wanted.variants, engine, tell, others)
     elif "runs" not in wanted.without:
-        beside = _usual(job, answer, engine, tell, made)
+        beside = _usual(job, answer, engine, tell, made, others)
     if "scaling" not in wanted.without:
         tell("scaling")
         made.append(sections.scaling(read, job, engine, wanted.total, wanted.price))
     if "clusters" not in wanted.without:
         tell("other clusters")
         made.append(sections.clusters(read, job, engine, wanted.total, wanted.price))
-    made += _plans(job, read, wanted, engine, tell)
+    made += _plans(job, read, wanted, engine, tell, others)
     if "sensitivity" not in wanted.without:
         tell("what limits the step")
         made.append(sections.limits(job, answer.step_seconds))
     money = {"rates": wanted.rates} | ({"tokens": wanted.tokens} if wanted.tokens else {})
     return Report(played, answer, {**inputs, **money}, job.cluster, beside, tuple(made), _evidence(job, wanted, engine, tell),
-                  sections.launches(job), sections.collectives(played))  # fmt: skip
+                  sections.launches(job), sections.collectives(played),
+                  winner(_entry(job.name, job, answer, ""), others))  # fmt: skip
 
 
-def _variants(job: Job, answer: Summary, others: Sequence[Job], engine: Engine, tell: Tell) -> dict[str, Summary]:
+def _entry(name: str, job: Job, summary: Summary, arguments: str) -> Entry:
+    return Entry(name, rank(summary, dict(job.plan), job.hash), summary.tokens_per_second_per_gpu, arguments)
+
+
+def _entries(plans: Plans, job: Job, read: Read) -> list[Entry]:
+    """Rows of plans that fit and that are this job with other fields: a table of another job is none of the page's plans."""
+    entries = []
+    for row in plans.fitting:
+        changes = stated_otherwise(job, row["changes"])
+        try:
+            if read(changes).hash != row["hash"]:
+                continue
+        except UserError:
+            continue
+        rate = row["tokens_per_second_per_gpu"]
+        entries.append(Entry(plans.name(row), rank_row(row, 1 / rate), rate, as_arguments(changes)))
+    return entries
+
+
+def _variants(
+    job: Job, answer: Summary, variants: Sequence[Job], engine: Engine, tell: Tell, others: list[Entry]
+) -> dict[str, Summary]:
     """The job, and beside it what was asked for."""
     from calibration.predict import predict
 
     tell("other runs")
-    return {job.name: answer, **{one.name: found for one, found in zip(others, engine.map(predict, others), strict=True)}}
+    found = dict(zip((one.name for one in variants), engine.map(predict, variants), strict=True))
+    for one in variants:
+        others.append(_entry(one.name, one, found[one.name], ""))
+    return {job.name: answer, **found}
 
 
-def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Section]) -> dict[str, Summary]:
+def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Section], others: list[Entry]) -> dict[str, Summary]:
     """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
     from calibration.predict import predict
     from strategies.advise import OWN, advise
 
     tell("other runs")
     try:
-        found = advise(job, predict, engine.map, DEPTH).candidates
+        found = [one for one in advise(job, predict, engine.map, DEPTH).candidates if one.name != OWN]
     except UserError as error:
         made.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}
-    others = [one for one in found if one.name != OWN]
-    return {job.name: answer, **{one.name: one.summary for one in others[:BESIDE]}}
+    others += [_entry(one.name, one.job, one.summary, as_arguments(differences(job, one.job))) for one in found]
+    return {job.name: answer, **{one.name: one.summary for one in found[:BESIDE]}}
 
 
-def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell) -> list[Section]:
+def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell, others: list[Entry]) -> list[Section]:
     """Of a table of results, and of a sweep."""
     from reports.plans import Plans, section
 
     plan, capacity, made = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
     if wanted.results is not None:
         name, rows = wanted.results
-        made.append(section(Plans(rows, plan, wanted.total, wanted.rates, capacity), f"Plans of {name}"))
+        plans = Plans(rows, plan, wanted.total, wanted.rates, capacity)
+        made.append(section(plans, f"Plans of {name}"))
+        others += _entries(plans, job, read)
     if wanted.search is not None:
         from calibration.sweep import sweep
 
         space, until = _small(job), time.monotonic() + wanted.search
         found, left = sweep(read, space, engine, lambda done: tell(f"plans {done} of {space.size}"), until)
-        title = "Other degrees"
-        one = section(Plans(found, plan, wanted.total, wanted.rates, capacity), title) if found else Section(title)
+        plans = Plans(found, plan, wanted.total, wanted.rates, capacity)
+        others += _entries(plans, job, read)
+        one = section(plans, "Other degrees") if found else Section("Other degrees")
         late = f"{left:,} more plans were not simulated: the {wanted.search:g} s of --search-seconds were over."
         made.append(Section(one.title, one.pictures, (*one.text, late), one.sheet) if left else one)
     return made

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from strategies.job import Job
 from strategies.plan import Plan
-from topologies.reading import as_argument
+from topologies.reading import argument, plain
 
 
 def differences(job: Job, other: Job) -> dict[str, Any]:
@@ -19,12 +19,18 @@ def differences(job: Job, other: Job) -> dict[str, Any]:
     return nodes | fields
 
 
+def stated_otherwise(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Of changes as plain data those that `job` has otherwise, what they set to nothing included."""
+    own = {f"plan.{field}": plain(value) for field, value in job.plan} | {"nodes": job.cluster.nodes}
+    return {name: value for name, value in changes.items() if name not in own or own[name] != value}
+
+
 def as_arguments(changes: Mapping[str, Any]) -> str:
-    """`--set plan.tp=4 --set nodes=2 …`; what has a unit with it."""
-    words = [as_argument(name, f"{value!r} B" if name == "plan.bucket" else value) for name, value in changes.items()]
-    return " ".join(f"--set {word}" for word in words)
+    """`--set plan.tp=4 --set nodes=2 …`, quoted for a shell."""
+    return " ".join(f"--set {shlex.quote(text)}" for text in settings(changes))
 
 
-def command_line(command: str, given: Sequence[str], changes: Mapping[str, Any]) -> str:
-    """The line that runs `command` on the job that `given` (its file and options) makes, with these changes."""
-    return " ".join(filter(None, ("shardyard", command, shlex.join(given), as_arguments(changes))))
+def settings(changes: Mapping[str, Any]) -> list[str]:
+    """`plan.tp=4`, `nodes=2` …, as `--set` reads them: bytes of a bucket with their unit."""
+    return [argument(name, f"{value!r} B" if name == "plan.bucket" and isinstance(value, int | float) else value)
+            for name, value in changes.items()]  # fmt: skip

@@ -122,10 +122,15 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def as_argument(name: str, value: Any) -> str:
-    """`name=value` as `--set` reads it, quoted for a shell where that is needed."""
+def argument(name: str, value: Any) -> str:
+    """`name=value` as `--set` reads it."""
     text = documents.dump_yaml(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
-    return shlex.quote(f"{name}={text}")
+    return f"{name}={text}"
+
+
+def as_argument(name: str, value: Any) -> str:
+    """The same, quoted for a shell where that is needed."""
+    return shlex.quote(argument(name, value))
 
 
 def parse_yaml(text: str, path: Path) -> dict[str, Any]:

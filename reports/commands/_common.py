@@ -189,10 +189,11 @@ def check_positive(**values: float | None) -> None:
 
 def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:
     """A function that reads the job with other fields."""
+    from strategies.arguments import settings
     from strategies.job import read_job
 
     def read(changes: dict[str, Any]) -> Any:
-        return read_job(job, [*overrides, *(f"{field}={json.dumps(value)}" for field, value in changes.items())], **given)
+        return read_job(job, [*overrides, *settings(changes)], **given)
 
     return read
 

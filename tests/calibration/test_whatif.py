@@ -116,11 +116,11 @@ def test_the_command_tells_a_table_and_data(tmp_path: Path) -> None:
 def test_a_value_that_is_refused_everywhere_is_told_with_the_reason() -> None:
     wrong = call("whatif", *JOB, "--vary", "plan.microbatch=1,3")
     assert wrong.exit_code == 2
-    assert "refused, microbatch=3: plan: global_batch=64 is not a multiple of dp·microbatch = 8·3" in wrong.output
+    assert "refused, plan.microbatch=3: plan: global_batch=64 is not a multiple of dp·microbatch = 8·3" in wrong.output
     axes = ("--vary", "plan.pp=1,5", "--vary", "plan.microbatch=1,2")
     stages = call("whatif", *JOB, *axes)
     assert stages.exit_code == 2
-    assert "refused, pp=5, microbatch=1; pp=5, microbatch=2: " in stages.output
+    assert "refused, plan.pp=5, plan.microbatch=1; plan.pp=5, plan.microbatch=2: " in stages.output
     some = call("whatif", *JOB, "--vary", "plan.pp=1,8", "--vary", "plan.schedule=1f1b,pipedream")
     assert some.exit_code == 0
 

@@ -1,0 +1,171 @@
+"""What a command prints to be pasted gives, pasted, the answer that it was printed beside, to the bit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import shardyard
+from reports.figures import Drawing
+from shardyard import read_job
+from strategies.export import export
+from strategies.plan import Plan
+
+# A plan full of what the best plan does not have: it has to be unset when that is pasted.
+PLAN = {
+    "tp": 2, "sequence_parallel": True, "pp": 2, "schedule": "interleaved", "chunks": 2, "data_parallel": "zero3", "shard": 2,
+    "offload": {"optimizer": "cpu", "parameters": "cpu"}, "recompute": "full", "recompute_method": "block", "recompute_layers": 1,
+    "accumulation": 4, "sequence": 1024, "bucket": "10 MB", "dropout": False,
+}  # fmt: skip
+SPACE = {
+    "plan.tp": [1, 2], "plan.pp": [1, 2], "plan.data_parallel": [{"plan.data_parallel": "zero1", "plan.shard": None}],
+    "plan.bucket": ["10 MB", "33.3 MB"], "plan.offload": [None, {"optimizer": "cpu"}], "plan.recompute": ["none", "full"],
+}  # fmt: skip
+
+
+def call(*words: str) -> Any:
+    result = CliRunner().invoke(shardyard.main, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def simulated(words: Sequence[str]) -> dict[str, Any]:
+    """The answer of `simulate` with these words."""
+    answer: dict[str, Any] = json.loads(call("simulate", *words, "--json").stdout)
+    return answer
+
+
+def pasted(text: str) -> list[str]:
+    """The words behind the last "as arguments: " of a text."""
+    return shlex.split(re.findall(r"[Aa]s arguments: (.*)", text)[-1])
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("job") / "job.yaml"
+    cluster = {"based_on": "dgx-a100", "node": {"gpus": 4, "nics": 4}}
+    model = {"name": "small", "hidden": 256, "layers": 4, "heads": 8, "vocabulary": 512, "context": 1024, "dropout": True,
+             "tied": False}  # fmt: skip
+    file.write_text(json.dumps({"model": model, "cluster": cluster, "nodes": 2, "plan": PLAN}))
+    return str(file)
+
+
+@pytest.mark.parametrize("more", [(), ("--vary", "nodes=2,4")])
+def test_arguments_of_a_search(job: str, tmp_path: Path, more: tuple[str, ...]) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(json.dumps(SPACE))
+    options = ("plan", job, "--space", str(space), *more)
+    found = json.loads(call(*options, "--json").stdout)
+    words = pasted(call(*options).output)
+    assert words == shlex.split(found["arguments"])
+    assert {"plan.accumulation=null", "plan.shard=null"} <= set(words)  # the best is neither in copies nor of another batch
+    assert simulated([job, *words])["step_seconds"] == found["best"]["step"]
+
+
+def test_arguments_of_advice(job: str) -> None:
+    """Of every candidate, and those on the screen are the best one's."""
+    found = json.loads(call("advise", job, "--json").stdout)["candidates"]
+    assert len(found) > 8
+    for one in found:
+        assert simulated([job, *shlex.split(one["arguments"])])["step_seconds"] == one["step_seconds"], one["name"]
+    assert pasted(call("advise", job).output) == shlex.split(found[0]["arguments"])
+
+
+def test_what_makes_a_job_fit() -> None:
+    given = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.accumulation=2", "--set", "model.layers=26"]
+    first = call("simulate", *given).output.splitlines()[0]
+    hints = first.split("; fits with ")[1].split("; ")[0].split(", or ")
+    assert len(hints) >= 2
+    batch = first.split(": ")[0].split("), ")[1]
+    for hint in hints:
+        line = call("simulate", *given, *shlex.split(hint)).output.splitlines()[0]
+        assert ", fits: " in line
+        assert batch in line  # the global batch is kept
+
+
+def test_layers_of_more_even_stages() -> None:
+    sets = ("plan.pp=2", "plan.dp=4", "plan.global_batch=32", "plan.first_stage_layers=40", "plan.data_parallel=zero1")
+    given = ["--model", "gpt2-1.5b", "--cluster", "dgx-a100", *(word for one in sets for word in ("--set", one))]
+    told = re.search(r"with (--set .*) the step takes ([\d.]+ m?s)", call("simulate", *given).output)
+    assert told is not None
+    assert f": {told[2]} per step" in call("simulate", *given, *shlex.split(told[1])).output
+
+
+def test_rows_of_a_what_if(job: str) -> None:
+    """Strong scaling keeps the batch, which is in no row: a line says what all rows have."""
+    options = ("whatif", job, "--vary", "nodes=4,8", "--strong")
+    found = json.loads(call(*options, "--json").stdout)[1:]
+    text = call(*options).output
+    everywhere = shlex.split(re.findall(r"every row also has (.*)", text)[0])
+    for case, nodes in zip(found, (4, 8), strict=True):
+        assert f"\nnodes={nodes} " in text
+        step = case["summary"]["step_seconds"]
+        assert simulated([job, "--set", f"nodes={nodes}", *everywhere])["step_seconds"] == step
+        assert simulated([job, *shlex.split(case["arguments"])])["step_seconds"] == step
+
+
+def test_the_best_plan_of_a_page(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path: Image.new("1", (1, 1)).save(path))
+    without = [word for part in ("scaling", "clusters", "sensitivity", "published") for word in ("--without", part)]
+    call("report", job, "--output", str(tmp_path), "--search", *without, "--workers", "1")
+    (line,) = re.findall(r"<p>(The best of .*?)</p>", (tmp_path / "report.html").read_text())
+    answer = simulated([job, *pasted(line.replace("&#39;", "'"))])
+    rate = re.search(r", ([\d.]+) k tokens/s/GPU", line)
+    assert rate is not None
+    assert answer["tokens_per_second_per_gpu"] == pytest.approx(1000 * float(rate[1]), rel=0.005)
+    assert answer["tokens_per_second_per_gpu"] > simulated([job])["tokens_per_second_per_gpu"]
+
+
+def test_the_command_that_is_printed_below_an_answer(job: str) -> None:
+    """As a process, whose arguments it tells."""
+
+    def run(words: Sequence[str]) -> str:
+        command = [sys.executable, "-c", "import shardyard; shardyard.main()", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    text = run(["simulate", job, "--set", "plan.offload={optimizer: cpu}", "--set", "plan.recompute=full"])
+    words = shlex.split(text.split("`")[1])
+    assert words[0] == "shardyard"
+    assert run(words[1:]) == text
+
+
+@pytest.mark.parametrize(("framework", "plan"), [
+    ("megatron", {"tp": 2, "sequence_parallel": True, "data_parallel": "zero1", "gradients": "fp32", "global_batch": 32}),
+    ("deepspeed", {"data_parallel": "zero3", "deepspeed": {}, "recompute": "full", "global_batch": 32, "overlap": True}),
+    ("torchtitan", {"data_parallel": "zero3", "kernels": "compiled", "gradients": "fp32", "attention": "sdpa",
+                    "complex_rotary": True, "repeated_keys": True, "global_batch": 32}),
+    ("accelerate", {"data_parallel": "zero3", "kernels": "torch", "global_batch": 32}),
+])  # fmt: skip
+def test_settings_that_are_exported(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
+    """Read again, with what has to be said in the training script, they are the same job."""
+    given = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
+    made = export(framework, read_job(plan=plan | {"sequence": 4096}, **given))
+    file = tmp_path / made.file
+    file.write_text(made.text)
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    said = re.findall(r"to be said in the training script: (.*)", "\n".join(made.unexpressed))
+    script = [word for part in ", ".join(said).split(", ") if part for word in ("--set", f"plan.{part}")]
+    first = simulated(
+        [*options, *(f"--set=plan.{name}={json.dumps(value)}" for name, value in {**plan, "sequence": 4096}.items())]
+    )
+    again = simulated([*options, f"--from-{framework}", str(file), *script])
+    assert again["step_seconds"] == first["step_seconds"]
+
+
+def test_all_fields_of_a_plan_can_be_unset() -> None:
+    """So that arguments can say what is to be left out."""
+    for name, info in Plan.model_fields.items():
+        default = info.get_default(call_default_factory=True)
+        text = f"{default!r} B" if name == "bucket" and default is not None else json.dumps(default)
+        made = read_job(model="llama-3.1-8b", cluster="dgx-h100", overrides=[f"plan.{name}={text}"])
+        assert getattr(made.plan, name) == default or name == "global_batch"
