@@ -40,7 +40,7 @@ class Candidates:
     for the fields that no rule looks at.
 
     number: of each plan, its place in the product of the axes by name, so that neither the order of axes nor that of their values
-    changes which plan comes first; dropped: of each of `resolved`, what of the job does not apply to it (`strategies.applicable`);
+    changes which plan comes first; dropped: of each of `resolved`, what of the job does not apply (`strategies.applicable`);
     refused: reasons with counts, and for each an example; same: combinations left out because they are another one
     (`strategies.search.twins`).
     """
