@@ -55,7 +55,7 @@ mutants: $(VENV)/ready  ## small wrong changes of sim/ and strategies/: which do
 
 calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped profile cpu-gloo; ten minutes, nothing else running
 	$(BIN)/shardyard calibrate --cluster cpu-gloo --samples out/cpu-gloo.samples.jsonl --output out/cpu-gloo.yaml
-	cp out/cpu-gloo.yaml calibration/profiles/cpu-gloo.yaml
+	cp out/cpu-gloo.yaml sim/pricing/profiles/cpu-gloo.yaml
 	cp out/cpu-gloo.png docs/calibration.png
 	mv out/cpu-gloo.samples.jsonl out/cpu-gloo.measured.jsonl
 

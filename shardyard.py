@@ -16,20 +16,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from calibration.predict import predict, simulate
     from reports.commands import main
     from reports.inputs import describe
-    from sim.summary import Summary, summarise
+    from sim.analysis.summary import Summary, summarise
     from sim.timeline import Timeline
     from strategies.job import Job, read_job
+    from strategies.predict import predict, simulate
     from topologies.reading import UserError
 
 __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "predict", "read_job", "simulate", "summarise"]
 
 _LAZY = {
-    "Job": "strategies.job", "Summary": "sim.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
-    "describe": "reports.inputs", "main": "reports.commands", "predict": "calibration.predict", "read_job": "strategies.job",
-    "simulate": "calibration.predict", "summarise": "sim.summary",
+    "Job": "strategies.job", "Summary": "sim.analysis.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
+    "describe": "reports.inputs", "main": "reports.commands", "predict": "strategies.predict", "read_job": "strategies.job",
+    "simulate": "strategies.predict", "summarise": "sim.analysis.summary",
 }  # fmt: skip
 
 

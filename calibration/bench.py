@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibration.profiles import load_profile, profile_for
 from calibration.readers.nccl_tests import Log, read_nccl_tests
+from sim.analysis.collective_sweep import Sweep, sweep, transport
+from sim.analysis.notes import of_error
 from sim.collectives import OPERATIONS, algorithms, offered
-from sim.notes import of_error
-from sim.prices import Prices
-from sim.protocols import split
-from sim.sweep import Sweep, sweep, transport
+from sim.pricing.prices import Prices
+from sim.pricing.protocols import split
+from sim.pricing.shipped import load_profile, profile_for
 from topologies.cluster import load_cluster
 from topologies.reading import UserError, nearest
 from topologies.units import show, size

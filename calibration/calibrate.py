@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibration import fit_kernels
-from calibration.collective_rows import Row
-from calibration.fit_links import fit_links, transports
-from calibration.fit_machine import Fit, Fitted
-from calibration.launch import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
-from calibration.layer_check import Check, checks
+from calibration.fit.machine import kernels as fit_kernels
+from calibration.fit.machine.links import fit_links, transports
+from calibration.fit.machine.profile import Fit, Fitted
+from calibration.fit.published_collectives.rows import Row
+from calibration.launch.ranks import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, known_gpu, own_cluster
-from calibration.profile_file import described, signed, verified, yaml_text
-from calibration.profiles import load_profile, profile_for
+from calibration.measure.layer_check import Check, checks
 from calibration.samples import Head, Journal, Merged, Sample, merge, read_journal
-from sim.prices import Profile, Provenance
+from sim.pricing.prices import Profile, Provenance
+from sim.pricing.profile_file import described, signed, verified, yaml_text
+from sim.pricing.shipped import load_profile, profile_for
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, nearest, parse_yaml
 from topologies.writing import check_writable, write_whole
@@ -242,7 +242,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         measured=True, machine=cluster.name, versions="as in the logs", date="as in the logs",
         source=", ".join(path.name for path in logs),
         grid=f"{len(rows)} sizes of {', '.join(dict.fromkeys(row.operation for row in rows))} ({', '.join(kinds)})",
-        rule="formula of sim/protocols.py, fitted to half of the sizes", fit_error=fit_kernels.error(points, False),
+        rule="formula of sim/pricing/protocols.py, fitted to half of the sizes", fit_error=fit_kernels.error(points, False),
         heldout_error=fit_kernels.error(points, True), errors=short, transports=transports(rows, base, cluster),
         measured_range={"bytes": (min(sizes), max(sizes)), "ranks": (min(members), max(members))},
     )  # fmt: skip
@@ -253,7 +253,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
 
 
 def _errors(points: Sequence[Any]) -> dict[str, float]:
-    from calibration.fit_tables import errors
+    from calibration.fit.machine.tables import errors
 
     return errors(points)
 

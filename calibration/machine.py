@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from calibration.launch import Device
-from sim.prices import Profile
+from calibration.launch.ranks import Device
+from sim.pricing.prices import Profile
 from topologies.cluster import Cluster, cluster_names, gpu_names, inline_cluster, load_cluster
 from topologies.reading import UserError
 
@@ -99,7 +99,7 @@ def catalogue_cluster(gpu: str, per_node: int) -> Cluster:
 
 def own_cluster(name: str, processes: int, peak: float, bandwidth: float, memory: float, loopback: float) -> dict[str, Any]:
     """A cluster file of a machine without GPUs: peaks are the best that was measured."""
-    from calibration.profile_file import quantity
+    from sim.pricing.profile_file import quantity
 
     gpu = {
         "name": f"{name}-core", "sms": 0, "peak": {"fp32": quantity(peak, "FLOP/s")}, "memory": quantity(float(int(memory)), "B"),

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
-from calibration.interference import LIMIT
+from calibration.measure.interference import LIMIT
 from topologies.reading import Config, UserError, build, lines_of, parse_line, shown
 from topologies.writing import write_whole
 

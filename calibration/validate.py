@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import Any
 
-from calibration.emulation import PROBE, Emulation, cluster, probe
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
-from calibration.launch import Hear, launch, need_torch, under_launcher
+from calibration.launch.emulation import PROBE, Emulation, cluster, probe
+from calibration.launch.ranks import Hear, launch, need_torch, under_launcher
 from calibration.machine import elsewhere
-from calibration.predict import predict, profile_of
-from sim.summary import Summary
+from sim.analysis.summary import Summary
 from strategies.job import Job
+from strategies.predict import predict, profile_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from reports import metrics
 from sim.collectives import algorithms
 from strategies.data_parallel import hooks
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 from strategies.schedules import schedules
 from topologies.reading import UserError, nearest
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.predict import prices_of, simulate
 from reports.figures.gantt import gantt
 from reports.figures.staleness import staleness
-from reports.words import digits, gigabytes, percent, seconds
-from sim.summary import Summary, summarise
+from reports.formatting import digits, gigabytes, percent, seconds
+from sim.analysis.summary import Summary, summarise
 from sim.timeline import Timeline
 from strategies.data_parallel import hooks
 from strategies.job import Job, read_job
-from strategies.lower import lower
+from strategies.lowering.lower import lower
+from strategies.lowering.parameter_servers import Answer, parameter_servers
+from strategies.predict import prices_of, simulate
 from strategies.schedules import schedules
-from strategies.servers import Answer, parameter_servers
 from topologies.reading import UserError
 from topologies.writing import write_whole
 

@@ -19,8 +19,8 @@ def shardyard_version() -> str:
 
 def describe(job: Job, command: str = "") -> dict[str, Any]:
     """The job's inputs, its hash, the profile, and the command that asked."""
-    from calibration.predict import profile_of
-    from calibration.profiles import describe_profile
+    from sim.pricing.shipped import describe_profile
+    from strategies.predict import profile_of
 
     plan = job.resolve()
     return {

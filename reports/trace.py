@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sim.choosing import Priced
+from sim.analysis.memory import ledger
 from sim.clock import on_grid
-from sim.memory import ledger
+from sim.pricing.algorithm_choice import Priced
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, kind, label
 from topologies.writing import whole_file

@@ -2,7 +2,7 @@
 
 A stream runs its ops in order; ops on different streams are ordered only by explicit waits (`Op.after`). Ranks that run the same
 program on symmetric hardware are one `Cohort`: one list of ops, however many ranks. Everything else (overlap, bubbles, exposed
-communication, peak memory) emerges when `sim.run` plays the program.
+communication, peak memory) emerges when `sim.engine.player` plays the program.
 
 Units: bytes, seconds, FLOPs, elements.
 """

@@ -12,9 +12,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from sim.choosing import Priced
-from sim.fusing import Fused
-from sim.pricing import Pricing
+from sim.pricing.algorithm_choice import Priced
+from sim.pricing.block_costs import Fused
+from sim.pricing.op_costs import Pricing
 from sim.program import COMPUTE, Block, Collective, Op, Program, Ref, Send
 
 if TYPE_CHECKING:

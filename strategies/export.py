@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from strategies.frameworks import Found, frameworks
-from strategies.model import Model
-from strategies.plan import Plan
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError, build
 from topologies.writing import WriteError, write_whole
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.resolved import Resolved
 
 _RESOLVED = {"dp": "dp", "shard": "shards", "chunks": "chunks", "layers_per_stage": "layers", "sequence": "sequence",
              "global_batch": "global_batch", "accumulation": "microbatches"}  # fmt: skip
@@ -54,7 +54,7 @@ def export(name: str, job: Job) -> Export:
             write_whole(file, written.text)
             found = framework.read(file)
         again = build(Plan, {**found.plan, **_plain(script)}, name)
-        theirs = again.resolve(job.model, job.cluster.gpus, name, job.cluster.node.gpus)
+        theirs = Resolved.of(again, job.model, job.cluster.gpus, name, job.cluster.node.gpus)
     except WriteError:
         raise
     except UserError as error:
@@ -68,7 +68,7 @@ def _differences(own: Resolved, theirs: Resolved) -> Iterator[str]:
     for field in Plan.model_fields:
         if field not in _ANOTHER_WAY | _ASSUMED:
             at, name = _RESOLVED.get(field), _MEANT.get(field, field)
-            one, other = (getattr(plan, at) if at else getattr(plan.plan, name) for plan in (own, theirs))
+            one, other = (getattr(plan, at) if at else getattr(plan, name) for plan in (own, theirs))
             if not _same(one, other):
                 yield _told(field, one, other)
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strategies.batch import with_batch
 from strategies.data_parallel import hooks
 from strategies.frameworks import Found, frameworks
-from strategies.importers import is_hugging_face
-from strategies.limits import refuse
-from strategies.limits.data_parallel import hosted
-from strategies.model import Model, load_model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.models.importers import is_hugging_face
+from strategies.models.model import Model, load_model
+from strategies.plan.batch import with_batch
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
+from strategies.plan.rules import refuse
+from strategies.plan.rules.data_parallel import hosted
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
@@ -60,7 +60,7 @@ class Job:
                 raise UserError(f"{self.where}: {asked} is not possible: {known}")
         refuse(self.where, hosted(self.plan, self.cluster.node.cpu))
         hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
-        return self.plan.resolve(self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
+        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 
     @property
     def global_batch(self) -> int:

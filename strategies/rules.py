@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.model import Model
+from strategies.models.model import Model
 
 GIB = 2.0**30
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim.prices import Prices, Profile
+from sim.pricing.prices import Prices, Profile
 from strategies.job import Job, read_job
 from strategies.schedules import schedules
 from topologies.cluster import Cluster

@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0, help="no mutant begins later")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", default="", help="files whose path begins with this, such as sim/run.py")
+    parser.add_argument("--only", default="", help="files whose path begins with this, such as sim/engine/player.py")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     reached = reach()

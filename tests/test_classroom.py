@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from sim.memory import ledger
+from sim.analysis.memory import ledger
+from sim.analysis.summary import Summary, summarise
+from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block, Kernel, Program, Run, Send
-from sim.run import run
-from sim.summary import Summary, summarise
 from sim.timeline import Timeline
-from strategies.layers import parts
-from strategies.lower import lower
-from strategies.model import load_model
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
+from strategies.models.model import load_model
 from strategies.rules import GIB, activations_by_zero
 from topologies.ranks import rank_table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard import read_job, simulate, summarise
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

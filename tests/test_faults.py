@@ -112,7 +112,7 @@ def test_a_signal_while_a_command_imports_is_heard_when_that_is_over(number: int
 
 WORKING = """
 import os, signal, time
-from calibration.engines import engine
+from strategies.planner.search.executors import engine
 if __name__ == "__main__":
     try:
         with engine(workers=2) as runs:
@@ -137,7 +137,7 @@ def test_ctrl_c_reaches_every_process_and_ends_workers_at_once_and_silently() ->
 
 
 NO_SCHEDULER = """
-from calibration.engines import engine
+from strategies.planner.search.executors import engine
 try:
     with engine(dask="nonsense::://"):
         pass
@@ -157,7 +157,7 @@ def test_what_is_no_address_of_dask_is_one_line() -> None:
 def test_a_plan_that_is_ended_says_what_it_found_and_keeps_it(
     number: int, code: int, how: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from calibration.results import Results
+    from strategies.planner.search.results import Results
 
     add = Results.add
 

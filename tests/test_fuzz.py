@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 import yaml
 
-from calibration.profiles import load_profile
 from calibration.readers.kineto import read_traces
 from calibration.readers.nccl_tests import read_nccl_tests
-from calibration.relative import absolute
-from calibration.results import Results
 from calibration.samples import merge, read_journal
 from calibration.validation_set import SHIPPED, read_set
+from sim.pricing.shipped import load_profile
 from strategies.job import read_job
-from strategies.search.space import load_space, parse_axis
+from strategies.planner.multiples import absolute
+from strategies.planner.search.results import Results
+from strategies.planner.search.space import load_space, parse_axis
 from topologies.cluster import load_cluster
 from topologies.reading import LONGEST, UserError, load_yaml
 
@@ -171,8 +171,8 @@ KINDS: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], bytes], Cal
             lambda path: read_job(str(path)).resolve()),
     "cluster": ("c.yaml", lambda: shipped("examples/clusters/*.yaml"), as_yaml, lambda: texts("examples/clusters/*.yaml"),
                 lambda path: load_cluster(str(path)).topology()),
-    "model": ("m.yaml", lambda: shipped("strategies/models/*.yaml"), as_yaml, lambda: texts("strategies/models/*.yaml"),
-              lambda path: job_of(model=str(path))),
+    "model": ("m.yaml", lambda: shipped("strategies/models/presets/*.yaml"), as_yaml,
+              lambda: texts("strategies/models/presets/*.yaml"), lambda path: job_of(model=str(path))),
     "config.json": ("config.json", lambda: shipped("tests/data/models/*.json"), as_json,
                     lambda: texts("tests/data/models/*.json"), lambda path: job_of(model=str(path))),
     "deepspeed": ("d.json", lambda: shipped("tests/data/frameworks/*.json"), as_json,
@@ -183,8 +183,8 @@ KINDS: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], bytes], Cal
     "megatron": ("m.sh", list, as_yaml, lambda: texts("tests/data/frameworks/*.sh"), settings("megatron")),
     "dump": ("dump.txt", list, as_yaml, lambda: texts("tests/data/topologies/*"),
              lambda path: load_cluster(str(path), overrides={"node.gpu": "a100-sxm-80gb"})),
-    "profile": ("p.yaml", lambda: shipped("calibration/profiles/h100.yaml"), as_json,
-                lambda: texts("calibration/profiles/v100.yaml"), load_profile),
+    "profile": ("p.yaml", lambda: shipped("sim/pricing/profiles/h100.yaml"), as_json,
+                lambda: texts("sim/pricing/profiles/v100.yaml"), load_profile),
     "trace": ("t.json", lambda: [TRACE], as_json, lambda: [as_json(TRACE), gzip.compress(as_json(TRACE))],
               lambda path: read_traces([path], 8)),
     "log": ("all_reduce.json", lambda: [LOG], as_json, lambda: texts("tests/data/nccl/*.log"), read_nccl_tests),

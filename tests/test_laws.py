@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.memory import ledger
+from sim.analysis.memory import ledger
+from sim.engine.player import run
 from sim.program import Collective
-from sim.run import run
 from sim.timeline import Timeline
 from strategies.data_parallel import hooks
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from strategies.schedules import schedules
 from topologies.reading import UserError
 

@@ -19,7 +19,7 @@ import shardyard
 from reports.figures import Drawing
 from shardyard import read_job
 from strategies.export import export
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 # A plan full of what the best plan does not have: it has to be unset when that is pasted.
 PLAN = {

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.execute.limits import ready
-from calibration.launch import Device, Hear, crowded, find_device, launch, need_torch
+from calibration.launch.ranks import Device, Hear, crowded, find_device, launch, need_torch
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -40,8 +40,8 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
     """Carry out jobs one after the other on the same processes, timing each for about `seconds` (0: not at all).
 
     hear: called with {"done": number, "job": name, "execution": Execution} as soon as a job is done, so that nothing is lost
-    when a later one is not. nodes: network namespaces that are the nodes, see `calibration.emulation`. Empty on ranks other
-    than 0 under a launcher.
+    when a later one is not. nodes: network namespaces that are the nodes, see `calibration.launch.emulation`. Empty on ranks
+    other than 0 under a launcher.
 
     Raises UserError for a job that cannot be executed, before any is, and for one that differs from one process in its losses,
     gradients or parameters.
@@ -83,7 +83,7 @@ def device_of(job: Job) -> Device:
 
 def _room(jobs: Sequence[Job], device: Device) -> None:
     """Refuse what this machine's memory cannot hold: the larger of a rank's peak and one process's model states on each rank."""
-    from calibration.predict import predict
+    from strategies.predict import predict
 
     if device == "cuda":
         return

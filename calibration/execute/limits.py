@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calibration.launch import available_cores, under_launcher
+from calibration.launch.ranks import available_cores, under_launcher
 from strategies.job import Job
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from strategies.schedules import actions, schedules
 from topologies.reading import UserError
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibration.execute.limits import check_model
-from strategies.model import Model
+from strategies.models.model import Model
 from topologies.reading import UserError
 
 BASE = 10000.0  # of rotary frequencies (arXiv:2104.09864); it changes no size

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 
 RATE = 1e-3  # learning rate
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

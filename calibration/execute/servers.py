@@ -8,9 +8,9 @@ from typing import Any
 
 from calibration.execute import device_of
 from calibration.execute.limits import ready
-from calibration.launch import launch, need_torch
+from calibration.launch.ranks import launch, need_torch
 from strategies.job import Job
-from strategies.servers import bound_of
+from strategies.lowering.parameter_servers import bound_of
 from topologies.reading import UserError
 
 

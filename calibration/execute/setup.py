@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from calibration.launch import Place
+from calibration.launch.ranks import Place
 from sim.grid import Grid
-from strategies.buckets import limits
+from strategies.data_parallel.buckets import limits
 from strategies.job import Job
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from strategies.schedules import Schedule, schedules
 
 SEED = 20  # of initial parameters and tokens

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.execute.runner import Runner
-from calibration.interference import LIMIT, Moment, foreign
+from calibration.measure.interference import LIMIT, Moment, foreign
 
 WARM_UP = 2  # steps
 BLOCK = 0.5  # seconds of one block at least

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from calibration.interference import busy
-from calibration.launch import Place
+from calibration.launch.ranks import Place
+from calibration.measure.interference import busy
 
 Array = NDArray[np.float64]
 Action = Callable[[], Any]

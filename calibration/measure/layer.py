@@ -1,4 +1,4 @@
-"""A real transformer end to end, forward and backward: it checks the prices of its parts (`calibration.layer_check`).
+"""A real transformer end to end, forward and backward: it checks the prices of its parts (`calibration.measure.layer_check`).
 
 Imports torch: import this module inside the function that needs it.
 """
@@ -11,8 +11,8 @@ import torch
 
 from calibration.execute.model import Transformer
 from calibration.execute.model import loss as cross_entropy
-from calibration.layer_check import BATCH, COUNTS, SEQUENCE, VOCABULARY, WIDTHS, model
 from calibration.measure.bench import Bench, Probe, Reading
+from calibration.measure.layer_check import BATCH, COUNTS, SEQUENCE, VOCABULARY, WIDTHS, model
 
 
 def probes(device: str) -> list[Probe]:

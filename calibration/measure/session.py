@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibration.interference import LIMIT
-from calibration.launch import Place
+from calibration.launch.ranks import Place
 from calibration.measure import collectives, kernels, layer, side_effects
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
+from calibration.measure.interference import LIMIT
 from calibration.samples import Key, Sample
 
 ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take

@@ -21,8 +21,8 @@ from pydantic import Field
 
 from calibration.published.rules import Step, flops_rules
 from strategies.job import Job
-from strategies.model import Model, load_model
-from strategies.plan import Plan
+from strategies.models.model import Model, load_model
+from strategies.plan.plan import Plan
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strategies.model import Model
+from strategies.models.model import Model
 from topologies.registry import Registry
 
 

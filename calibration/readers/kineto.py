@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from calibration.collective_rows import Row
+from calibration.fit.published_collectives.rows import Row
 from calibration.readers.stream import beginning_of, members
 from topologies.reading import UserError, shown
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from calibration.collective_rows import OPERATIONS, Row
+from calibration.fit.published_collectives.rows import OPERATIONS, Row
 from calibration.readers.stream import beginning_of
 from topologies.reading import UserError, lines_of, load_text, nearest, parse_document
 

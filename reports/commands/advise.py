@@ -21,12 +21,12 @@ from topologies.reading import plain
 @AS_JSON
 def command(job: str | None, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
-    from calibration.engines import engine
-    from calibration.predict import predict
-    from calibration.uncertainty import with_interval
-    from strategies.advise import advise
-    from strategies.arguments import as_arguments, differences
     from strategies.job import read_job
+    from strategies.planner.advise import advise
+    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.search.executors import engine
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict
 
     asked = read_job(job, **given)
     tell = seldom(lambda text: echo(text, err=True))
@@ -55,7 +55,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
         ]
         echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
     else:
-        from reports.advice import advice
+        from reports.tables.advice import advice
 
         show(advice(found, asked))
     if found.best is None:

@@ -70,7 +70,7 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
 
 def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
     """How to start this on a cluster; a rank has a GPU unless --cluster has none."""
-    from calibration.launch_text import launch_text
+    from calibration.launch.instructions import launch_text
     from topologies.cluster import load_cluster
     from topologies.reading import UserError
 
@@ -82,7 +82,7 @@ def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
 
 def _words(given: dict[str, Any]) -> list[str]:
     """This command as every rank runs it; how many ranks there are, the launcher says."""
-    from calibration.launch import PATIENCE, PATIENT
+    from calibration.launch.ranks import PATIENCE, PATIENT
 
     waits = PATIENCE.get()
     words = ["calibrate", *([] if waits == PATIENT else ["--timeout", f"{waits:g}"])]
@@ -111,13 +111,13 @@ def _request(given: dict[str, Any]) -> Request:
 
 def _progress(quiet: bool) -> Any:
     """A bar with the time left; what the session tells moves it."""
-    from reports.calibration import progress
+    from reports.tables.calibration import progress
 
     return progress(quiet)
 
 
 def _answer(result: Result, request: Request, as_json: bool) -> None:
-    from reports.calibration import accuracy, calibration, to_dict
+    from reports.tables.calibration import accuracy, calibration, to_dict
 
     plot = request.output.with_suffix(".png")
     if result.fitted.points:

@@ -36,7 +36,7 @@ def command(operation: str, plot: str | None, by_ranks: str | None, as_json: boo
     if as_json:
         echo(json.dumps(data.to_dict() | {"where": data.where, "notes": notes}, indent=2))
     else:
-        from reports.busbw import comparison, table
+        from reports.tables.busbw import comparison, table
 
         show(table(data))
         if data.measured:

@@ -22,10 +22,10 @@ from reports.terminal import echo
 @AS_JSON
 def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
     """Several jobs side by side: what differs, and what it does. The exit code is 2 when none fits in memory."""
-    from calibration.predict import predict
-    from calibration.uncertainty import with_interval
     from reports.inputs import describe
     from strategies.job import read_job
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict
 
     asked = [read_job(job, overrides, **given) for job in jobs]
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
@@ -34,7 +34,7 @@ def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ove
     if as_json:
         echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
     else:
-        from reports.comparison import comparison
+        from reports.tables.comparison import comparison
         from topologies.costs import rates
 
         priced = [{**inputs, "rates": rates(job.cluster.node.gpu)} for job, (_, _, inputs) in zip(asked, rows, strict=True)]

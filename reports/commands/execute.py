@@ -43,7 +43,7 @@ def command(
         raise UserError("--staleness and --steps need --servers")
     asked = read_job(job, **given)
     if print_launch:
-        from calibration.launch_text import launch_text
+        from calibration.launch.instructions import launch_text
 
         words = [word for word in sys.argv[1:] if word not in ("--print-launch", print_launch, f"--print-launch={print_launch}")]
         echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.gpu.sms > 0))
@@ -64,7 +64,7 @@ def command(
 
 def _trained(job: Job, seconds: float) -> tuple[Any, Any] | None:
     from calibration.validate import validate
-    from reports.execution import execution
+    from reports.tables.execution import execution
 
     done = validate([job], seconds)
     return (done[0].to_dict(), execution(done[0])) if done else None
@@ -72,7 +72,7 @@ def _trained(job: Job, seconds: float) -> tuple[Any, Any] | None:
 
 def _served(job: Job, servers: int, staleness: str, steps: int) -> tuple[Any, Any] | None:
     from calibration.execute.servers import serve
-    from reports.execution import served
+    from reports.tables.execution import served
 
     done = serve(job, servers, staleness, steps)
     return (done.to_dict(), served(done)) if done else None

@@ -31,11 +31,11 @@ def command(sort: str | None, as_json: bool) -> None:
 
 
 def _catalogues() -> dict[str, Any]:
-    from calibration.profiles import profile_names
     from reports.metrics import metric_names
     from sim.collectives import algorithms
+    from sim.pricing.shipped import profile_names
     from strategies.data_parallel import hooks
-    from strategies.model import model_names
+    from strategies.models.model import model_names
     from strategies.schedules import schedules
     from topologies.board import wirings
     from topologies.cluster import cluster_names, gpu_names

@@ -27,7 +27,7 @@ from reports.commands._common import (
 from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
-    from calibration.answer import Progress
+    from strategies.planner.search.answer import Progress
 
 
 @click.command("plan")
@@ -81,15 +81,15 @@ def command(
     after SIGTERM, with what was found until then.
     """
     began = time.perf_counter()
-    from calibration.deadline import Deadline, TimeUp
-    from calibration.engines import engine
-    from calibration.results import Results
-    from calibration.search import WINDOW, Search
-    from calibration.uncertainty import interval
-    from reports.search import pace
-    from reports.words import TOKENS
-    from strategies.search.objective import Limits, objective
-    from strategies.search.space import default_space, load_space, parse_axis
+    from reports.formatting import TOKENS
+    from reports.tables.search import pace
+    from strategies.planner.search.deadline import Deadline, TimeUp
+    from strategies.planner.search.executors import engine
+    from strategies.planner.search.objective import Limits, objective
+    from strategies.planner.search.results import Results
+    from strategies.planner.search.search import WINDOW, Search
+    from strategies.planner.search.space import default_space, load_space, parse_axis
+    from strategies.planner.uncertainty import interval
     from topologies.reading import UserError
     from topologies.units import size, watts
 
@@ -116,11 +116,11 @@ def command(
         with suppress(TimeUp), Deadline(limit, began).cut():
             bar = interval(read(found.best["changes"]), found.best["step"])
     if as_json:
-        from reports.search import as_data
+        from reports.tables.search import as_data
 
         echo(json.dumps(as_data(found, read({}), tokens, bar), indent=2))
     else:
-        from reports.search import overview
+        from reports.tables.search import overview
 
         show(overview(found, read({}), tokens, top, bar))
     echo(pace(found), err=True)

@@ -16,7 +16,7 @@ from reports.commands._common import changing, engine_options, job_options, mone
 from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
-    from reports.whole import Wanted
+    from reports.page.job_report import Wanted
     from strategies.job import Job
 
 PARTS = ("runs", "scaling", "clusters", "sensitivity", "published")
@@ -45,15 +45,15 @@ def command(
     """Everything about a job on one page: the answer, where time and memory go, other ways, scaling, other clusters, what limits
     it, how far to trust it, how to run it. The exit code is 2 when it runs out of memory.
     """
-    from calibration.engines import engine
-    from calibration.predict import predict, simulate
-    from calibration.uncertainty import with_interval
     from reports.inputs import describe
-    from reports.page import write_report
-    from reports.whole import report
-    from sim.summary import summarise
-    from strategies.fixes import fixes
+    from reports.page.job_report import report
+    from reports.page.page import write_report
+    from sim.analysis.summary import summarise
     from strategies.job import read_job
+    from strategies.planner.fixes import fixes
+    from strategies.planner.search.executors import engine
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict, simulate
 
     folder = report_folder(output, "--output")
     assert folder is not None
@@ -82,8 +82,8 @@ def _wanted(
     results: str | None, validation: str | None,
 ) -> Wanted:  # fmt: skip
     """What was asked for, with the files that it names read before any work is done."""
-    from reports.published import from_file
-    from reports.whole import Wanted, results_of
+    from reports.page.job_report import Wanted, results_of
+    from reports.tables.published import from_file
     from topologies.costs import rates
 
     return Wanted(

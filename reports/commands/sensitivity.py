@@ -24,9 +24,9 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     """Which price moves the answer: the step with each price lower and higher, the strongest first."""
     from math import exp
 
-    from calibration.sensitivity import PRICES, Play
-    from calibration.uncertainty import spreads
     from strategies.job import read_job
+    from strategies.planner.sensitivity import PRICES, Play
+    from strategies.planner.uncertainty import spreads
     from topologies.reading import UserError
 
     if not 0 < by <= 10:
@@ -39,7 +39,7 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     if as_json:
         echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
     else:
-        from reports.sensitivity import table
+        from reports.tables.sensitivity import table
 
         show(table(asked.name, play.seconds, effects))
     if plot is not None:

@@ -13,10 +13,10 @@ from reports.commands._common import AS_JSON, figure_option, job_options, report
 from reports.terminal import echo
 
 if TYPE_CHECKING:
-    from reports.server_page import ServerReport
-    from sim.summary import Summary
+    from reports.page.parameter_servers import ServerReport
+    from sim.analysis.summary import Summary
     from strategies.job import Job
-    from strategies.servers import Answer
+    from strategies.lowering.parameter_servers import Answer
 
 
 @click.command("server")
@@ -35,9 +35,9 @@ def command(
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
-    from calibration.predict import prices_of
     from strategies.job import read_job
-    from strategies.servers import parameter_servers
+    from strategies.lowering.parameter_servers import parameter_servers
+    from strategies.predict import prices_of
 
     folder, asked = report_folder(report), read_job(job, **given)
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
@@ -45,7 +45,7 @@ def command(
     if as_json:
         echo(json.dumps(answer.to_dict(), indent=2))
     else:
-        from reports.servers import overview
+        from reports.tables.parameter_servers import overview
 
         show(overview(answer, f"{asked.model.name} on {asked.cluster.nodes} × {asked.cluster.name}", reduced))
     if plot:
@@ -55,7 +55,7 @@ def command(
 
         echo(f"wrote {draw({staleness: answer}, Path(plot))}", err=as_json)
     if folder:
-        from reports.server_page import write_server_report
+        from reports.page.parameter_servers import write_server_report
 
         paths = write_server_report(folder, _report(asked, answer, reduced, staleness, steps, jitter, seed))
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
@@ -67,10 +67,10 @@ def _report(
     job: Job, answer: Answer, reduced: Summary | None, staleness: str, steps: int, jitter: float, seed: int
 ) -> ServerReport:
     """The answer beside other staleness, other numbers of servers on the same nodes, and all-reduce on the workers' GPUs."""
-    from calibration.predict import prices_of
     from reports.inputs import describe
-    from reports.server_page import ServerReport
-    from strategies.servers import parameter_servers
+    from reports.page.parameter_servers import ServerReport
+    from strategies.lowering.parameter_servers import parameter_servers
+    from strategies.predict import prices_of
 
     def ask(servers: int, how: str) -> Answer:
         return answer if (servers, how) == (answer.servers, staleness) else parameter_servers(
@@ -95,7 +95,7 @@ def _reduced(job: Job, answer: Answer) -> Summary | None:
     """All-reduce on the workers' GPUs; None where that is no job, as with a batch that they cannot share."""
     from dataclasses import replace
 
-    from calibration.predict import predict
+    from strategies.predict import predict
     from topologies.reading import UserError
 
     nodes = _nodes(job, answer)

@@ -14,7 +14,7 @@ from reports.commands._common import AS_JSON, job_options, money_options, report
 from reports.terminal import echo
 
 if TYPE_CHECKING:
-    from sim.summary import Summary
+    from sim.analysis.summary import Summary
     from sim.timeline import Timeline
     from strategies.job import Job
 
@@ -30,14 +30,14 @@ def command(
     job: str | None, as_json: bool, report: str | None, unfolded: bool, tokens: float | None, price: float | None, **given: Any
 ) -> None:  # fmt: skip
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
-    from calibration.predict import predict, simulate
-    from calibration.uncertainty import with_interval
+    from reports.formatting import training_cost
     from reports.inputs import describe
-    from reports.tables import UNEVEN
-    from reports.words import training_cost
-    from sim.summary import summarise
-    from strategies.fixes import fixes
+    from reports.tables.step import UNEVEN
+    from sim.analysis.summary import summarise
     from strategies.job import read_job
+    from strategies.planner.fixes import fixes
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict, simulate
     from topologies.costs import rates
 
     asked = read_job(job, **given)
@@ -53,7 +53,7 @@ def command(
         training = training_cost(summary, of_training).to_dict()
         echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training}, indent=2))
     else:
-        from reports.tables import one_screen
+        from reports.tables.step import one_screen
 
         show(one_screen(summary, inputs | of_training))
         if asked.ignored:
@@ -61,7 +61,7 @@ def command(
         for note in asked.notes:
             echo(note)
     if folder:
-        from reports.page import Report, write_report
+        from reports.page.page import Report, write_report
 
         paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster))
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
@@ -71,10 +71,10 @@ def command(
 
 def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     """What uneven stages cost, and what more even ones would take, played."""
-    from calibration.predict import predict
-    from reports.words import percent, seconds, signed
-    from strategies.arguments import as_arguments, differences
-    from strategies.balance import balanced
+    from reports.formatting import percent, seconds, signed
+    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.balance import balanced
+    from strategies.predict import predict
 
     busy = timeline.busy()
     most = max(range(len(busy)), key=lambda stage: busy[stage])

@@ -27,7 +27,7 @@ def command(
     topology.conf; several are joined by "+", as in dgx-h100+topology.conf.
     """
     from reports.figures.topology import topology as drawing
-    from reports.topology import as_data, overview
+    from reports.tables.topology import as_data, overview
     from strategies.job import parse_changes
     from topologies.cluster import load_cluster
 

@@ -80,10 +80,10 @@ def _executed(
     launches: int | None, output: str | None,
     emulated: str | None, overrides: tuple[str, ...], **given: Any,
 ) -> None:  # fmt: skip
-    from calibration.emulation import read_emulation
+    from calibration.launch.emulation import read_emulation
     from calibration.validate import emulate, validate
     from calibration.validation_set import read_set
-    from reports.execution import progress
+    from reports.tables.execution import progress
     from topologies.reading import UserError
 
     if plot and not seconds:
@@ -117,7 +117,7 @@ def _executed(
 
 def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: str | None) -> None:
     """Shown, then written and drawn: a full disk loses nothing."""
-    from reports.execution import validation
+    from reports.tables.execution import validation
 
     answer = [one.to_dict() for one in done]
     if as_json:
@@ -138,8 +138,8 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
     from rich.progress import track
 
     from calibration.published import published
-    from calibration.validation import compared
-    from reports.published import as_csv, every_row, overview
+    from calibration.published.comparison import compared
+    from reports.tables.published import as_csv, every_row, overview
     from topologies.writing import write_whole
 
     asked = list(published(names))

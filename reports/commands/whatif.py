@@ -16,7 +16,7 @@ from reports.terminal import echo
 LONGEST = 10_000  # letters of --also
 
 if TYPE_CHECKING:
-    from strategies.search.space import Axis
+    from strategies.planner.search.space import Axis
 
 
 @click.command("whatif")
@@ -53,10 +53,10 @@ def command(
 
     The exit code is 2 when a value is refused wherever it was tried.
     """
-    from calibration import whatif
-    from calibration.engines import engine
-    from calibration.relative import absolute
-    from reports.words import TOKENS
+    from reports.formatting import TOKENS
+    from strategies.planner import whatif
+    from strategies.planner.multiples import absolute
+    from strategies.planner.search.executors import engine
     from topologies.reading import UserError
 
     if weak + strong + one_at_a_time > 1:
@@ -71,17 +71,17 @@ def command(
         found = whatif.ask(read, cases, runs, total, price)
     base, rest = found[: len(named)], found[len(named) :]
     if as_json:
-        from reports.whatif import as_data
+        from reports.tables.whatif import as_data
 
         echo(json.dumps([as_data(case) for case in found], indent=2))
     else:
-        from reports.whatif import overview
+        from reports.tables.whatif import overview
 
         scaling = "weak" if weak else "strong" if strong else ""
         show(overview(read({}), base, rest, tornado=one_at_a_time, scaling=scaling, tokens=total))
     if plot:
         from reports.figures.curve import curve
-        from reports.whatif import curves
+        from reports.tables.whatif import curves
 
         echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
     if whatif.impossible(rest):
@@ -90,7 +90,7 @@ def command(
 
 def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
     """What varies."""
-    from strategies.search.space import parse_axis
+    from strategies.planner.search.space import parse_axis
     from topologies.reading import UserError
 
     if not vary:
@@ -103,7 +103,7 @@ def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
 def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The job's own plan under no name, and what others change."""
     from strategies.job import parse_changes
-    from strategies.search.space import known_field
+    from strategies.planner.search.space import known_field
     from topologies.reading import UserError
 
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list

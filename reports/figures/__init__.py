@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from reports.words import KINDS
+from reports.formatting import KINDS
 from topologies.registry import Registry
 from topologies.writing import whole_file
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from reports.figures import COLOURS, DARK, HATCHES, canvas, figure, ink, patch, time_unit
-from reports.words import components, percent, seconds
-from sim.summary import Summary
+from reports.formatting import components, percent, seconds
+from sim.analysis.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

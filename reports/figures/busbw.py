@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.busbw import accuracy, size_of
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
-from sim.sweep import Sweep, bus_factor
+from reports.tables.busbw import accuracy, size_of
+from sim.analysis.collective_sweep import Sweep, bus_factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

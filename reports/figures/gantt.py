@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, ink, patch, time_unit
-from reports.lanes import Strips, chosen, lane_names, strips
-from reports.words import seconds
+from reports.figures.timeline_bars import Strips, chosen, lane_names, strips
+from reports.formatting import seconds
 from sim.timeline import AXES, CPU, PHASES, Timeline
 
 if TYPE_CHECKING:

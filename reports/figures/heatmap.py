@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reports.figures import DARK, GREY, LIGHT, WHITE, figure, ink
-from reports.words import count
+from reports.formatting import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

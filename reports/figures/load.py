@@ -8,7 +8,7 @@ import numpy as np
 
 from reports.figures import figure
 from reports.figures.topology import drawn_links, joints, prepared, rates_of
-from sim.links import carried
+from sim.analysis.link_load import carried
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.figures import DARK, MEMORY, RED, canvas, figure
-from reports.words import KINDS, gigabytes, held, stages
-from sim.summary import Summary
+from reports.formatting import KINDS, gigabytes, held, stages
+from sim.analysis.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import MEMORY, RED, canvas, figure, time_unit
-from reports.words import gigabytes
-from sim.memory import Ledger, ledger
+from reports.formatting import gigabytes
+from sim.analysis.memory import Ledger, ledger
 from sim.program import MEMORY_KINDS
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sim.paths import Floats
+    from sim.pricing.path_latency import Floats
 
 SMALL = 0.3  # of the room: what holds less is drawn at its own scale
 MOMENTS = 1500  # drawn of longer ledgers: the fullest of each of so many slices of time

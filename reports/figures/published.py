@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calibration.uncertainty import NORMAL
-from calibration.validation import Compared, Errors, grouped
+from calibration.published.comparison import Compared, Errors, grouped
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
-from reports.words import percent
+from reports.formatting import percent
+from strategies.planner.uncertainty import NORMAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

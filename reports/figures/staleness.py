@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
-from strategies.servers import Answer
+from strategies.lowering.parameter_servers import Answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.figures import BLUE, DARK, GREEN, ORANGE, PURPLE, RED, SKY, WHITE, canvas, figure
-from reports.layout import Layout, arrange
-from reports.words import digits
+from reports.figures.cluster_layout import Layout, arrange
+from reports.formatting import digits
 from topologies.cluster import Cluster
 from topologies.fabric import fabrics
 from topologies.overview import Shape, shape
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.paths import Floats
+    from sim.pricing.path_latency import Floats
 
 DRAWN = 64  # GPUs
 LINKS = {"nvlink": GREEN, "pcie": ORANGE, "host": DARK, "loopback": PURPLE, "nic": BLUE, "spine": RED}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calibration.sensitivity import Effect
 from reports.figures import BLUE, DARK, ORANGE, figure
-from reports.words import PRICED, seconds
+from reports.formatting import PRICED, seconds
+from strategies.planner.sensitivity import Effect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import DARK, LIGHT, canvas, figure
-from sim.links import matrix
+from sim.analysis.link_load import matrix
 from sim.timeline import Timeline
 from topologies.reading import UserError
 

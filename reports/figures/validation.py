@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.execution import CLOSE
 from reports.figures import BLUE, DARK, GREY, figure
-from reports.words import seconds
+from reports.formatting import seconds
+from reports.tables.execution import CLOSE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,11 @@ from topologies.registry import Registry
 
 if TYPE_CHECKING:
     from sim.program import Memory, Program, Ref
-    from strategies.layers import Parts
-    from strategies.model import Model
-    from strategies.plan import Plan
-    from strategies.resolved import Resolved
-    from strategies.stage import Stage
+    from strategies.layers.model_costs import ModelCosts
+    from strategies.lowering.stage import Stage
+    from strategies.models.model import Model
+    from strategies.plan.plan import Plan
+    from strategies.plan.resolved import Resolved
 
 
 class Moves(NamedTuple):
@@ -51,7 +51,7 @@ class Hook(ABC):
         """Raise UserError for what the real thing cannot do."""
         return
 
-    def program(self, model: Model, plan: Resolved, parts: Parts) -> Program | None:
+    def program(self, model: Model, plan: Resolved, parts: ModelCosts) -> Program | None:
         """The whole program (its FLOPs are filled in), of hooks whose ranks differ; None where a schedule makes it."""
         return None
 

@@ -8,15 +8,15 @@ one pass before the update, where PyTorch has one per bucket beside the backward
 from __future__ import annotations
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.buckets import Bucket
 from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel.buckets import Bucket
 from strategies.data_parallel.ddp import DDP
-from strategies.plan import Plan
-from strategies.resolved import Resolved
-from strategies.stage import Stage
+from strategies.lowering.stage import Stage
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
-NARROW = 2  # bytes of an element on its way
+WIDTH = 2  # bytes of an element on its way
 
 
 @hooks("ddp_fp16")
@@ -32,14 +32,14 @@ class CompressedDDP(DDP):
             raise UserError(
                 f"{where}: data_parallel=ddp_fp16 does not compress gradients of experts that are spread over ep={plan.ep}"
             )
-        if plan.bytes_per_gradient <= NARROW:
+        if plan.bytes_per_gradient <= WIDTH:
             has = f"precision={plan.precision}, gradients={plan.gradients}"
             raise UserError(f"{where}: data_parallel=ddp_fp16 halves gradients of 4 bytes, and they have 2 ({has})")
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """An all-reduce of the narrow gradients."""
-        return Moves(NARROW, NARROW, late=True)
+        return Moves(WIDTH, WIDTH, late=True)
 
     def update(self, stage: Stage) -> None:
         """Cast back, then update."""
@@ -50,12 +50,12 @@ class CompressedDDP(DDP):
     def reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
         """Cast a bucket, and all-reduce it."""
         self.fill(stage, bucket, made)
-        size = float(NARROW * bucket.elements)
+        size = float(WIDTH * bucket.elements)
         copy: Memory = (("temporary", size),)
         cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (made,), copy))
-        stage.reduce("all_reduce", size, 1, (cast,), free=copy, width=NARROW)
+        stage.reduce("all_reduce", size, 1, (cast,), free=copy, width=WIDTH)
 
     def _cast(self, stage: Stage, elements: float, phase: str) -> Block:
         """Read one type, write the other."""
-        traffic = (stage.plan.plan.bytes_per_gradient + NARROW) * elements
+        traffic = (stage.plan.bytes_per_gradient + WIDTH) * elements
         return Block(phase, (Run(1, (Kernel("memory", "gradient cast", phase, 0.0, traffic, "fp32"),)),))

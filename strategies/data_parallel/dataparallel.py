@@ -14,11 +14,13 @@ from dataclasses import replace
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Program, Ref, Run
 from strategies.data_parallel import Hook, hooks
-from strategies.layers import Items, Part, Parts
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
-from strategies.stage import Stage
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import ModelCosts
+from strategies.layers.tensor_overlap import Items
+from strategies.lowering.stage import Stage
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 PIECE = 10 * 2**20  # bytes in one broadcast or reduction: comm.broadcast_coalesced, comm.reduce_add_coalesced
@@ -42,7 +44,7 @@ class DataParallel(Hook):
         for name in {"bucket", "overlap"} & plan.model_fields_set:
             raise UserError(f"{what} has no {name}: gradients go in pieces of 10 MiB once the backward pass has ended")
 
-    def program(self, model: Model, plan: Resolved, parts: Parts) -> Program | None:
+    def program(self, model: Model, plan: Resolved, parts: ModelCosts) -> Program | None:
         """One cohort per GPU: all compute, the root does the rest."""
         if plan.dp == 1:
             return None
@@ -51,7 +53,7 @@ class DataParallel(Hook):
             gpu.step()
         tokens = float(plan.global_batch * plan.sequence)
         cohorts = [gpu.cohort for gpu in replicas]
-        return Program(plan.grid, cohorts, 0.0, 0.0, plan.plan.precision, tokens, model.parameters, turns=plan.dp)
+        return Program(plan.grid, cohorts, 0.0, 0.0, plan.precision, tokens, model.parameters, turns=plan.dp)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """On one GPU the module simply runs."""
@@ -65,18 +67,18 @@ class DataParallel(Hook):
 class _Gpu:
     """The program of GPU `rank`."""
 
-    def __init__(self, rank: int, model: Model, plan: Resolved, parts: Parts) -> None:
+    def __init__(self, rank: int, model: Model, plan: Resolved, parts: ModelCosts) -> None:
         self.root, self.plan, self.cohort = rank == 0, plan, Cohort({"dp": rank})
         layers = parts.stage(0, sum(plan.layers))
-        tokens = plan.plan.microbatch * plan.sequence
+        tokens = plan.microbatch * plan.sequence
         outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
         self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan, model)
-        width = plan.plan.bytes_per_element
+        width = plan.bytes_per_element
         self.inputs = self._rooted("scatter", "inputs", plan.dp * tokens * TOKEN, TOKEN)
         self.outputs = self._rooted("gather", "outputs", plan.dp * outputs * width, width)
         self.errors = self._rooted("scatter", "output gradients", plan.dp * outputs * width, width)
         self.parameters = self._in_pieces("broadcast", "parameters", width)
-        self.gradients = self._in_pieces("reduce", "gradients", plan.plan.bytes_per_gradient)
+        self.gradients = self._in_pieces("reduce", "gradients", plan.bytes_per_gradient)
         self.probabilities: Memory = (("activation", plan.dp * FLOAT * outputs),) if _loss(parts.head.forward) else ()
         self.loss = {
             name: Block(name, (Run(1, tuple(_times(item, plan.dp) for item in _loss(items))),))
@@ -85,7 +87,7 @@ class _Gpu:
 
     def step(self) -> None:
         """Every microbatch, then the root's update."""
-        states = self.plan.plan.bytes_that_stay
+        states = self.plan.bytes_that_stay
         if self.root:
             self.cohort.resident = tuple((kind, self.stage.parameters * width) for kind, width in states.items())
         reduced: tuple[Ref, ...] = ()
@@ -122,7 +124,7 @@ class _Gpu:
         return add
 
     def _rooted(self, operation: str, label: str, size: float, width: int, count: int = 1) -> Collective:
-        return Collective(operation, size / count, "dp", label, self.plan.plan.algorithm, count, width)
+        return Collective(operation, size / count, "dp", label, self.plan.algorithm, count, width)
 
     def _in_pieces(self, operation: str, label: str, width: int) -> Collective:
         size = self.stage.parameters * width
@@ -134,7 +136,7 @@ def _loss(items: Items) -> Items:
     return tuple(item for item in items if _of_loss(item))
 
 
-def _without_loss(head: Part, outputs: int) -> Part:
+def _without_loss(head: LayerCost, outputs: int) -> LayerCost:
     """What every GPU does of the head: up to the logits."""
     if not _loss(head.forward):
         return head

@@ -9,11 +9,11 @@ import math
 from functools import partial
 
 from sim.program import Memory, Ref
-from strategies.buckets import Bucket
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Plan
-from strategies.resolved import Resolved
-from strategies.stage import Stage
+from strategies.data_parallel.buckets import Bucket
+from strategies.lowering.stage import Stage
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 
 @hooks("ddp")
@@ -37,14 +37,14 @@ class DDP(Hook):
         """PyTorch's reducer copies and divides each gradient when it is made, or divides those that are in the bucket
         (torch/csrc/distributed/c10d/reducer.cpp, mark_variable_ready_dense).
         """
-        plan = stage.plan.plan
+        plan = stage.plan
         if plan.own_gradients:
             moved = tuple(2.0 * plan.bytes_per_gradient * math.prod(shape) for shape in bucket.shapes)
             stage.copy("gradients to buckets", "backward", moved, made)
 
     def resident(self, stage: Stage) -> Memory:
         """PyTorch's buckets, which stay; where gradients that stay are views of them, they are those."""
-        plan = stage.plan.plan
+        plan = stage.plan
         if stage.plan.copies == 1 or not plan.own_gradients or not (plan.copies_gradients or plan.frees_gradients):
             return ()
         return (("buffer", float(sum(bucket.elements for bucket in stage.buckets()) * plan.bytes_per_gradient)),)
@@ -52,7 +52,7 @@ class DDP(Hook):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """An all-reduce in a step; of an asynchronous schedule at least."""
-        return Moves(plan.plan.bytes_per_gradient, plan.plan.bytes_per_gradient, late=True)
+        return Moves(plan.bytes_per_gradient, plan.bytes_per_gradient, late=True)
 
     @classmethod
     def in_turn(cls, plan: Plan) -> bool:

@@ -10,8 +10,8 @@ from functools import partial
 
 from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
 from strategies.data_parallel import Hook, hooks
-from strategies.plan import Plan
-from strategies.stage import Stage, in_buckets
+from strategies.lowering.stage import Stage, in_buckets
+from strategies.plan.plan import Plan
 from topologies.reading import UserError
 
 FLOAT = 4  # bytes of an outer momentum, and of a parameter's value at the start of the round
@@ -32,7 +32,7 @@ class LocalSGD(Hook):
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """No gradient leaves its dp rank."""
-        if stage.plan.plan.cp == 1 or not last:
+        if stage.plan.cp == 1 or not last:
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "all_reduce"), weights_only)
 
@@ -46,7 +46,7 @@ class LocalSGD(Hook):
             self._all_reduce(stage, "parameters")
 
     def _all_reduce(self, stage: Stage, label: str) -> Ref:
-        plan = stage.plan.plan
+        plan = stage.plan
         size = stage.parameters * plan.bytes_per_element
         count = in_buckets(size, stage.limits.size * plan.bytes_per_element)
         computed = stage.last_compute()
@@ -68,7 +68,7 @@ class DiLoCo(LocalSGD):
         """Subtract, all-reduce, update: passes over memory of start and weight; of change, start, momentum and weight."""
         if stage.plan.dp == 1:
             return
-        width = stage.plan.plan.bytes_per_element
+        width = stage.plan.bytes_per_element
         stage.add(Op(COMPUTE, self._pass(stage, "outer gradient", FLOAT + 2 * width)))
         reduced = self._all_reduce(stage, "outer gradients")
         stage.add(Op(COMPUTE, self._pass(stage, "outer update", 2 * width + 4 * FLOAT), (reduced,)))

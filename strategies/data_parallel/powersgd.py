@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.buckets import Bucket
 from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel.buckets import Bucket
 from strategies.data_parallel.ddp import DDP
-from strategies.options import PowerSGD
-from strategies.plan import Plan
-from strategies.resolved import Resolved
-from strategies.stage import Stage
-from strategies.tensors import Matrix, size
+from strategies.layers.weight_matrices import Matrix, size
+from strategies.lowering.stage import Stage
+from strategies.plan.options import PowerSGD
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 Shaped = Callable[[int, int, int], tuple[int, int, int]]
@@ -54,7 +54,7 @@ class PowerSGDDDP(DDP):
         kept = stage.parameters if options.use_error_feedback else 0
         if options.warm_start:
             kept += sum(_Bucket.of(stage, bucket).thin for bucket in stage.buckets())
-        own = (("buffer", float(kept * stage.plan.plan.bytes_per_gradient)),) if stage.plan.copies > 1 else ()
+        own = (("buffer", float(kept * stage.plan.bytes_per_gradient)),) if stage.plan.copies > 1 else ()
         return super().resident(stage) + own
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
@@ -68,7 +68,7 @@ class PowerSGDDDP(DDP):
             going[:] = [hook for hook in going if next(hook, True) is None]
             going.append(self._hook(stage, _Bucket.of(stage, bucket), made))
             next(going[-1])
-            if not stage.plan.plan.overlap:
+            if not stage.plan.overlap:
                 list(going.pop())
 
         ref = stage.backward_in_buckets(microbatch, after, reduce, weights_only)
@@ -78,7 +78,7 @@ class PowerSGDDDP(DDP):
 
     def _hook(self, stage: Stage, bucket: _Bucket, made: Ref) -> Iterator[None]:
         """The hook of one bucket; between its parts it waits for the network."""
-        width = stage.plan.plan.bytes_per_gradient
+        width = stage.plan.bytes_per_gradient
 
         def compute(kernels: list[Kernel], after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:
             return stage.add(Op(COMPUTE, Block("backward", (Run(1, tuple(kernels)),)), after, allocate, free))
@@ -110,7 +110,7 @@ class _Bucket:
     @classmethod
     def of(cls, stage: Stage, bucket: Bucket) -> _Bucket:
         """What the plan says of it."""
-        plan, options = stage.plan.plan, _options(stage)
+        plan, options = stage.plan, _options(stage)
         compressed: dict[tuple[Matrix, int], int] = {}
         for n, m in (shape for shape in bucket.shapes if len(shape) > 1):
             rank = min(n, m, options.matrix_approximation_rank)
@@ -179,4 +179,4 @@ class _Bucket:
 
 
 def _options(stage: Stage) -> PowerSGD:
-    return stage.plan.plan.powersgd or PowerSGD.model_validate({})
+    return stage.plan.powersgd or PowerSGD.model_validate({})

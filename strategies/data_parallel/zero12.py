@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from sim.program import Collective, Memory, Op, Ref
-from strategies.buckets import Bucket
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.plan import Plan
-from strategies.resolved import Resolved
-from strategies.stage import Stage, in_buckets
+from strategies.data_parallel.buckets import Bucket
+from strategies.lowering.stage import Stage, in_buckets
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 
 @hooks("zero1")
@@ -36,13 +36,13 @@ class Zero1(Hook):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Gradients once, parameters after the update."""
-        return Moves(reduced=plan.plan.bytes_per_gradient, last=plan.plan.least_gathered, late=True)
+        return Moves(reduced=plan.bytes_per_gradient, last=plan.least_gathered, late=True)
 
     def resident(self, stage: Stage) -> Memory:
         """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Gradients of 16 bits stay
         beside fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
         """
-        plan = stage.plan.plan
+        plan = stage.plan
         if plan.deepspeed is None or stage.plan.copies == 1:
             return ()
         narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
@@ -57,7 +57,7 @@ class Zero1(Hook):
 
     def update(self, stage: Stage) -> None:
         """Update the own shard, then gather everybody's."""
-        shards, plan = stage.plan.shards, stage.plan.plan
+        shards, plan = stage.plan.shards, stage.plan
         updated = stage.update(shards, tuple(stage.reduced), shards if "gradient" in self.shards else 1)
         if shards == 1:
             return
@@ -85,16 +85,16 @@ class Zero2(Zero1):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Gradients of every microbatch, or of the last."""
-        late = plan.plan.syncs_gradients == "last"
+        late = plan.syncs_gradients == "last"
         times = 1 if late else plan.microbatches
-        return Moves(reduced=times * plan.plan.bytes_per_gradient, last=plan.plan.least_gathered, late=late)
+        return Moves(reduced=times * plan.bytes_per_gradient, last=plan.least_gathered, late=late)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, or in the last, and their memory given back."""
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
-        copied, there = stage.plan.plan.deepspeed is not None, stage.number in self._accumulated
-        if stage.plan.plan.syncs_gradients == "last":
+        copied, there = stage.plan.deepspeed is not None, stage.number in self._accumulated
+        if stage.plan.syncs_gradients == "last":
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
             if not last:
                 run = stage.weight_gradient if weights_only else stage.backward
@@ -105,7 +105,7 @@ class Zero2(Zero1):
             if not copied:
                 return () if there else tuple(map(stage.gradients_of, buckets)), ()
             largest = max(math.prod(shape) for one in buckets for shape in one.shapes)
-            taken: Memory = (("gradient", float(stage.plan.plan.bytes_per_gradient * largest)),)
+            taken: Memory = (("gradient", float(stage.plan.bytes_per_gradient * largest)),)
             return taken, taken  # each is copied to the bucket's buffer as it is made
 
         def reduce(bucket: Bucket, made: Ref) -> None:

@@ -7,9 +7,10 @@ until the next backward pass has used them, and it is 2Ψ; in a pipeline the for
 microbatches, in any order, m + 1 passes gather them (1 without `reshard`). Reductions run beside the last backward pass, or with
 pp > 1 after it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are
 all-reduced over the replicas. With overlap the next part is gathered while the present one computes (prefetch depth 1). With
-`deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.prefetch`), gradients are reduced in its
-buckets, and ZeRO++ may compress both (`strategies.gathering`, `strategies.quantised`); in 2021 all of this was tensor by tensor
-(`strategies.one_by_one`). With `offload` parameters come from the host, gradients go there.
+`deepspeed` DeepSpeed's limits say what is gathered and released when (`strategies.data_parallel.deepspeed_prefetch`), gradients
+are reduced in its buckets, and ZeRO++ may compress both (`strategies.data_parallel.parameter_gather`,
+`strategies.data_parallel.zero_plus_plus`); in 2021 all of this was tensor by tensor (`strategies.data_parallel.deepspeed_2021`).
+With `offload` parameters come from the host, gradients go there.
 
 Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
 buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
@@ -20,15 +21,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Memory, Ref
-from strategies.blocks import BACKWARD, FORWARD
 from strategies.data_parallel import Hook, Moves, hooks
-from strategies.gathering import Gathering
-from strategies.one_by_one import OneByOne
-from strategies.plan import Plan
-from strategies.prefetch import Step, steps
-from strategies.quantised import Quantised
-from strategies.resolved import Resolved
-from strategies.stage import Stage, in_buckets
+from strategies.data_parallel.deepspeed_2021 import OneByOne
+from strategies.data_parallel.deepspeed_prefetch import Step, steps
+from strategies.data_parallel.parameter_gather import Gathering
+from strategies.data_parallel.zero_plus_plus import Quantised
+from strategies.lowering.blocks import BACKWARD, FORWARD
+from strategies.lowering.stage import Stage, in_buckets
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 AFTER_LOSS = ("torch", "compiled")  # kernels with which the loss is outside of what FSDP gathers parameters for
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
@@ -70,8 +71,8 @@ class Zero3(Hook):
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         parts = range(len(stage.parts) - 1, -1, -1)
-        late = stage.plan.plan.syncs_gradients == "last"
-        self._keeps = late and (not last or weights_only or stage.plan.plan.pp > 1)
+        late = stage.plan.syncs_gradients == "last"
+        self._keeps = late and (not last or weights_only or stage.plan.pp > 1)
         if not weights_only:
             ref = self._pass(stage, microbatch, after, parts, self._backward)
         else:
@@ -80,7 +81,7 @@ class Zero3(Hook):
                     microbatch, (*after, *stage.crowded), part, part + 1, allocate=self._made(stage, part)
                 )
                 self._reduce(stage, part, ref)
-                after = () if stage.plan.plan.overlap else tuple(stage.reduced[-1:])
+                after = () if stage.plan.overlap else tuple(stage.reduced[-1:])
         if late:
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
         if last and self._keeps:
@@ -94,18 +95,18 @@ class Zero3(Hook):
         """Gathers like a backward pass, reduces nothing."""
         if stage.alone:
             return stage.input_gradient(microbatch, after)
-        self._keeps = stage.plan.plan.syncs_gradients == "last"
+        self._keeps = stage.plan.syncs_gradients == "last"
         return self._pass(stage, microbatch, after, range(len(stage.parts) - 1, -1, -1), self._input)
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
-        gathers, reductions = plan.microbatches * (1 + plan.plan.reshard), plan.microbatches
-        if plan.plan.syncs_gradients == "last":
-            gathers, reductions = plan.microbatches * plan.plan.reshard + 1, 1
-        elif plan.plan.deepspeed is not None:  # may keep what it has gathered, and send less
-            gathers, reductions = 0, 0 if plan.plan.deepspeed.zero_quantized_gradients else reductions
-        return Moves(gathers * plan.plan.least_gathered, reductions * plan.plan.bytes_per_gradient)
+        gathers, reductions = plan.microbatches * (1 + plan.reshard), plan.microbatches
+        if plan.syncs_gradients == "last":
+            gathers, reductions = plan.microbatches * plan.reshard + 1, 1
+        elif plan.deepspeed is not None:  # may keep what it has gathered, and send less
+            gathers, reductions = 0, 0 if plan.deepspeed.zero_quantized_gradients else reductions
+        return Moves(gathers * plan.least_gathered, reductions * plan.bytes_per_gradient)
 
     @classmethod
     def in_turn(cls, plan: Plan) -> bool:
@@ -124,10 +125,10 @@ class Zero3(Hook):
         return self._gatherings[stage.number]
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
-        gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
-        ahead = overlap or (backward and stage.plan.plan.kernels == "torch")
+        gathering, overlap, backward = self._of(stage), stage.plan.overlap, compute != self._forward
+        ahead = overlap or (backward and stage.plan.kernels == "torch")
         there = gathering.kept or stage.number in self._whole or not gathering.options.coalesced
-        stays = self._keeps if backward else not stage.plan.plan.reshard
+        stays = self._keeps if backward else not stage.plan.reshard
         (self._whole.add if stays else self._whole.discard)(stage.number)
         self._absent = 0.0
         if there:
@@ -135,7 +136,7 @@ class Zero3(Hook):
                 ref = compute(stage, microbatch, part, after)
                 after = () if overlap else tuple(stage.reduced[-1:])
             return ref
-        if stage.plan.plan.deepspeed:
+        if stage.plan.deepspeed:
             return self._traced(stage, microbatch, after, compute)
         computed: list[Ref] = []
         first = self._turn(stage, () if overlap else after)
@@ -161,14 +162,14 @@ class Zero3(Hook):
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
-        if stage.plan.plan.kernels not in AFTER_LOSS:
+        if stage.plan.kernels not in AFTER_LOSS:
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
         return sum(size for part in parts for _, size in self._of(stage).whole(part))
 
     def _traced(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], compute: Compute) -> Ref:
         """A pass whose gathers and releases follow DeepSpeed's trace. Without overlap gathers hold up compute."""
-        gathering, overlap, backward = self._of(stage), stage.plan.plan.overlap, compute != self._forward
+        gathering, overlap, backward = self._of(stage), stage.plan.overlap, compute != self._forward
         count = len(stage.parts)
         if stage.number not in self._traces:
             self._traces[stage.number] = steps([gathering.moving(part) for part in range(count)], self._of(stage).options)
@@ -202,11 +203,11 @@ class Zero3(Hook):
         """What the part's pass gives back."""
         if self._modules(stage):
             return ()
-        if stage.plan.plan.deepspeed and not self._of(stage).kept:
+        if stage.plan.deepspeed and not self._of(stage).kept:
             trace, count = self._traces[stage.number], len(stage.parts)
             released = trace[2 * count - 1 - part if backward else part].release
         else:
-            released = not self._keeps if backward else stage.plan.plan.reshard
+            released = not self._keeps if backward else stage.plan.reshard
         if not released or (_tied(stage) and part == 0 and not backward):
             return ()
         last = _tied(stage) and part == len(stage.parts) - 1 and not backward
@@ -227,7 +228,7 @@ class Zero3(Hook):
         gradient, free = self._made(stage, part), self._released(stage, part, True)
         if kept := stage.checkpoint(part):
             stage.host.checkpoint("cpu", "gpu", kept)
-        if stage.plan.plan.deepspeed:  # copied into the bucket's buffer
+        if stage.plan.deepspeed:  # copied into the bucket's buffer
             free += gradient
         free, self._lingering = free + self._lingering, ()
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
@@ -248,20 +249,20 @@ class Zero3(Hook):
         """The unsharded gradient of a part, until it is reduced."""
         if stage.plan.copies == 1 and not stage.host.updates:  # there is but one rank, and it accumulates its gradients
             return ()
-        return (("temporary", sum(self._of(stage).elements(part)) * stage.plan.plan.bytes_per_gradient),)
+        return (("temporary", sum(self._of(stage).elements(part)) * stage.plan.bytes_per_gradient),)
 
     def _reduce(self, stage: Stage, part: int, after: Ref, lingers: bool = False) -> None:
         """Reduce the part's gradients, or with DeepSpeed those before it when the bucket has no room for its own."""
         if self._keeps:
             return
-        if stage.plan.plan.deepspeed is None:
+        if stage.plan.deepspeed is None:
             gradient = self._gradient(stage, part)
-            if lingers and part and stage.plan.plan.kernels == "torch" and not stage.plan.plan.overlap:
+            if lingers and part and stage.plan.kernels == "torch" and not stage.plan.overlap:
                 gradient, self._lingering = (), gradient
             self._of(stage).made(part, after)
             self._send(stage, self._of(stage).elements(part), after, gradient)
             return
-        room = stage.plan.plan.deepspeed.reduce_bucket_size
+        room = stage.plan.deepspeed.reduce_bucket_size
         held = sum(sum(self._of(stage).elements(one)) for one, _ in self._waiting)
         if held + sum(self._of(stage).elements(part)) > room:
             self._flush(stage)
@@ -283,13 +284,13 @@ class Zero3(Hook):
             elements = [self._of(stage).elements(part) for part, _ in self._waiting]
             dense, experts = sum(one for one, _ in elements), sum(more for _, more in elements)
             # without overlap_comm reductions are on the compute stream, behind all that was launched
-            made = self._waiting[-1][1] if stage.plan.plan.overlap else stage.last_compute()
+            made = self._waiting[-1][1] if stage.plan.overlap else stage.last_compute()
             assert made is not None
             self._send(stage, (dense, experts), made, ())
             self._waiting.clear()
 
     def _send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory) -> None:
-        plan = stage.plan.plan
+        plan = stage.plan
         dense, experts = (count * plan.bytes_per_gradient for count in elements)
         if plan.deepspeed and plan.deepspeed.zero_quantized_gradients and stage.plan.copies > 1:
             self._quantised.reduce(stage, elements[0], after)
@@ -305,5 +306,5 @@ def _tied(stage: Stage) -> bool:
     Both are in one FSDP2 module. Forward it is released after the head's pass; backward it is gathered before that, and its
     gradient is reduced after the embedding's.
     """
-    plan = stage.plan.plan
+    plan = stage.plan
     return stage.model.tied and stage.model.head and plan.kernels == "torch" and plan.pp == 1 and plan.deepspeed is None

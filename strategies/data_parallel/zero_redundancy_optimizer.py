@@ -14,9 +14,9 @@ from heapq import heapify, heapreplace
 from sim.program import Collective, Op
 from strategies.data_parallel import hooks
 from strategies.data_parallel.ddp import DDP
-from strategies.plan import Plan
-from strategies.stage import Stage
-from strategies.tensors import tensors
+from strategies.layers.weight_matrices import tensors
+from strategies.lowering.stage import Stage
+from strategies.plan.plan import Plan
 from topologies.reading import UserError
 
 
@@ -40,13 +40,13 @@ class ZeroRedundancyOptimizer(DDP):
         """The owner of most decides."""
         if state not in self.shards or stage.plan.copies == 1:
             return 1
-        apart = stage.plan.plan.of_pytorch
+        apart = stage.plan.of_pytorch
         sizes = tuple(tensors(stage.parts, stage.model, stage.tied, apart))
         return stage.parameters / most_owned(sizes, stage.plan.copies)
 
     def update(self, stage: Stage) -> None:
         """Update what the rank owns, then every rank broadcasts its parameters in turn."""
-        plan, ranks = stage.plan.plan, stage.plan.copies
+        plan, ranks = stage.plan, stage.plan.copies
         updated = stage.update(self.shares(stage, "optimizer"), tuple(stage.reduced))
         if ranks == 1:
             return

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.importers import Reader
-from strategies.options import Offload
+from strategies.models.importers import Reader
+from strategies.plan.options import Offload
 from topologies.registry import Registry
 
 if TYPE_CHECKING:

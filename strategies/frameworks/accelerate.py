@@ -13,7 +13,7 @@ from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.plan import Plan
+    from strategies.plan.plan import Plan
 
 _FSDP: dict[Any, tuple[str, bool]] = {  # sharding strategies of FSDP 1; whether copies stay inside a node
     "FULL_SHARD": ("zero3", False), "SHARD_GRAD_OP": ("zero2", False), "NO_SHARD": ("ddp", False),

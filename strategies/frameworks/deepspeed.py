@@ -12,7 +12,7 @@ from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.plan import Plan
+    from strategies.plan.plan import Plan
 
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _BATCH = {

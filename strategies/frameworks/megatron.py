@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks import Found, Framework, Keys, Written, frameworks
-from strategies.model import LAYERS
+from strategies.models.model import LAYERS
 from strategies.shell import arguments
 from topologies.reading import UserError, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.model import Model
-    from strategies.plan import Plan
+    from strategies.models.model import Model
+    from strategies.plan.plan import Plan
 
 _SIZES = {
     "layers": "num-layers", "hidden": "hidden-size", "ffn": "ffn-hidden-size", "heads": "num-attention-heads",

@@ -12,7 +12,7 @@ from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.plan import Plan
+    from strategies.plan.plan import Plan
 
 _DEGREES = {
     "tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",

@@ -1,6 +1,7 @@
 """Attention of one layer: queries, keys and values, the attention core, the output matrix.
 
-The core is one fused (flash) kernel or scores written to memory. How cp ranks share it is in `strategies.layers.context`.
+The core is one fused (flash) kernel or scores written to memory. How cp ranks share it is in
+`strategies.layers.context_parallel`.
 """
 
 from __future__ import annotations
@@ -8,59 +9,60 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Kernel
-from strategies import elementwise as passes
 from strategies.layers import eager
-from strategies.layers.context import Shape, blocks, exchanged, passed_on
-from strategies.layers.latent import projections
-from strategies.layers.pieces import Piece, column_linear, pointwise, rotary, row_linear
-from strategies.layers.share import Share
+from strategies.layers import elementwise as passes
+from strategies.layers.context_parallel import Shape, blocks, exchanged, passed_on
+from strategies.layers.latent_attention import projections
+from strategies.layers.operators import Operator, column_linear, pointwise, rotary, row_linear
+from strategies.layers.rank_shapes import RankShapes
+from strategies.plan.computing import Kernels
 
 CORE = ("core_attn",)
 E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
-def attention(share: Share) -> list[Piece]:
+def attention(share: RankShapes) -> list[Operator]:
     """The pieces of attention, in the order of the forward pass."""
     model = share.model
     before = projections(share, model.latent) if model.latent else _projections(share)
-    flash = share.resolved.plan.fused_attention
+    flash = share.resolved.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
-    core = _unpadded(share, core) if share.resolved.plan.unpad else core
-    if (share.resolved.plan.kernels, share.resolved.plan.attention, share.cp) == ("megatron", "flash2", 1):
+    core = _unpadded(share, core) if share.resolved.unpad else core
+    if (share.resolved.kernels, share.resolved.attention, share.cp) == ("megatron", "flash2", 1):
         core = _sequences_first(share, core)
     after = row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)
     return [*before, *core, *_output(share, after)]
 
 
-def _output(share: Share, after: Piece) -> list[Piece]:
+def _output(share: RankShapes, after: Operator) -> list[Operator]:
     """The product after the core. Where it keeps its input in fp8, a fused core keeps its result too, for its own backward pass
     (Transformer Engine's DotProductAttention); DeepSeek-V3 keeps 12 bits for both (arXiv:2412.19437, section 3.3.3).
     """
-    plan = share.resolved.plan
+    plan = share.resolved
     if plan.fp8 is None or not plan.fused_attention or plan.kernels == "compiled":
         return [after]
     results = share.tokens * share.heads * share.model.v_head_dim
     if plan.fp8.attention_output == "bf16":
-        return [Piece(modules=CORE, inner={"attention result": share.element * results}), after]
+        return [Operator(modules=CORE, inner={"attention result": share.element * results}), after]
     moved = (share.element + E5M6) * results
     there, back = (share.memory("attention output in e5m6", phase, moved) for phase in ("forward", "backward"))
     kept = replace(after, saved={"attention output input": E5M6 * results})
-    return [Piece(forward=(there,), input_gradient=(back,)), kept]
+    return [Operator(forward=(there,), input_gradient=(back,)), kept]
 
 
-def _projections(share: Share) -> list[Piece]:
+def _projections(share: RankShapes) -> list[Operator]:
     model, dim = share.model, share.model.head_dim
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
     local = (share.heads + 2 * share.kv_heads) * dim
-    plan, parts = share.resolved.plan, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
+    plan, parts = share.resolved, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
     apart = plan.kernels == "compiled" or plan.separate_products
     joined = () if apart else (2 * share.element * (queries + 2 * keys),)
     pieces = [
         column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
-        Piece(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
+        Operator(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
         normed = pointwise(share, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
@@ -74,20 +76,20 @@ def _projections(share: Share) -> list[Piece]:
     return pieces
 
 
-def _repeated(share: Share, queries: int, keys: int) -> Piece:
+def _repeated(share: RankShapes, queries: int, keys: int) -> Operator:
     """Keys and values copied for each of their query heads; backward, the gradients of the copies are summed. torch.compile
     writes the copies where rotary positions and the product would have written one.
     """
     moved = 2 * share.element * (queries + (keys if share.eager else 0))
     summed = share.reduction if share.eager else share.memory
-    return Piece(
+    return Operator(
         forward=(share.memory("repeat keys and values", "forward", moved),),
         input_gradient=(summed("repeat keys and values", "backward", moved),),
         temporary=2 * share.element * queries,
     )
 
 
-def _flash(share: Share) -> Piece:
+def _flash(share: RankShapes) -> Operator:
     """One fused kernel each way. Causal attention executes half of the products; backward 5 products where forward has 2.
 
     Dropout is drawn again in backward: no mask is kept. The backward kernel sums query gradients in fp32 (FlashAttention-2).
@@ -97,13 +99,13 @@ def _flash(share: Share) -> Piece:
     model, dim, element = share.model, share.model.head_dim, share.element
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
-    if share.resolved.plan.repeated_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
+    if share.resolved.repeated_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
     sums = LOG_SUM_EXP * share.tokens * share.heads
-    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.plan.repeated_keys else keys)
+    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.repeated_keys else keys)
     result = share.made("attention", "forward", element * results)
     gradients = share.made("attention", "backward", element * (queries + keys + values))
-    return Piece(
+    return Operator(
         forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
         input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
@@ -114,7 +116,7 @@ def _flash(share: Share) -> Piece:
     )
 
 
-def _sequences_first(share: Share, core: list[Piece]) -> list[Piece]:
+def _sequences_first(share: RankShapes, core: list[Operator]) -> list[Operator]:
     """FlashAttention-2 by Transformer Engine: Megatron-LM's tensors have tokens first, FlashAttention's have sequences. Queries,
     keys and values are copied, and so is the result of several sequences, which both keep; gradients pass as views
     (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FlashAttention.forward).
@@ -126,13 +128,13 @@ def _sequences_first(share: Share, core: list[Piece]) -> list[Piece]:
 
     dim, result = share.model.head_dim, share.tokens * share.heads * share.model.head_dim
     given = (result, *(share.tokens * share.kv_heads * dim,) * 2)
-    before = Piece(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=share.element * sum(given))
+    before = Operator(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=share.element * sum(given))
     if share.batch == 1:
         return [before, *core]
-    return [before, *core, Piece(forward=copied(result), saved={"attention result": share.element * result})]
+    return [before, *core, Operator(forward=copied(result), saved={"attention result": share.element * result})]
 
 
-def _unpadded(share: Share, core: list[Piece]) -> list[Piece]:
+def _unpadded(share: RankShapes, core: list[Operator]) -> list[Operator]:
     """Tokens gathered before the core, and its result put back among zeros after it; gradients the other way round. The host's
     waits for the number of tokens are left out.
     """
@@ -146,16 +148,16 @@ def _unpadded(share: Share, core: list[Piece]) -> list[Piece]:
 
     result = share.tokens * share.heads * share.model.head_dim
     given = (result, *(share.tokens * share.kv_heads * share.model.head_dim,) * 2)
-    before = Piece(
+    before = Operator(
         forward=tuple(gathered("forward", one) for one in given),
         input_gradient=tuple(kernel for one in given for kernel in put("backward", one)),
         temporary=share.element * sum(given),
     )
-    after = Piece(forward=put("forward", result), input_gradient=(gathered("backward", result),))
+    after = Operator(forward=put("forward", result), input_gradient=(gathered("backward", result),))
     return [before, *core, after]
 
 
-def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
+def _fused(share: RankShapes, shape: Shape, backward: bool) -> Kernel:
     """A flash kernel: reads queries, keys, values, writes the result; backward reads these and the result's gradient too, and
     writes three gradients.
     """
@@ -163,20 +165,20 @@ def _fused(share: Share, shape: Shape, backward: bool) -> Kernel:
     queries, keys = batch * heads * rows * dim, batch * kv_heads * columns * dim
     flops = 4.0 * queries * columns * (0.5 if causal else 1.0)
     moved = float(share.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
-    plan, name = share.resolved.plan, "backward" if backward else "forward"
+    plan, name = share.resolved, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
     ordered = backward and plan.deterministic
     return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
-def _materialised(share: Share) -> list[Piece]:
+def _materialised(share: RankShapes) -> list[Operator]:
     """Scores and probabilities as tensors in memory, sequence × sequence for every head, in full even when causal.
 
     Shared key and value heads are repeated for each query head first, as the batched product needs them.
     """
     sequence, dim, element = share.sequence, share.model.head_dim, share.element
-    plan = share.resolved.plan
+    plan = share.resolved
     queries, keys = element * share.tokens * share.heads * dim, element * share.tokens * share.kv_heads * dim
     matrices = share.batch * share.heads
     scores = matrices * sequence**2
@@ -188,9 +190,11 @@ def _materialised(share: Share) -> list[Piece]:
     if repeated:
         forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
         backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
-        pieces.append(Piece((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries}))
+        pieces.append(
+            Operator((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries})
+        )
     ways = passes.softmax(_softmax_kernels(share), share.model.family == "decoder", element)
-    softmax = Piece(
+    softmax = Operator(
         forward=share.run("softmax", "forward", scores, ways.forward),
         input_gradient=share.run("softmax", "backward", scores, ways.backward),
         modules=CORE,
@@ -200,7 +204,7 @@ def _materialised(share: Share) -> list[Piece]:
     product = _product(share, "scores", sequence, dim, {"queries": queries, **inputs})
     scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if plan.kernels == "apex" else ()
     pieces += [
-        Piece(input_gradient=scaled, modules=CORE),
+        Operator(input_gradient=scaled, modules=CORE),
         _biased(share, product, element * scores) if share.model.positions == "alibi" else product,
         softmax,
     ]
@@ -208,13 +212,13 @@ def _materialised(share: Share) -> list[Piece]:
         pieces.append(_dropped(share, scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    return [*pieces, _product(share, "context", dim, sequence, inputs), Piece(turned[0], turned[1], modules=CORE)]
+    return [*pieces, _product(share, "context", dim, sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
 
 
-def _dropped(share: Share, scores: int) -> Piece:
+def _dropped(share: RankShapes, scores: int) -> Operator:
     """Dropout of so many probabilities, by PyTorch."""
     moved = (2 * share.element + 1) * scores
-    return Piece(
+    return Operator(
         forward=(replace(share.memory("attention dropout", "forward", moved), variant="dropout"),),
         input_gradient=(share.memory("attention dropout", "backward", moved),),
         modules=CORE,
@@ -223,7 +227,7 @@ def _dropped(share: Share, scores: int) -> Piece:
     )
 
 
-def _biased(share: Share, product: Piece, scores: float) -> Piece:
+def _biased(share: RankShapes, product: Operator, scores: float) -> Operator:
     """ALiBi as an operand of torch.baddbmm (Megatron-DeepSpeed megatron/model/transformer.py at c839a8aa): a row of every head is
     copied to all of its scores, to which the product is added. A fused kernel makes it as it goes.
     """
@@ -232,20 +236,20 @@ def _biased(share: Share, product: Piece, scores: float) -> Piece:
     return replace(product, forward=(share.memory("alibi", "forward", scores), replace(kernel, bytes=kernel.bytes + scores)))
 
 
-def _softmax_kernels(share: Share) -> passes.Kernels:
+def _softmax_kernels(share: RankShapes) -> Kernels:
     """Megatron-LM's fused softmax takes four rows of scores at a time, one of four heads or sequences; other numbers of them on a
     rank are left to PyTorch (megatron/model/fused_softmax.py, is_kernel_available).
     """
-    kernels = share.resolved.plan.kernels
+    kernels = share.resolved.kernels
     return "torch" if kernels in ("apex", "megatron") and share.batch * share.heads % 4 else kernels
 
 
-def _product(share: Share, label: str, columns: int, depth: int, saved: dict[str, int]) -> Piece:
+def _product(share: RankShapes, label: str, columns: int, depth: int, saved: dict[str, int]) -> Operator:
     """For every head sequence × depth by depth × columns; both operands have gradients."""
     sequence, matrices, rows = share.sequence, share.batch * share.heads, (columns, depth)
     left = share.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices, rows)
     right = share.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices, rows)
-    return Piece(
+    return Operator(
         forward=(share.gemm(label, "forward", sequence, columns, depth, matrices, rows),),
         input_gradient=(left, right),
         saved=dict(saved),

@@ -14,17 +14,17 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
 from __future__ import annotations
 
 from sim.program import Kernel
-from strategies import elementwise as passes
-from strategies.layers.overlap import Items
-from strategies.layers.pieces import Piece
-from strategies.layers.share import FLOAT, Share
+from strategies.layers import elementwise as passes
+from strategies.layers.operators import Operator
+from strategies.layers.rank_shapes import FLOAT, RankShapes
+from strategies.layers.tensor_overlap import Items
 
 
-def gated(share: Share, columns: int) -> Piece:
+def gated(share: RankShapes, columns: int) -> Operator:
     """silu(gate) · up of `columns` features each: one operator and a product."""
     elements = share.tokens * columns
     width, ways = share.element * elements, passes.gate("torch", share.element)
-    return Piece(
+    return Operator(
         forward=share.run("activation", "forward", elements, ways.forward),
         input_gradient=share.run("activation", "backward", elements, ways.backward),
         saved={"mlp up output": 2 * width, "activated gate": width},
@@ -32,17 +32,17 @@ def gated(share: Share, columns: int) -> Piece:
     )
 
 
-def rotary(share: Share, elements: int) -> Piece:
+def rotary(share: RankShapes, elements: int) -> Operator:
     """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
-    ways = passes.rotary("torch", share.element, share.resolved.plan.complex_rotary)
-    return Piece(
+    ways = passes.rotary("torch", share.element, share.resolved.complex_rotary)
+    return Operator(
         forward=share.run("rotary", "forward", elements, ways.forward),
         input_gradient=share.run("rotary", "backward", elements, ways.backward),
         temporary=3 * share.element * elements,
     )
 
 
-def loss(share: Share) -> Piece:
+def loss(share: RankShapes) -> Operator:
     """Cross-entropy in fp32. Logits of 16 bits are cast first, and their gradient last."""
     logits = share.tokens * share.rows
     small = {
@@ -62,7 +62,7 @@ def loss(share: Share) -> Piece:
         first, second = run("loss maximum", "forward", 1), run("loss exponential", "forward", 2, 2, 1)
         forward = (*cast, *first, *small["maximum"], *second, *small["sum"], *run("log-softmax", "forward", 2), *small["target"])
         backward = (*run("loss", "backward", 1), *run("log-softmax", "backward", 2, 3, 2), *cast)
-    return Piece(
+    return Operator(
         forward=forward,
         input_gradient=backward,
         saved={"log-probabilities": FLOAT * logits},

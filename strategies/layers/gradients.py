@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.program import Item, Join, Kernel, Start
 
 if TYPE_CHECKING:
-    from strategies.layers.pieces import Piece
+    from strategies.layers.operators import Operator
 
 Shape = tuple[int, ...]  # of a parameter: (rows, columns) of a matrix, (features,) of a vector
 
@@ -30,7 +30,7 @@ class Made(NamedTuple):
     tied: bool  # a copy of a matrix that the embedding has too
 
 
-def made(back: Sequence[Piece]) -> tuple[Made, ...]:
+def made(back: Sequence[Operator]) -> tuple[Made, ...]:
     """Of pieces in the order of a backward pass, every parameter in the order in which gradients are complete."""
     wholes = [piece.whole or piece.input_gradient + piece.weight_gradient for piece in back]
     left, weights_left, result = sum(map(len, wholes)), sum(len(piece.weight_gradient) for piece in back), list[Made]()

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from strategies.layers import eager
 from strategies.layers.attention import attention
-from strategies.layers.mixture import mixture
-from strategies.layers.pieces import Piece, activation, column_linear, norm, residual, row_linear
-from strategies.layers.share import Share
-from strategies.model import Experts
+from strategies.layers.mixture_of_experts import mixture
+from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear
+from strategies.layers.rank_shapes import RankShapes
+from strategies.models.model import Experts
 
 
-def transformer_layer(share: Share, moe: Experts | None) -> list[Piece]:
+def transformer_layer(share: RankShapes, moe: Experts | None) -> list[Operator]:
     """The pieces of one layer, dense or with the experts `moe`, in the order of the forward pass."""
     before, after = norm(share, "attention norm", residual=True, source="layer input"), norm(share, "mlp norm", residual=True)
     return [
@@ -28,7 +28,7 @@ def transformer_layer(share: Share, moe: Experts | None) -> list[Piece]:
     ]
 
 
-def _mlp(share: Share) -> list[Piece]:
+def _mlp(share: RankShapes) -> list[Operator]:
     model = share.model
     width = model.ffn * (2 if model.gated else 1)
     tokens, columns = share.tokens, model.ffn // share.tp

@@ -82,7 +82,7 @@ class _Schedules(Registry[Schedule]):
     def __getitem__(self, name: str) -> Schedule:
         if not name.endswith(".csv"):
             return super().__getitem__(name)
-        from strategies.schedule_file import read_schedule
+        from strategies.schedules.schedule_csv import read_schedule
 
         return read_schedule(name)
 

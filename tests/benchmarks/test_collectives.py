@@ -10,15 +10,16 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from calibration.profiles import load_profile
-from sim import merging, wiring
 from sim.collectives import Place, algorithms
+from sim.engine.stepped import stepped
 from sim.grid import Grid
-from sim.prices import Prices
-from sim.pricing import Pricing
+from sim.pricing import link_merging as merging
+from sim.pricing import wiring
+from sim.pricing.op_costs import Pricing
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
+from sim.pricing.wiring import Traffic, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
-from sim.stepped import stepped
-from sim.wiring import Traffic, endpoints, schedule
 from topologies.cluster import load_cluster
 
 pytestmark = pytest.mark.benchmark

@@ -13,7 +13,7 @@ import pytest
 from simpy import Environment
 
 from shardyard import read_job, simulate
-from sim.summary import summarise
+from sim.analysis.summary import summarise
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
@@ -77,14 +77,14 @@ SPACE_OF = dict(
 
 def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     """The usual space, proven; bounds alone, in plans per second of CPU time."""
-    from calibration.engines import engine
-    from calibration.predict import prices_of
-    from calibration.search import Search
-    from strategies.search.bounds import bounds
-    from strategies.search.candidates import candidates
-    from strategies.search.objective import objective
-    from strategies.search.space import default_space
-    from strategies.search.work import kinds_of
+    from strategies.planner.bounds.every_plan import bounds
+    from strategies.planner.bounds.layer_cost_table import kinds_of
+    from strategies.planner.search.candidates import candidates
+    from strategies.planner.search.executors import engine
+    from strategies.planner.search.objective import objective
+    from strategies.planner.search.search import Search
+    from strategies.planner.search.space import default_space
+    from strategies.predict import prices_of
 
     job = read_job(**SPACE_OF)
     space = default_space(job)
@@ -105,12 +105,12 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
 
 def test_search_against_brute_force() -> None:
     """At least 2,000 plans, every one simulated: the same winner."""
-    from calibration.engines import engine
-    from calibration.evaluate import evaluate
-    from calibration.search import Search
-    from strategies.search.candidates import candidates
-    from strategies.search.objective import objective
-    from strategies.search.space import default_space, parse_axis
+    from strategies.planner.search.candidates import candidates
+    from strategies.planner.search.evaluate import evaluate
+    from strategies.planner.search.executors import engine
+    from strategies.planner.search.objective import objective
+    from strategies.planner.search.search import Search
+    from strategies.planner.search.space import default_space, parse_axis
 
     given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)
@@ -132,8 +132,8 @@ def test_page_of_a_thousand_plans(tmp_path: Path) -> None:
     """Heatmaps, Pareto front and table of 1,000 plans, with the figures of the step; two of its builds, the second is told."""
     import random
 
-    from reports.page import Report, write_report
-    from reports.plans import Plans, section
+    from reports.page.page import Report, write_report
+    from reports.page.plan_table import Plans, section
     from topologies.costs import Rates
 
     timeline, draw = simulate(read_job(**GPT3)), random.Random(0)

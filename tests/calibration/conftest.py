@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 AXES = ("pp", "replica", "dp", "tp")  # outermost first
 ZRO = "zero_redundancy_optimizer"
@@ -36,7 +36,7 @@ def rehearse() -> Callable[..., Rehearsed]:
 
         torch.set_num_threads(1)  # tensors are tiny, and threads that wait for each other take long on a busy machine
         one, plan = Model(**model), Plan(**{"kernels": "torch"} | fields)
-        resolved = plan.resolve(one, gpus)
+        resolved = Resolved.of(plan, one, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
             meshes = _meshes(resolved)
             # DTensor asks for shapes with fake tensors of its own, which must not count
@@ -62,7 +62,7 @@ def _meshes(plan: Resolved) -> Any:
     """The device mesh, and its slices by axis; made outside of fake mode, because ranks are real tensors."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    shape = (plan.plan.pp, plan.replicas, plan.dp // plan.replicas, plan.plan.tp)
+    shape = (plan.pp, plan.replicas, plan.dp // plan.replicas, plan.tp)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
     return mesh, {axis: mesh[axis] for axis in AXES} | {"hsdp": mesh["replica", "dp"]}
 
@@ -100,7 +100,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
 
     from calibration.execute.model import Transformer, loss, tensor_parallel
 
-    fields, (_, mesh) = plan.plan, meshes
+    fields, (_, mesh) = plan, meshes
     first = sum(plan.layers[:stage])
     net = Transformer(
         model,
@@ -152,7 +152,7 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
 
     if plan.dp == 1:
         return net
-    if plan.plan.data_parallel == "zero3":
+    if plan.data_parallel == "zero3":
         from torch.distributed.fsdp import fully_shard
 
         over = mesh["hsdp"] if plan.replicas > 1 else mesh["dp"]
@@ -161,16 +161,16 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
         units = [part for part in (net.embedding, *net.layers, net.head) if part is not None]
         with unset_fake_temporarily():  # it computes with ranks
             for part in units if not net.tied else net.layers:
-                fully_shard(part, mesh=over, reshard_after_forward=plan.plan.reshard)
-            return fully_shard(net, mesh=over, reshard_after_forward=plan.plan.reshard)
+                fully_shard(part, mesh=over, reshard_after_forward=plan.reshard)
+            return fully_shard(net, mesh=over, reshard_after_forward=plan.reshard)
     group = mesh["dp"].get_group()
     ddp = torch.nn.parallel.DistributedDataParallel(
         net,
         device_mesh=mesh["dp"],
         init_sync=False,
-        gradient_as_bucket_view=bool(plan.plan.gradient_as_bucket_view),
+        gradient_as_bucket_view=bool(plan.gradient_as_bucket_view),
         broadcast_buffers=False,
-        bucket_cap_mb=None if plan.plan.bucket is None else plan.plan.bucket / 2**20,
+        bucket_cap_mb=None if plan.bucket is None else plan.bucket / 2**20,
     )
     ddp.reducer = _Kept(ddp.reducer)
 
@@ -202,7 +202,7 @@ class _Kept:
 def _optimizer(module: Any, plan: Resolved, mesh: Any) -> Any:
     import torch
 
-    if plan.plan.data_parallel == ZRO and plan.dp > 1:
+    if plan.data_parallel == ZRO and plan.dp > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, mesh["dp"].get_group(), True)
@@ -215,7 +215,7 @@ def _pipeline(module: Any, plan: Resolved, mesh: Any, stage: int, tokens: Any, m
 
     from calibration.execute.model import loss
 
-    fields = plan.plan
+    fields = plan
     features = torch.empty(fields.microbatch, plan.sequence, model.hidden, requires_grad=True)
     logits = torch.empty(fields.microbatch, plan.sequence, model.padded_vocabulary)
 

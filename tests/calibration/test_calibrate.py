@@ -13,23 +13,23 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
-from calibration import launch
 from calibration.calibrate import Request, from_logs
-from calibration.fit_kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
-from calibration.fit_links import fit_links
-from calibration.fit_tables import errors, leave_out, rows, tables
-from calibration.profile_file import described, signed, yaml_text
-from calibration.profiles import load_profile, profile_names
+from calibration.fit.machine.kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
+from calibration.fit.machine.links import fit_links
+from calibration.fit.machine.tables import errors, leave_out, rows, tables
+from calibration.launch import ranks as launch
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
-from sim.curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_clocks
-from sim.fusing import fused
-from sim.prices import Prices, Profile
+from sim.analysis.collective_sweep import lone, sweep
+from sim.analysis.summary import summarise
+from sim.engine.player import run
+from sim.pricing.block_costs import fused
+from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_clocks
+from sim.pricing.measured_tables import CollectiveTable, Wrapping
+from sim.pricing.prices import Prices, Profile
+from sim.pricing.profile_file import described, signed, yaml_text
+from sim.pricing.shipped import load_profile, profile_names
 from sim.program import Collective, Kernel
-from sim.run import run
-from sim.summary import summarise
-from sim.sweep import lone, sweep
-from sim.tables import CollectiveTable, Wrapping
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.cluster import load_cluster, load_gpu
 from topologies.reading import UserError, build, parse_yaml
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.collective_fit import errors, inside, network, search, series, summary
-from calibration.collective_refit import CLUSTERS, in_switch
-from calibration.collective_rows import EXCLUDED, Row, alternate, node_rows, sweep_rows, vtrain_rows
-from calibration.profiles import load_profile
-from sim.prices import Prices
-from sim.sweep import sweep
+from calibration.fit.published_collectives.fit import errors, inside, network, search, series, summary
+from calibration.fit.published_collectives.refit import CLUSTERS, in_switch
+from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, node_rows, sweep_rows, vtrain_rows
+from sim.analysis.collective_sweep import sweep
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
 from topologies.cluster import load_cluster
 
 RAW = Path(__file__).parents[3] / "shared" / "data"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from calibration.deadline import Deadline, TimeUp
+from strategies.planner.search.deadline import Deadline, TimeUp
 
 
 def spin() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from calibration import emulation
-from calibration.emulation import PROBE, Emulation, cluster, data_share, missing, probe, read_emulation
-from calibration.launch import launch
-from calibration.predict import predict, profile_of
+from calibration.launch import emulation
+from calibration.launch.emulation import PROBE, Emulation, cluster, data_share, missing, probe, read_emulation
+from calibration.launch.ranks import launch
 from calibration.validation_set import read_set
+from strategies.predict import predict, profile_of
 from topologies.reading import UserError
 
 TINY = ["model.hidden=32", "model.heads=4", "model.layers=4", "model.vocabulary=64", "model.context=16"]

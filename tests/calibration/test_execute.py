@@ -10,7 +10,7 @@ import pytest
 
 from calibration.execute import execute
 from calibration.execute.servers import serve
-from calibration.launch import Place, launch
+from calibration.launch.ranks import Place, launch
 from calibration.validate import validate
 from strategies.job import read_job
 from topologies.reading import UserError

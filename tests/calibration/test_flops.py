@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from strategies.lower import lower
-from strategies.model import Model
-from strategies.plan import Plan
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA: dict[str, Any] = GPT | {
@@ -33,7 +34,7 @@ def test_flops_of_a_step(fields: dict[str, Any], recompute: str) -> None:
     with FlopCounterMode(display=False) as counter:
         loss(net(tokens), tokens).backward()
     ours, megatron = (
-        lower(model, Plan(microbatch=3, recompute=recompute, attention="materialised", kernels=kernels).resolve(model, 1))
+        lower(model, Resolved.of(Plan(microbatch=3, recompute=recompute, attention="materialised", kernels=kernels), model, 1))
         for kernels in ("torch", "megatron")
     )
     assert ours.hardware_flops == counter.get_total_flops()

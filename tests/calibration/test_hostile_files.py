@@ -14,8 +14,8 @@ import pytest
 from calibration.readers import kineto, nccl_tests, stream
 from calibration.readers.kineto import read_traces
 from calibration.readers.nccl_tests import read_nccl_tests
-from calibration.results import Results
 from calibration.samples import read_journal
+from strategies.planner.search.results import Results
 from topologies.reading import UserError
 
 # -- traces of the profiler --------------------------------------------------------------------------------------------------

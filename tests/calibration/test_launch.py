@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from calibration import local_ranks
-from calibration.launch import RankError, launch, need_torch, patience
-from calibration.launch_text import launch_text
-from calibration.local_ranks import LocalRanks
+from calibration.launch import local as local_ranks
+from calibration.launch.instructions import launch_text
+from calibration.launch.local import LocalRanks
+from calibration.launch.ranks import RankError, launch, need_torch, patience
 from topologies.reading import UserError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sim.memory import ledger
-from sim.run import run
-from strategies.lower import lower
+from sim.analysis.memory import ledger
+from sim.engine.player import run
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 128}
@@ -161,7 +161,7 @@ def test_holding_is_what_the_profiler_sees_allocated() -> None:
 
     from calibration.execute.holding import Holding
     from calibration.execute.model import Transformer, loss
-    from strategies.model import Model
+    from strategies.models.model import Model
 
     net = Transformer(Model(**LLAMA), 128)
     tokens = torch.randint(0, 512, (1, 128))

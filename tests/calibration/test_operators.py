@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from sim.program import Collective, Kernel
-from strategies.layers import parts
+from strategies.layers.model_costs import parts
 from topologies.reading import UserError
 
 BATCH, TOKENS, HIDDEN, FFN, HEADS, KV = 2, 64, 32, 48, 4, 2

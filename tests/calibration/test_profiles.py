@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.gemm_fit import benchmarked, nearest
-from calibration.kernel_fit import fit_backward, heldout
-from calibration.kernel_refit import TABLES, products
-from calibration.profiles import load_profile, profile_for, profile_names
-from sim.prices import Profile
+from calibration.fit.published_kernels.common import fit_backward, heldout
+from calibration.fit.published_kernels.products import benchmarked, nearest
+from calibration.fit.published_kernels.refit import TABLES, products
+from sim.pricing.prices import Profile
+from sim.pricing.shipped import load_profile, profile_for, profile_names
 from topologies.cluster import gpu_names, load_gpu
 from topologies.reading import UserError
 
@@ -61,7 +61,7 @@ def test_unmeasured_profile_says_so() -> None:
 
 
 def test_profile_from_a_file(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "calibration" / "profiles" / "h100.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "sim" / "pricing" / "profiles" / "h100.yaml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.replace("name: h100", "name: mine", 1), encoding="utf-8")
     assert load_profile(mine).name == load_profile(str(mine)).name == "mine"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from calibration.predict import simulate
 from calibration.published import Row, published, sources
 from calibration.published.rules import Step, flops_rules
-from calibration.sensitivity import Play
 from strategies.job import Job
-from strategies.model import Model
+from strategies.models.model import Model
+from strategies.planner.sensitivity import Play
+from strategies.predict import simulate
 from topologies.reading import UserError
 
 
@@ -80,8 +80,8 @@ def test_gpt_of_narayanan_have_the_published_size() -> None:
 def test_a_row_is_the_job_that_was_measured() -> None:
     row, job = next((row, job) for row, job in jobs("narayanan-2021") if row.model == "GPT 145B")
     plan = job.resolve()
-    assert (job.cluster.gpus, plan.plan.tp, plan.plan.pp, plan.dp, plan.chunks, plan.global_batch) == (1536, 8, 8, 24, 2, 2304)
-    assert (plan.plan.recompute, plan.plan.attention, plan.plan.precision) == ("full", "materialised", "fp16")
+    assert (job.cluster.gpus, plan.tp, plan.pp, plan.dp, plan.chunks, plan.global_batch) == (1536, 8, 8, 24, 2, 2304)
+    assert (plan.recompute, plan.attention, plan.precision) == ("full", "materialised", "fp16")
     assert row.step(job) == pytest.approx(24.8, abs=0.1)  # 148 TFLOP/s by the paper's formula
 
 

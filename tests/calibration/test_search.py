@@ -18,19 +18,20 @@ from typing import Any
 
 import pytest
 
-from calibration import search as module
-from calibration.answer import Answer, Progress, order, pareto
-from calibration.deadline import Deadline
-from calibration.engines import Engine, engine
-from calibration.evaluate import evaluate, version_of
-from calibration.results import Results
-from calibration.search import Search
-from calibration.site import Site, told_memory
-from reports.search import verdict
+from reports.tables.search import verdict
 from shardyard import read_job
-from strategies.search.candidates import candidates
-from strategies.search.objective import Limits, objective
-from strategies.search.space import default_space, load_space, parse_axis, read_space
+from sim.pricing import shipped
+from strategies.planner.search import search as module
+from strategies.planner.search.answer import Answer, Progress, order, pareto
+from strategies.planner.search.candidates import candidates
+from strategies.planner.search.deadline import Deadline
+from strategies.planner.search.evaluate import evaluate, version_of
+from strategies.planner.search.executors import Engine, engine
+from strategies.planner.search.objective import Limits, objective
+from strategies.planner.search.results import Results
+from strategies.planner.search.search import Search
+from strategies.planner.search.site import Site, told_memory
+from strategies.planner.search.space import default_space, load_space, parse_axis, read_space
 from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -202,7 +203,7 @@ def test_results_by_other_prices_or_code_are_set_aside(tmp_path: Path, name: str
 
 
 def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
-    text = (Path(module.__file__).parent / "profiles/h100.yaml").read_text()
+    text = (Path(shipped.__file__).parent / "profiles/h100.yaml").read_text()
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     first = version_of(read({"profile": str(file)}))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from calibration import sweep as module
-from calibration.engines import Engine, engine
-from calibration.sweep import AHEAD, sweep
 from shardyard import read_job
-from strategies.search.space import Space, parse_axis
+from strategies.planner import small_space as module
+from strategies.planner.search.executors import Engine, engine
+from strategies.planner.search.space import Space, parse_axis
+from strategies.planner.small_space import AHEAD, sweep
 
 
 def read(changes: dict[str, Any]) -> Any:

@@ -7,13 +7,13 @@ from itertools import combinations
 
 import pytest
 
-from calibration import uncertainty
-from calibration.predict import predict
-from calibration.profiles import load_profile
 from calibration.published import published
-from calibration.sensitivity import PRICES, Play, Price
-from calibration.uncertainty import interval, spreads, tied
+from sim.pricing.shipped import load_profile
 from strategies.job import Job, read_job
+from strategies.planner import uncertainty
+from strategies.planner.sensitivity import PRICES, Play, Price
+from strategies.planner.uncertainty import interval, spreads, tied
+from strategies.predict import predict
 from strategies.schedules import schedules
 
 BY_NAME = {price.name: price for price in PRICES}

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from calibration.execute import Execution
 from calibration.execute.limits import ready
 from calibration.machine import elsewhere
-from calibration.predict import predict
-from calibration.profiles import load_profile
 from calibration.validate import Row, Validated, validate
 from calibration.validation_set import read_set
-from reports.execution import execution, validation
 from reports.figures.validation import validation as draw
+from reports.tables.execution import execution, validation
 from shardyard import main
+from sim.pricing.shipped import load_profile
+from strategies.predict import predict
 from topologies.reading import UserError
 
 TIMES = {"step": 0.5, "spread": 0.02, "blocks": [0.5, 0.51], "kept": 2, "steps_per_block": 3, "disturbed": 1, "foreign": 0.01}

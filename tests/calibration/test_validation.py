@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from calibration.predict import predict
 from calibration.published import Row, published
-from calibration.validation import Compared, Errors, compare, grouped
+from calibration.published.comparison import Compared, Errors, compare, grouped
+from strategies.predict import predict
 
 KINDS = ("jeanzay-v100-2021/0092", "vtrain-2024/0018", "narayanan-2021/0006", "llm-foundry-2023/0143", "megatron-ci-2025/0041")
 

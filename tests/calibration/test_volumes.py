@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sim.run import run
-from strategies.lower import lower
-from strategies.model import Model
+from sim.engine.player import run
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA: dict[str, Any] = GPT | {

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
-from calibration.engines import Engine
-from calibration.relative import absolute
-from calibration.sensitivity import Play
-from calibration.whatif import Case, ask, combinations, crossovers, scaling
 from shardyard import read_job
-from strategies.search.space import parse_axis
+from strategies.planner.multiples import absolute
+from strategies.planner.search.executors import Engine
+from strategies.planner.search.space import parse_axis
+from strategies.planner.sensitivity import Play
+from strategies.planner.whatif import Case, ask, combinations, crossovers, scaling
 from topologies.reading import UserError
 
 MODEL = "gpt2-1.5b"

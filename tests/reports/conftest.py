@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from calibration.profiles import profile_for
-from sim.links import LinkLoad
-from sim.prices import Prices
-from sim.run import run
-from sim.summary import FLOPS_RULE, Interval, StageMemory, Summary, Volume
+from sim.analysis.link_load import LinkLoad
+from sim.analysis.summary import FLOPS_RULE, Interval, StageMemory, Summary, Volume
+from sim.engine.player import run
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import profile_for
 from sim.timeline import COMPONENTS, Timeline
-from strategies.lower import lower
-from strategies.model import Model
-from strategies.plan import Plan
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.cluster import load_cluster
 
 NO_BYTES = dict.fromkeys(("parameter", "gradient", "optimizer", "activation", "temporary", "buffer"), 0.0)
@@ -75,7 +76,7 @@ def played(fold: bool = True, **plan: Any) -> Timeline:
     """One step of a small model on a node of eight GPUs."""
     cluster = load_cluster("dgx-h100", nodes=1)
     gpu = cluster.node.gpu
-    program = lower(MODEL, Plan(**plan).resolve(MODEL, cluster.gpus))
+    program = lower(MODEL, Resolved.of(Plan(**plan), MODEL, cluster.gpus))
     return run(program, cluster.topology(), Prices(profile_for(gpu.name), gpu), fold=fold)
 
 

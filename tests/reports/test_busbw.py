@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from reports.busbw import accuracy, comparison, size_of, table
 from reports.figures import figures
 from reports.figures.busbw import busbw
+from reports.tables.busbw import accuracy, comparison, size_of, table
 from shardyard import main
-from sim.sweep import Point, Sweep
+from sim.analysis.collective_sweep import Point, Sweep
 
 LOG = Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log"
 PRICES = [[Point(1024.0, "ring", "ll", 1e-5), Point(1024.0, "ring", "simple", 2e-5)],

@@ -12,7 +12,6 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from calibration.predict import prices_of, simulate
 from reports.figures import COLOURS, MEMORY, figures
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
@@ -20,14 +19,15 @@ from reports.figures.gantt import gantt
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
 from reports.figures.staleness import staleness
+from reports.figures.timeline_bars import chosen, lane_names, strips
 from reports.figures.traffic import traffic
-from reports.lanes import chosen, lane_names, strips
-from sim.links import carried, link_loads, matrix
-from sim.memory import ledger
-from sim.summary import Summary, summarise
+from sim.analysis.link_load import carried, link_loads, matrix
+from sim.analysis.memory import ledger
+from sim.analysis.summary import Summary, summarise
 from sim.timeline import Timeline
 from strategies.job import read_job
-from strategies.servers import parameter_servers
+from strategies.lowering.parameter_servers import parameter_servers
+from strategies.predict import prices_of, simulate
 from topologies.reading import UserError
 
 

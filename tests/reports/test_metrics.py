@@ -10,7 +10,7 @@ import pytest
 
 from reports.metrics import METRICS, explain, metric, metric_names
 from shardyard import read_job, simulate
-from sim.summary import NodeMemory, Summary, summarise
+from sim.analysis.summary import NodeMemory, Summary, summarise
 from sim.timeline import AXES
 from topologies.reading import UserError
 

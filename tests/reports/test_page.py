@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from reports import page
 from reports.figures.comparison import comparison
-from reports.page import DATA, Picture, Report, Section, Sheet, write_report
-from sim.summary import summarise
+from reports.page.page import DATA, Picture, Report, Section, Sheet, write_report
+from sim.analysis.summary import summarise
 from sim.timeline import Timeline
 from topologies.reading import UserError
 
@@ -102,7 +101,7 @@ def test_a_failure_leaves_the_old_report_whole(timeline: Timeline, tmp_path: Pat
     def fail(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page, "page", fail)
+    monkeypatch.setattr("reports.page.page.page", fail)
     with pytest.raises(KeyboardInterrupt):
         write_report(tmp_path, Report(timeline, summary, {"model": "new"}))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
-from reports.evidence import measured
 from reports.figures import Drawing
-from reports.published import from_file
+from reports.page.trust import measured
+from reports.tables.published import from_file
 
 SMALL = ["--model", "gpt2-1.5b", "--set", "model.layers=4", "--cluster", "dgx-a100", "--nodes", "2", "--set",
          "plan.data_parallel=zero1", "--set", "plan.global_batch=64"]  # fmt: skip

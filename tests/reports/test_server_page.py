@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
-from calibration.predict import predict
-from reports.words import count
+from reports.formatting import count
 from strategies.job import read_job
+from strategies.predict import predict
 
 JOB = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.accumulation=1", "--set", "plan.sequence=512")
 ASKED = ("server", *JOB, "--nodes", "2", "--servers", "2", "--staleness", "2", "--steps", "4")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from reports.comparison import brief, comparison
-from reports.tables import one_screen, verdict
-from reports.words import bar, count, digits, percent
-from sim.summary import Summary
+from reports.formatting import bar, count, digits, percent
+from reports.tables.comparison import brief, comparison
+from reports.tables.step import one_screen, verdict
+from sim.analysis.summary import Summary
 from topologies.costs import Rates
 
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
+from reports.figures.cluster_layout import arrange
 from reports.figures.topology import topology
-from reports.layout import arrange
-from reports.topology import affinity
+from reports.tables.topology import affinity
 from topologies.cluster import load_cluster
 from topologies.overview import shape
 from topologies.reading import UserError

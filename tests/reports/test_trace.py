@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from calibration.predict import simulate
 from reports.trace import events, write_trace
+from sim.analysis.summary import summarise
 from sim.program import Send
-from sim.summary import summarise
 from sim.timeline import Timeline
 from strategies.job import read_job
+from strategies.predict import simulate
 
 Events = list[dict[str, Any]]
 

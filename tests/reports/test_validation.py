@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from rich.console import Console, RenderableType
 
 import shardyard
-from calibration.sensitivity import Effect
-from calibration.validation import Compared
+from calibration.published.comparison import Compared
 from reports.figures.published import stated_and_held
-from reports.published import as_csv, overview
-from reports.sensitivity import table
+from reports.tables.published import as_csv, overview
+from reports.tables.sensitivity import table
+from strategies.planner.sensitivity import Effect
 
 JOB = str(Path(__file__).parents[2] / "examples" / "llama-3.1-70b.yaml")
 

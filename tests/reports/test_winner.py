@@ -11,14 +11,14 @@ from typing import Any
 from click.testing import CliRunner
 
 import shardyard
-from calibration.answer import order
-from calibration.predict import predict
-from reports.comparison import comparison
 from reports.inputs import describe
-from reports.winner import Entry, winner
+from reports.page.winner import Entry, winner
+from reports.tables.comparison import comparison
 from shardyard import read_job
-from sim.summary import Summary
-from strategies.ranking import rank
+from sim.analysis.summary import Summary
+from strategies.planner.ranking import rank
+from strategies.planner.search.answer import order
+from strategies.predict import predict
 
 ONE_GPU = {"model": "gpt2-1.5b", "cluster": {"based_on": "dgx-a100", "node": {"gpus": 1, "nics": 1}}}
 # On one GPU nothing is shared: three plans with one step.

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from sim import wiring
 from sim.collectives import NotApplicable, algorithms
+from sim.engine.player import run
+from sim.engine.stepped import stepped
 from sim.grid import Grid
-from sim.prices import Prices
-from sim.pricing import Pricing
+from sim.pricing import wiring
+from sim.pricing.op_costs import Pricing
+from sim.pricing.prices import Prices
+from sim.pricing.wiring import Traffic, applicable, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
-from sim.run import run
-from sim.stepped import stepped
-from sim.wiring import Traffic, applicable, endpoints, schedule
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from calibration.profiles import load_profile
-from sim.curves import POWER, GemmCurve, Tile, gemm_clocks
-from sim.prices import Prices
+from sim.pricing.kernel_curves import POWER, GemmCurve, Tile, gemm_clocks
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from topologies.cluster import load_gpu
 

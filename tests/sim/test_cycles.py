@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibration.profiles import profile_for
+from sim.analysis.collective_sweep import bus_factor, sweep
 from sim.collectives.cycles import ring_cycles
-from sim.prices import Prices
-from sim.sweep import bus_factor, sweep
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import profile_for
 from topologies.cluster import inline_cluster, load_cluster
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sim.clock import on_grid
-from sim.expand import expand
-from sim.fusing import fused
+from sim.engine.block_splitting import expand
+from sim.engine.player import run
+from sim.pricing.block_costs import fused
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Run, Start
-from sim.run import run
 
 RING = Collective("all_reduce", 8e9, "tp", "ring", "ring")
 

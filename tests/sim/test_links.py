@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.links import carried, hottest, link_loads
-from sim.run import run
-from strategies.lower import lower
+from sim.analysis.link_load import carried, hottest, link_loads
+from sim.engine.player import run
+from strategies.lowering.lower import lower
 
 PLANS = [
     dict(data_parallel="ddp", algorithm="ring"),

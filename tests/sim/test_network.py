@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from sim.network import Network, Part, fair_rates
+from sim.engine.network import LayerCost, Network, fair_rates
 
 
 def test_textbook_example() -> None:
@@ -50,7 +50,7 @@ def played(*starts: tuple[float, float, tuple[tuple[int, float], ...], float], c
     ends = [0.0] * len(starts)
 
     def begin(number: int, size: float, links: tuple[tuple[int, float], ...], latency: float) -> None:
-        network.start((Part(size, links),), latency, lambda: ends.__setitem__(number, env.now))
+        network.start((LayerCost(size, links),), latency, lambda: ends.__setitem__(number, env.now))
 
     for number, (start, *rest) in enumerate(starts):
         env.timeout(start).callbacks.append(lambda _, number=number, rest=rest: begin(number, *rest))
@@ -77,7 +77,7 @@ def test_untouched_flows_are_one_event_each() -> None:
     env = Environment()
     network = Network(env, [1.0, 1.0])
     for link in (0, 1):
-        network.start((Part(5.0, ((link, 1),)),), 1.0, lambda: None)
+        network.start((LayerCost(5.0, ((link, 1),)),), 1.0, lambda: None)
     env.run()
     assert network.events == 2
 
@@ -86,6 +86,6 @@ def test_parts_follow_each_other() -> None:
     env = Environment()
     network = Network(env, [1.0, 2.0])
     ends: list[float] = []
-    network.start((Part(4.0, ((0, 1),)), Part(4.0, ((1, 2),))), 0.5, lambda: ends.append(env.now))
+    network.start((LayerCost(4.0, ((0, 1),)), LayerCost(4.0, ((1, 2),))), 0.5, lambda: ends.append(env.now))
     env.run()
     assert ends == [pytest.approx(4 + 4 + 0.5)]

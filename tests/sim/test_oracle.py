@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sim.collectives import Place, algorithms
-from sim.stepped import stepped
+from sim.engine.stepped import stepped
 from topologies.board import KINDS
 from topologies.topology import Ids, Values
 

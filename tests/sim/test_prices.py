@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.profiles import load_profile, profile_for, profile_names
-from sim.curves import gemm_clocks, ordered_stretch
-from sim.prices import Prices
+from sim.pricing.kernel_curves import gemm_clocks, ordered_stretch
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY, Kernel
-from strategies.elementwise import norm, residual, rotary
+from strategies.layers.elementwise import norm, residual, rotary
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 

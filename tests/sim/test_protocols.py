@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.profiles import load_profile
+from sim.analysis.collective_sweep import bus_factor, lone, sweep
 from sim.grid import Grid
-from sim.prices import Prices
-from sim.pricing import Pricing
+from sim.pricing.op_costs import Pricing
+from sim.pricing.prices import Prices
+from sim.pricing.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
+from sim.pricing.shipped import load_profile
 from sim.program import Cohort, Collective, Op, Program, Send
-from sim.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
-from sim.sweep import bus_factor, lone, sweep
 from topologies.cluster import load_cluster
 from topologies.reading import UserError
 

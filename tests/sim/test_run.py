@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from calibration.profiles import load_profile
 from shardyard import read_job, simulate
-from sim.expand import expand
+from sim.analysis.memory import ledger
+from sim.analysis.summary import summarise
+from sim.engine.block_splitting import expand
+from sim.engine.player import run
 from sim.grid import Grid
-from sim.memory import ledger
-from sim.prices import Prices
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
-from sim.run import run
-from sim.summary import summarise
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

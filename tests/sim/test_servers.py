@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from simpy import Environment
 
-from sim.network import Network, Part
-from sim.servers import Pool, Setting, play
+from sim.engine.network import LayerCost, Network
+from sim.engine.parameter_servers import Pool, Setting, play
 
 S, B = 2e9, 1e9
 BASE = Setting(workers=8, compute=1.0, gradient=S, parameters=S, into=B, out=B, worker=10 * B)
@@ -32,7 +32,7 @@ def test_pool_is_the_network(most) -> None:
                 yield pool.carry(size)
             else:
                 done = env.event()
-                network.start([Part(size, ((0, 1.0), (1 + number, 1.0)))], 0.0, done.succeed)
+                network.start([LayerCost(size, ((0, 1.0), (1 + number, 1.0)))], 0.0, done.succeed)
                 yield done
             found[number] = env.now
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.predict import simulate
-from sim.choosing import Priced
+from sim.engine.player import run
 from sim.grid import Grid
+from sim.pricing.algorithm_choice import Priced
+from sim.pricing.sibling_groups import Membership, lanes, placements
+from sim.pricing.wiring import Traffic
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
-from sim.run import run
-from sim.siblings import Membership, lanes, placements
 from sim.timeline import Timeline
-from sim.wiring import Traffic
 from strategies.job import Job, read_job
+from strategies.predict import simulate
 from topologies.cluster import cluster_names
 from topologies.reading import UserError
 
@@ -106,7 +106,7 @@ def test_groups_that_differ_take_their_own_time(toy_cluster, toy_prices) -> None
 
 
 def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monkeypatch) -> None:
-    monkeypatch.setattr("sim.run.UNFOLDED", 3)
+    monkeypatch.setattr("sim.engine.player.UNFOLDED", 3)
     program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
     timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 2), (2, 3)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardyard
-from sim.sweep import of_step
+from sim.analysis.collective_sweep import of_step
 
 
 def played(**plan: object) -> shardyard.Timeline:

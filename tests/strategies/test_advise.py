@@ -9,15 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
-from calibration.predict import predict
-from calibration.site import started
-from reports.advice import advice, verdict
-from sim.summary import summarise
-from strategies.advise import advise
-from strategies.applicable import applicable
-from strategies.fixes import fixes
-from strategies.search.candidates import candidates
-from strategies.search.space import default_space
+from reports.tables.advice import advice, verdict
+from sim.analysis.summary import summarise
+from strategies.planner.advise import advise
+from strategies.planner.applicable import applicable
+from strategies.planner.fixes import fixes
+from strategies.planner.search.candidates import candidates
+from strategies.planner.search.site import started
+from strategies.planner.search.space import default_space
+from strategies.predict import predict
 
 
 def advised(**given):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from reports.lanes import strips
+from reports.figures.timeline_bars import strips
 from reports.trace import events
-from sim.memory import ledger
+from sim.analysis.memory import ledger
+from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block
-from sim.run import run
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 NAMES = ("pipedream", "pipedream-2bw")

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
-from strategies.balance import balanced
 from strategies.job import Job, read_job
+from strategies.planner.balance import balanced
 
 
 def job(**plan: object) -> Job:

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
+from sim.engine.player import run
 from sim.program import Collective, Kernel
-from sim.run import run
-from strategies.buckets import Cut, Gradient, Limits, filled, limits
+from strategies.data_parallel.buckets import Cut, Gradient, Limits, filled, limits
 from strategies.job import read_job
-from strategies.layers import parts
-from strategies.lower import lower
-from strategies.stage import Stage
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
+from strategies.lowering.stage import Stage
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
 LLAMA = {

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from sim.engine.player import run
 from sim.program import Kernel
-from sim.run import run
 from sim.timeline import Timeline
-from strategies.layers import Items, parts, restored_tensors, saved_tensors
-from strategies.lower import lower
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.layers.model_costs import parts, restored_tensors, saved_tensors
+from strategies.layers.tensor_overlap import Items
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "kv_heads": 4, "vocabulary": 512, "context": 32}
@@ -31,7 +32,7 @@ def play(toy_job, toy_prices):
 
 
 def resolved(model: Model, **plan: Any) -> Resolved:
-    return Plan(**plan).resolve(model, plan.get("tp", 1) * plan.get("cp", 1))
+    return Resolved.of(Plan(**plan), model, plan.get("tp", 1) * plan.get("cp", 1))
 
 
 def flops(items: Items) -> float:

@@ -8,9 +8,9 @@ import pytest
 
 from sim.program import WRAPPING, Block, Kernel
 from strategies.job import read_job
-from strategies.lower import lower
-from strategies.plan import Plan
-from strategies.updates import passes_of
+from strategies.lowering.lower import lower
+from strategies.lowering.optimizer_step import passes_of
+from strategies.plan.plan import Plan
 from topologies.reading import UserError
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.memory import ledger
+from sim.analysis.memory import ledger
+from sim.analysis.summary import summarise
+from sim.engine.player import run
 from sim.program import MEMORY_KINDS
-from sim.run import run
-from sim.summary import summarise
 from sim.timeline import Timeline
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

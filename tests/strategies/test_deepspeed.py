@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sim.links import link_loads
-from sim.memory import ledger
+from sim.analysis.link_load import link_loads
+from sim.analysis.memory import ledger
+from sim.analysis.summary import summarise
+from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block, Collective, Kernel, Send
-from sim.run import run
-from sim.summary import summarise
 from sim.timeline import Timeline
-from strategies.layers import parts
-from strategies.lower import lower
-from strategies.options import DeepSpeed
-from strategies.prefetch import steps
+from strategies.data_parallel.deepspeed_prefetch import steps
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
+from strategies.plan.options import DeepSpeed
 from topologies.reading import UserError
 
 ALL = {"stage3_param_persistence_threshold": 0}  # every parameter comes and goes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.program import Kernel
-from strategies.layers import parts
+from strategies.layers.model_costs import parts
 from topologies.reading import UserError
 
 TOKENS, HIDDEN, VOCABULARY = 32, 64, 512  # of the toy job

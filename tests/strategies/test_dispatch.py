@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from shardyard import read_job, simulate
+from sim.engine.player import run
 from sim.program import Block, Collective, Join, Kernel, Run, Start
-from sim.run import run
-from strategies.layers import Part, parts
-from strategies.lower import lower
-from strategies.model import Model
-from strategies.plan import Plan
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 MOE: dict[str, Any] = {
@@ -22,18 +24,18 @@ MOE: dict[str, Any] = {
 TOKENS, HIDDEN, BYTES = 32, 64, 2
 
 
-def layer(gpus: int = 8, **plan: Any) -> Part:
+def layer(gpus: int = 8, **plan: Any) -> LayerCost:
     model = Model(**MOE)
-    return parts(model, Plan(**plan).resolve(model, gpus)).layer(1)
+    return parts(model, Resolved.of(Plan(**plan), model, gpus)).layer(1)
 
 
-def rows(part: Part) -> float:
+def rows(part: LayerCost) -> float:
     """Tokens that the rank's experts compute."""
     up = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "expert up")
     return up.flops / (2 * HIDDEN * 64)
 
 
-def exchanged(part: Part) -> float:
+def exchanged(part: LayerCost) -> float:
     """Bytes of the first exchange's buffer."""
     return next(item.bytes for item in part.forward if isinstance(item, Collective) and item.axis == "ep")
 

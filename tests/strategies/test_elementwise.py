@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from strategies import elementwise as passes
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.updates import before_reduction, passes_of
+from strategies.layers import elementwise as passes
+from strategies.lowering.optimizer_step import before_reduction, passes_of
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 
 ROWS, WIDTH = 64, 2048
 OWN = ("new_empty", "copy_", "add_.")  # gradients of the test's inputs being put into place
@@ -125,11 +126,11 @@ def test_gradients_before_they_are_reduced_by_hand() -> None:
 
 
 def test_what_runs_changes_the_kernels_of_a_layer() -> None:
-    from strategies.layers import parts
+    from strategies.layers.model_costs import parts
 
     model = Model(name="m", source="", hidden=64, layers=2, heads=8, ffn=256, vocabulary=512, context=32)
     count = {}
     for kernels in ("compiled", "megatron", "torch"):
-        work = parts(model, Plan.model_validate({"kernels": kernels, "joined_products": True}).resolve(model, 1)).layer(0)
+        work = parts(model, Resolved.of(Plan.model_validate({"kernels": kernels, "joined_products": True}), model, 1)).layer(0)
         count[kernels] = len(work.forward + work.backward)
     assert count["compiled"] < count["megatron"] < count["torch"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shardyard
-from sim.summary import Summary
-from strategies.fixes import fixes
+from sim.analysis.summary import Summary
 from strategies.job import Job
+from strategies.planner.fixes import fixes
 
 
 def answer(job: Job) -> Summary:

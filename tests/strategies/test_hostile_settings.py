@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from calibration.bench import bench
-from sim.summary import summarise
+from sim.analysis.summary import summarise
 from strategies.job import Job, read_job
-from strategies.lower import lower
-from strategies.schedule_file import cells
-from strategies.search.space import parse_axis, read_space
+from strategies.lowering.lower import lower
+from strategies.planner.search.space import parse_axis, read_space
+from strategies.schedules.schedule_csv import cells
 from strategies.shell import GROWTH, arguments
 from topologies.ranks import rank_table
 from topologies.reading import LONGEST, UserError
@@ -141,7 +141,7 @@ def test_schedules_that_are_written_out_have_a_size(name: str) -> None:
 def test_a_step_of_thousands_of_years_is_a_mistake() -> None:
     cluster = {"based_on": "dgx-h100", "node": {"gpu": {"based_on": "h100-sxm", "peak": {"bf16": "1 MFLOP/s"}}}}
     job = read_job(model="llama-3.1-405b", cluster=cluster, profile="h100", plan={"sequence": 131072, "accumulation": 1000})
-    from calibration.predict import simulate
+    from strategies.predict import simulate
 
     with pytest.raises(UserError, match=r"a step of .* s is more than 32 years: a rate of the cluster"):
         summarise(simulate(job))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sim.program import Collective, Kernel
-from strategies.layers import Part, parts, saved_tensors
-from strategies.model import Model, load_model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts, saved_tensors
+from strategies.models.model import Model, load_model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data" / "models"
@@ -23,7 +24,7 @@ def model_of(name: str) -> Model:
 
 
 def resolved(model: Model, **plan: Any) -> Resolved:
-    return Plan(**plan).resolve(model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
+    return Resolved.of(Plan(**plan), model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
@@ -34,7 +35,7 @@ def test_flops_and_parameters_are_the_models(name, plan) -> None:
     total = work.embedding.model_flops + sum(work.layer(i).model_flops for i in range(model.layers)) + work.head.model_flops
     assert total == 3 * model.forward_flops(2, 64, causal=False)
 
-    def whole(part: Part) -> int:
+    def whole(part: LayerCost) -> int:
         return plan.get("tp", 1) * (part.parameters - part.replicated) + part.replicated
 
     assert [whole(work.layer(i)) for i in range(model.layers)] == [model.layer_parameters(i) for i in range(model.layers)]

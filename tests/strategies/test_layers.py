@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.program import Block, Collective, Kernel, Start
-from strategies.layers import Items, Part, parts, restored_tensors, saved_tensors
-from strategies.lower import lower
-from strategies.model import Model, load_model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts, restored_tensors, saved_tensors
+from strategies.layers.tensor_overlap import Items
+from strategies.lowering.lower import lower
+from strategies.models.model import Model, load_model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 3, "heads": 8, "vocabulary": 512, "context": 32}
@@ -27,7 +29,7 @@ KORTHIKANTI: dict[str, Any] = {"attention": "materialised", "dropout": True}
 
 
 def resolved(model: Model, **plan: Any) -> Resolved:
-    return Plan(**plan).resolve(model, plan.get("tp", 1))
+    return Resolved.of(Plan(**plan), model, plan.get("tp", 1))
 
 
 def flops(items: Items) -> float:
@@ -327,7 +329,7 @@ def test_gradients_that_every_microbatch_reduces_are_made_anew(hook: str, kernel
     model = Model(**GPT)
 
     def moved(accumulation: int, **plan: Any) -> float:
-        one = Plan(kernels=kernels, accumulation=accumulation, **plan).resolve(model, 4)
+        one = Resolved.of(Plan(kernels=kernels, accumulation=accumulation, **plan), model, 4)
         return sum(item.bytes for item in parts(model, one).layer(0).backward if isinstance(item, Kernel))
 
     assert moved(3, data_parallel=hook) == moved(1, data_parallel=hook)
@@ -394,7 +396,7 @@ def test_parameters_of_all_ranks_are_the_model(name: str, tp: int) -> None:
     model, _ = load_model(name)
     work = parts(model, resolved(model, tp=tp, sequence=512))
 
-    def whole(part: Part) -> int:
+    def whole(part: LayerCost) -> int:
         return tp * (part.parameters - part.replicated) + part.replicated
 
     assert whole(work.layer(0)) == model.layer_parameters(0)
@@ -516,7 +518,7 @@ def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
         assert len(kernels(work.embedding.forward, "token mask")) == masks
         assert [len(kernels(work.head.forward, label)) for label in ("loss targets", "mean loss")] == [12, 10]
     assert not parts(model, resolved(model)).batch
-    program = lower(model, Plan(kernels="apex", pp=2).resolve(model, 2))
+    program = lower(model, Resolved.of(Plan(kernels="apex", pp=2), model, 2))
     first = [next(op.work for op in cohort.ops if isinstance(op.work, Block)) for cohort in program.cohorts]
     assert [len(kernels(block.runs[0].items, "batch")) for block in first] == [12, 12]
 

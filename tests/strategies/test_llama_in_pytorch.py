@@ -6,24 +6,25 @@ from typing import Any
 
 import pytest
 
-from calibration.profiles import load_profile
 from shardyard import read_job
-from sim.prices import Prices
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
 from sim.program import Kernel
-from strategies import elementwise
-from strategies.layers import Part, parts
+from strategies.layers import elementwise
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
 HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 2048  # Llama-3.1 8B
 
 
-def layer(**plan: Any) -> Part:
+def layer(**plan: Any) -> LayerCost:
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"sequence": TOKENS, **plan})
     return parts(job.model, job.resolve()).layer(0)
 
 
-def products(part: Part) -> list[tuple[int, ...]]:
+def products(part: LayerCost) -> list[tuple[int, ...]]:
     return [item.shape[1:] for item in part.forward if isinstance(item, Kernel) and item.kind == "gemm"]
 
 

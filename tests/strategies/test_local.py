@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.run import run
-from sim.summary import summarise
+from sim.analysis.summary import summarise
+from sim.engine.player import run
 from sim.timeline import Timeline
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

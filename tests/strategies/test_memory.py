@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from sim.analysis.memory import ledger
+from sim.analysis.summary import summarise
+from sim.engine.player import run
 from sim.grid import Grid
-from sim.memory import ledger
-from sim.run import run
-from sim.summary import summarise
 from sim.timeline import Timeline
-from strategies.lower import lower
-from strategies.model import Model
-from strategies.plan import Plan
-from strategies.tensors import tensors
+from strategies.layers.weight_matrices import tensors
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
 
 HALF = {"precision": "fp16", "global_batch": 8}
 
@@ -59,7 +59,7 @@ def test_deepspeed_joins_gradients_in_16_bits_then_in_32(played, toy_job, dp) ->
 
 
 def lower_parts(model: Model, plan: Any) -> list[Any]:
-    from strategies.layers import parts
+    from strategies.layers.model_costs import parts
 
     work = parts(model, plan)
     return [work.embedding, *work.stage(0, model.layers), work.head]

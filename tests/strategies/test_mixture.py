@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from sim.engine.player import run
 from sim.program import Collective, Kernel
-from sim.run import run
 from sim.timeline import Timeline
-from strategies.layers import Items, Part, parts, saved_tensors
-from strategies.lower import lower
-from strategies.model import Model, load_model
-from strategies.plan import Plan
-from strategies.resolved import Resolved
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts, saved_tensors
+from strategies.layers.tensor_overlap import Items
+from strategies.lowering.lower import lower
+from strategies.models.model import Model, load_model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[1] / "data" / "models"
@@ -28,7 +30,7 @@ MOE: dict[str, Any] = {
 
 
 def resolved(model: Model, **plan: Any) -> Resolved:
-    return Plan(**plan).resolve(model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
+    return Resolved.of(Plan(**plan), model, math.prod(plan.get(axis, 1) for axis in ("tp", "cp", "ep")))
 
 
 def flops(items: Items) -> float:
@@ -80,7 +82,7 @@ def test_flops_and_parameters_are_the_models(name, plan) -> None:
     total = work.embedding.model_flops + sum(work.layer(i).model_flops for i in range(model.layers)) + work.head.model_flops
     assert total == 3 * model.forward_flops(2, 32, causal=False)
 
-    def whole(part: Part) -> int:
+    def whole(part: LayerCost) -> int:
         return plan.get("tp", 1) * (part.parameters - part.replicated) + part.replicated
 
     assert [whole(work.layer(i)) for i in range(model.layers)] == [model.layer_parameters(i) for i in range(model.layers)]

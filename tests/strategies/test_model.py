@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.model import Model, load_model, model_names
+from strategies.models.model import Model, load_model, model_names
 from topologies.reading import UserError, build
 
 FILES = Path(__file__).parents[1] / "data" / "models"

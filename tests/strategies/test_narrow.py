@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from calibration.predict import predict
 from sim.program import Collective, Kernel
 from strategies.job import read_job
-from strategies.layers import Part, parts, saved_tensors
-from strategies.lower import lower
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import parts, saved_tensors
+from strategies.lowering.lower import lower
+from strategies.predict import predict
 from topologies.reading import UserError
 
 HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 8192  # Llama-3.1 8B
@@ -20,12 +21,12 @@ def job(cluster: str = "dgx-h100", **plan: Any) -> Any:
     return read_job(None, {"plan": {"sequence": TOKENS, **plan}}, model="llama-3.1-8b", cluster=cluster, nodes=1)
 
 
-def layer(**plan: Any) -> Part:
+def layer(**plan: Any) -> LayerCost:
     one = job(**plan)
     return parts(one.model, one.resolve()).layer(0)
 
 
-def kernels(part: Part, dtype: str, kind: str = "gemm") -> list[Kernel]:
+def kernels(part: LayerCost, dtype: str, kind: str = "gemm") -> list[Kernel]:
     return [
         item for item in part.forward + part.backward if isinstance(item, Kernel) and (item.kind, item.dtype) == (kind, dtype)
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.run import run
-from sim.summary import Summary, summarise
+from sim.analysis.summary import Summary, summarise
+from sim.engine.player import run
 from sim.timeline import Timeline
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 CPU = {
@@ -137,7 +137,7 @@ def test_out_of_host_memory_is_a_result(played) -> None:
     summary, psi = answer(played("zero2", OPTIMIZER, node={"cpu": CPU | {"memory": "1 MB"}}))
     assert not summary.fits
     assert summary.offloaded.memory_capacity == 1e6 < summary.offloaded.memory == pytest.approx(14 * psi)
-    from reports.tables import verdict
+    from reports.tables.step import verdict
 
     assert "node 0 is out of host memory by " in verdict(summary, {})
 

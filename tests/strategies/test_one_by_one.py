@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from sim.pricing import VIEW
+from sim.analysis.summary import summarise
+from sim.engine.player import run
+from sim.pricing.op_costs import VIEW
 from sim.program import Op
-from sim.run import run
-from sim.summary import summarise
 from sim.timeline import Timeline
+from strategies.data_parallel.deepspeed_2021 import uses
 from strategies.export import export
-from strategies.lower import lower
-from strategies.one_by_one import uses
-from strategies.options import DeepSpeed
+from strategies.lowering.lower import lower
+from strategies.plan.options import DeepSpeed
 from topologies.reading import UserError
 
 QKV, OUT, UP, DOWN = 0, 1, 2, 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.expand import expand
+from sim.engine.block_splitting import expand
+from sim.engine.player import run
 from sim.program import Collective, Join, Kernel, Start
-from sim.run import run
-from strategies.layers import Items, parts
-from strategies.layers.overlap import beside, gathered, interleaved, scattered
-from strategies.lower import lower
+from strategies.layers.model_costs import parts
+from strategies.layers.tensor_overlap import Items, beside, gathered, interleaved, scattered
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 FORWARD, BACKWARD = (Collective("all_to_all", 1.0, "ep", name) for name in ("forward", "backward"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from reports.glossary import explain
 from shardyard import read_job
-from strategies.plan import Plan
+from strategies.plan.plan import Plan
 from topologies.reading import UserError, build
 
 MISTAKES = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardyard import read_job, simulate
-from sim.memory import ledger
+from sim.analysis.memory import ledger
+from sim.analysis.summary import summarise
+from sim.engine.player import run
 from sim.program import Block, Kernel
-from sim.run import run
-from sim.summary import summarise
 from sim.timeline import Timeline
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

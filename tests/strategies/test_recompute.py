@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardyard import simulate, summarise
-from strategies.layers import parts
-from strategies.lower import lower
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 
@@ -122,7 +122,7 @@ def test_a_module_is_recomputed_by_its_own_kernels(toy_job) -> None:
 
 def test_all_of_a_mixture_is_recomputed_from_its_input(toy_job) -> None:
     """What is kept of the second half of the layer is what the norm reads and makes."""
-    from strategies.layers import saved_tensors
+    from strategies.layers.model_costs import saved_tensors
 
     job = toy_job(1, model=MOE, recompute="selective", recompute_modules=["core_attn", "moe"])
     names = list(saved_tensors(job.model, job.resolve(), layer=1))
@@ -149,6 +149,6 @@ def test_moments_in_16_bits(toy_job) -> None:
     """Adam in mixed precision: 4 bytes of the master and 2 + 2 of the moments, read and written."""
     job = toy_job(1, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     assert job.plan.bytes_of_states["optimizer"] == 8
-    from strategies.updates import passes_of
+    from strategies.lowering.optimizer_step import passes_of
 
     assert dict(passes_of(job.plan))["adam"] == 4 + 2 * 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.run import run
-from strategies.lower import lower
+from sim.engine.player import run
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 

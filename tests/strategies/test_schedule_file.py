@@ -10,10 +10,10 @@ import yaml
 from click.testing import CliRunner
 
 import shardyard
-from sim.run import run
-from strategies.lower import lower
-from strategies.schedule_file import cells, read_schedule, write_schedule
+from sim.engine.player import run
+from strategies.lowering.lower import lower
 from strategies.schedules import actions, schedules
+from strategies.schedules.schedule_csv import cells, read_schedule, write_schedule
 from topologies.reading import UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

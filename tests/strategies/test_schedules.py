@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sim.engine.player import run
 from sim.program import Block, Collective, Kernel, Program, Run, Send
-from sim.run import run
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from strategies.schedules import Action, Schedule, actions, schedules
 from topologies.reading import UserError
 

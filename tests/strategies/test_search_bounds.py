@@ -7,21 +7,21 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from calibration.site import ANOMALY
-from sim.prices import Prices
-from sim.run import run
-from sim.summary import Summary, summarise
+from sim.analysis.summary import Summary, summarise
+from sim.engine.player import run
+from sim.pricing.prices import Prices
 from strategies.data_parallel import hooks
 from strategies.job import Job
-from strategies.lower import lower
-from strategies.plan import Plan
+from strategies.lowering.lower import lower
+from strategies.plan.plan import Plan
+from strategies.planner.bounds.every_plan import bounds
+from strategies.planner.bounds.layer_cost_table import kinds_of
+from strategies.planner.bounds.longest_path import longest_path
+from strategies.planner.bounds.single_plan import Refiner
+from strategies.planner.search.candidates import candidates
+from strategies.planner.search.site import ANOMALY
+from strategies.planner.search.space import Axis, Space
 from strategies.schedules import schedules
-from strategies.search.bounds import bounds
-from strategies.search.candidates import candidates
-from strategies.search.longest import longest_path
-from strategies.search.refine import Refiner
-from strategies.search.space import Axis, Space
-from strategies.search.work import kinds_of
 from topologies.reading import UserError
 
 PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan has it

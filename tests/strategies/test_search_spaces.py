@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.prices import Prices
-from strategies.applicable import applicable
+from sim.pricing.prices import Prices
 from strategies.job import Job
-from strategies.search.bounds import bounds
-from strategies.search.candidates import Candidates, candidates
-from strategies.search.refine import Refiner
-from strategies.search.space import Axis, Space
-from strategies.search.work import kinds_of
+from strategies.planner.applicable import applicable
+from strategies.planner.bounds.every_plan import bounds
+from strategies.planner.bounds.layer_cost_table import kinds_of
+from strategies.planner.bounds.single_plan import Refiner
+from strategies.planner.search.candidates import Candidates, candidates
+from strategies.planner.search.space import Axis, Space
 from tests.strategies.test_search_bounds import CPU, GPU, LINKS, OLDER, OVERHEAD, PLAN, RARE, jobs
 from topologies.reading import UserError
 

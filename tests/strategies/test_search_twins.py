@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sim.prices import Prices
-from sim.run import run
-from sim.summary import summarise
+from sim.analysis.summary import summarise
+from sim.engine.player import run
+from sim.pricing.prices import Prices
 from strategies.job import Job
-from strategies.lower import lower
-from strategies.search.candidates import candidates
-from strategies.search.space import read_space
+from strategies.lowering.lower import lower
+from strategies.planner.search.candidates import candidates
+from strategies.planner.search.space import read_space
 
 ORDERS = ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-dp-tp-cp-ep", "dp-pp-tp-cp-ep"]
 

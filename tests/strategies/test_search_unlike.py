@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from calibration.engines import Engine
-from calibration.predict import prices_of, simulate
-from calibration.search import Search
-from calibration.site import Site, started
+from sim.analysis.summary import summarise
 from sim.grid import Grid
-from sim.summary import summarise
 from strategies.job import Job, read_job
-from strategies.search.candidates import candidates
-from strategies.search.longest import longest_path
-from strategies.search.objective import objective
-from strategies.search.siblings import alike, stages_alike
-from strategies.search.space import Axis, Space
+from strategies.planner.bounds.longest_path import longest_path
+from strategies.planner.bounds.symmetric_groups import alike, stages_alike
+from strategies.planner.search.candidates import candidates
+from strategies.planner.search.executors import Engine
+from strategies.planner.search.objective import objective
+from strategies.planner.search.search import Search
+from strategies.planner.search.site import Site, started
+from strategies.planner.search.space import Axis, Space
+from strategies.predict import prices_of, simulate
 from topologies.cluster import Cluster, load_cluster
 from topologies.costs import rates
 from topologies.reading import UserError
@@ -108,7 +108,7 @@ def test_proofs_hold_where_ranks_are_unlike(number: int, ops: int, monkeypatch: 
     """No bound exceeds the simulation, the best that is searched is the best of all; shuffled, the same. ops: up to which ranks
     that differ are played by themselves.
     """
-    monkeypatch.setattr("sim.run.UNFOLDED", ops)
+    monkeypatch.setattr("sim.engine.player.UNFOLDED", ops)
     random = Random(number)
     drawn = draw(random, *CLUSTERS[number])
     site, steps = drawn.site(), []

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
-from sim.run import run
+from sim.engine.player import run
 from strategies.job import Job
-from strategies.lower import lower
-from strategies.servers import parameter_servers
+from strategies.lowering.lower import lower
+from strategies.lowering.parameter_servers import parameter_servers
 from topologies.reading import UserError
 
 

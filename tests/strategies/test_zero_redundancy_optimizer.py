@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.memory import ledger
-from sim.run import run
+from sim.analysis.memory import ledger
+from sim.engine.player import run
 from strategies.data_parallel.zero_redundancy_optimizer import most_owned
-from strategies.lower import lower
+from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 LLAMA = {

@@ -176,7 +176,7 @@ def test_what_is_written_is_read_back(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("examples/**/*.yaml")) + sorted(ROOT.glob("strategies/models/*")), ids=lambda p: p.name
+    "path", sorted(ROOT.glob("examples/**/*.yaml")) + sorted(ROOT.glob("strategies/models/presets/*")), ids=lambda p: p.name
 )
 def test_shipped_files_mean_what_they_meant(path: Path) -> None:
     assert load_yaml(path) == yaml.safe_load(path.read_text(encoding="utf-8"))

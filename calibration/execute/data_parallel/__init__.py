@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from calibration.execute.chunks import Chunk
     from calibration.execute.setup import Setup
     from strategies.job import Job
-    from strategies.resolved import Resolved
+    from strategies.plan.resolved import Resolved
 
 
 class Hook:

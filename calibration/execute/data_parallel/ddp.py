@@ -22,7 +22,7 @@ from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.pipeline import SINGLE
 from calibration.execute.setup import Setup
 from strategies.job import Job
-from strategies.resolved import Resolved
+from strategies.plan.resolved import Resolved
 
 MIB = 2.0**20
 

@@ -19,7 +19,7 @@ from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import blocking, shares_embedding, splits
 from calibration.execute.pipeline import SINGLE
 from strategies.job import Job
-from strategies.resolved import Resolved
+from strategies.plan.resolved import Resolved
 
 
 class Around(nn.Module):

@@ -18,7 +18,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.setup import Setup
 from strategies.job import Job
-from strategies.resolved import Resolved
+from strategies.plan.resolved import Resolved
 
 
 class Flat:

@@ -19,7 +19,7 @@ from calibration.execute.data_parallel.zero1 import Flat, Zero1
 from calibration.execute.limits import splits
 from calibration.execute.setup import Setup
 from strategies.job import Job
-from strategies.resolved import Resolved
+from strategies.plan.resolved import Resolved
 
 
 class Passing(Flat):

@@ -15,7 +15,7 @@ from calibration.execute.data_parallel.ddp import DDP
 from calibration.execute.limits import shares_embedding
 from calibration.execute.optimizers import make_optimizer, with_masters
 from strategies.job import Job
-from strategies.resolved import Resolved
+from strategies.plan.resolved import Resolved
 
 
 @executed("zero_redundancy_optimizer")

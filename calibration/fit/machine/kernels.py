@@ -1,0 +1,181 @@
+"""Fits the prices of computations to samples: products, attention, memory-bound operations, updates.
+
+Half of the shapes is kept out by a hash of their sizes; the numbers are those of the fit to the other half, so the errors are
+theirs. A CPU core's products have no tiles to fill a GPU with: fewer numbers are free. Where the host waits for every operator
+its launch is a price of its own, which the others are added to.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.fit.machine.tables import Point, ascending, every_other
+from calibration.fit.published_kernels.common import ATTENTION_BOUNDS, loss, minimise
+from calibration.fit.published_kernels.products import GEMM_BOUNDS, gemm_curve
+from calibration.samples import Merged
+from sim.pricing.kernel_curves import (
+    AttentionCurve,
+    GemmCurve,
+    Hardware,
+    MemoryCurve,
+    Tile,
+    attention_backward_seconds,
+    attention_seconds,
+    gemm_clocks,
+)
+from sim.pricing.measured_tables import OperatorTable, Timed
+
+Array = NDArray[np.float64]
+LEAST = 4  # shapes of a fit
+WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
+CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
+CORE_TILES = ((1, 1), (8, 8), (32, 32))  # of a product on one core: rows and columns are filled up to these
+CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
+CORE_KEYS = 512  # a core leaves out whole blocks of so many keys (PyTorch: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)
+STREAMS = ("copy", "scale", "accumulate", "binary")  # each element by itself
+REDUCTIONS = ("norm backward", "softmax", "softmax backward", "log-softmax", "log-softmax backward")  # whole rows or columns
+OPERATORS = (  # that have a table of their own: what strategies.layers.elementwise names
+    "binary", "norm", "norm backward", "gelu", "gelu backward", "silu", "silu backward", "softmax", "softmax backward", "dropout",
+    "log-softmax", "log-softmax backward",
+)  # fmt: skip
+
+
+def columns(rows: Sequence[Merged], *names: str) -> list[Array]:
+    """Numbers of the cases as arrays."""
+    return [np.array([float(row.case[name]) for row in rows]) for name in names]
+
+
+def kept(rows: Sequence[Merged]) -> NDArray[np.bool_]:
+    """Marks half of the rows by a hash of their sizes: the same every time."""
+    return np.array([zlib.crc32(repr(sorted(row.case.items())).encode()) % 2 == 0 for row in rows])
+
+
+def seconds_of(rows: Sequence[Merged]) -> Array:
+    """Measured seconds."""
+    return np.array([row.value for row in rows])
+
+
+Price = Callable[[Mapping[str, float]], Array]
+
+
+def search(price: Price, bounds: Mapping[str, tuple[float, float]], seconds: Array, out: NDArray[np.bool_]) -> dict[str, float]:
+    """The free numbers with the least robust loss on the rows that are not kept out."""
+    weight = np.ones(int((~out).sum()))
+    names = list(bounds)
+    return minimise(lambda x: loss(price(dict(zip(names, x, strict=True)))[~out], seconds[~out], weight), bounds)
+
+
+def points(name: str, sizes: Array, seconds: Array, found: Array, out: NDArray[np.bool_]) -> list[Point]:
+    """Rows as points of a plot."""
+    table = zip(sizes.tolist(), seconds.tolist(), found.tolist(), out.tolist(), strict=True)
+    return [Point(name, size, measured, predicted, held) for size, measured, predicted, held in table]
+
+
+def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[GemmCurve, list[Point]]:
+    """The curve of products of one dtype, and its points by FLOPs."""
+    batch, m, n, k = columns(rows, "batch", "m", "n", "k")
+    seconds, out = seconds_of(rows), kept(rows)
+    traffic = WIDTH[dtype] * batch * (m * k + k * n), WIDTH[dtype] * batch * m * n
+    peak, sms = gpu.peak[dtype], max(1, gpu.sms)
+
+    def price(curve: GemmCurve) -> Array:
+        clocks = gemm_clocks(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum)
+        return np.asarray(launch + clocks[1])
+
+    def made(found: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
+        if gpu.sms:
+            return gemm_curve(found)
+        one = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
+        numbers: dict[str, Any] = dict(found)
+        return GemmCurve.model_construct(tiles=(one,), wave=0.0, split=0.0, **numbers)
+
+    best: tuple[float, GemmCurve] | None = None
+    for tile in CORE_TILES if not gpu.sms else ((0, 0),):
+        bounds = dict(GEMM_BOUNDS) if gpu.sms else CORE_GEMM
+        found = search(lambda x, tile=tile: price(made(x, tile)), bounds, seconds, out)  # type: ignore[misc]
+        curve = made(found, tile)
+        cost = loss(price(curve)[~out], seconds[~out], np.ones(int((~out).sum())))
+        if best is None or cost < best[0]:
+            best = cost, curve
+    assert best is not None
+    return best[1], points(f"products {dtype}", 2 * batch * m * n * k, seconds, price(best[1]), out)
+
+
+def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[AttentionCurve, list[Point]]:
+    """The curve of fused causal attention, forward and backward, and its points by FLOPs."""
+    fused = [row for row in rows if row.case["way"] in ("forward", "backward")]
+    batch, heads, length, dim = columns(fused, "batch", "heads", "sequence", "head_dim")
+    backward = np.array([row.case["way"] == "backward" for row in fused])
+    seconds, out = seconds_of(fused), kept(fused)
+    shape = (batch, heads, heads, length, length, dim, np.ones(len(fused)))
+    bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
+
+    def made(found: Mapping[str, float]) -> AttentionCurve:
+        rest = {} if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
+        return AttentionCurve.model_construct(**({"block": 128} | rest | dict(found)))  # type: ignore[arg-type]
+
+    def price(found: Mapping[str, float]) -> Array:
+        forward = attention_seconds(made(found), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
+        return np.asarray(launch + np.where(backward, attention_backward_seconds(made(found), forward), forward))
+
+    found = search(price, bounds, seconds, out)
+    flops = 2 * batch * heads * length**2 * dim * np.where(backward, 2.5, 1.0)
+    return made(found), points("attention", flops, seconds, price(found), out)
+
+
+def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[MemoryCurve, list[Point]]:
+    """One fixed time, a rate of operations that stream and one of those that reduce, for the kinds that a transformer has; and
+    the points by bytes.
+    """
+    chosen = [row for row in rows if row.case["kind"] in STREAMS + REDUCTIONS]
+    (size,), seconds, out = columns(chosen, "bytes"), seconds_of(chosen), kept(chosen)
+    reduces = np.array([row.case["kind"] in REDUCTIONS for row in chosen])
+
+    def price(found: Mapping[str, float]) -> Array:
+        share = np.where(reduces, found["reduction"], found["efficiency"])
+        return np.asarray(launch + found["fixed"] + size / (gpu.memory_bandwidth * share))
+
+    found: dict[str, Any] = search(
+        price, {"efficiency": (0.005, 1.0), "reduction": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out
+    )
+    predicted = price(found)
+    parts = [("streams", ~reduces), ("reductions", reduces)]
+    made = [point for name, at in parts for point in points(name, size[at], seconds[at], predicted[at], out[at])]
+    return MemoryCurve.model_construct(**found), made
+
+
+def operator_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, OperatorTable], list[Point]]:
+    """Seconds by bytes of each operator, without what the host adds, never falling; and the points, of which every other size of
+    an operator, but never its ends, is priced by the sizes beside it.
+    """
+    made: dict[str, OperatorTable] = {}
+    found: list[Point] = []
+    for kind in OPERATORS:
+        those = sorted((float(row.case["bytes"]), row.value) for row in rows if row.case["kind"] == kind)
+        if not those:
+            continue
+        sizes = [size for size, _ in those]
+        whole = made[kind] = _table(those, launch)
+        left = every_other(sizes)
+        rest = _table([one for one in those if one[0] not in left], launch)
+        for size, seconds in those:
+            price = launch + (rest if size in left else whole).seconds(size)
+            found.append(Point("operators", size, seconds, price, size in left))
+    return made, found
+
+
+def _table(those: Sequence[tuple[float, float]], launch: float) -> OperatorTable:
+    seconds = ascending([max(value - launch, 0.05 * value) for _, value in those])
+    prices = (Timed.model_construct(bytes=round(size), seconds=price) for (size, _), price in zip(those, seconds, strict=True))
+    return OperatorTable.model_construct(prices=tuple(prices))
+
+
+def error(those: Sequence[Point], heldout: bool) -> float | None:
+    """Median absolute error of the points that were kept out, or of those that were not."""
+    found: list[Any] = [abs(point.error) for point in those if point.heldout == heldout]
+    return float(np.median(found)) if found else None

@@ -1,0 +1,120 @@
+"""Fits the formula of `sim/pricing/protocols.py` to measured collectives of any machine, from its own runs or from logs.
+
+NCCL has three protocols inside a node, a kernel of its own in the switch and for point-to-point operations, and a network; gloo
+hands over data in one way. What was not measured keeps the prices of the profile that the fit starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from calibration.fit.machine.tables import Point
+from calibration.fit.published_collectives.fit import Bounds, Free, inside, kernel, network, predicted, search, series, tariffs
+from calibration.fit.published_collectives.rows import Row, alternate
+from sim.analysis.collective_sweep import transport
+from sim.pricing.prices import Prices, Profile
+from sim.pricing.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice
+from topologies.cluster import Cluster
+from topologies.reading import UserError
+
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+PAIRS = ("all_to_all", "send")
+LEAST = 4  # rows of a fit
+STARTS = 8  # of each search
+PLAIN = {"base": (1e-4, 1e-7, 3e-2), "efficiency": (0.5, 0.005, 1.0), "latency": (1e-4, 1e-7, 3e-2), "fill": (1e-6, 1e-9, 1e-2)}
+
+
+def kinds_inside(cluster: Cluster) -> tuple[str, ...]:
+    """Kinds of link between the GPUs of a node."""
+    used = {link.kind for link in cluster.node.board().links}
+    return next(those for those in (("loopback",), ("nvlink",), ("pcie", "host")) if set(those) & used or those[0] == "pcie")
+
+
+def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[str, ...]:
+    """Kinds of links that the measured collectives took."""
+    prices, kinds = Prices(profile, cluster.node.gpu), set[str]()
+    for operation, ranks, nodes in {(row.operation, row.ranks, row.nodes) for row in rows if row.operation in RINGS}:
+        kinds |= transport(cluster.model_copy(update={"nodes": nodes}).topology(), prices, operation, ranks)[1]
+    return tuple(sorted(kinds))
+
+
+def plain(profile: Profile, kind: str) -> Free:
+    """The profile that the numbers of PLAIN make: one way to hand over data, over one kind of link."""
+
+    def made(found: Mapping[str, float]) -> Profile:
+        price = LinkPrice.model_construct(efficiency=found["efficiency"], latency=found["latency"], fill=found["fill"])
+        return profile.model_copy(update={"links": dict(profile.links) | {kind: price}, "collective_launch": found["base"]})
+
+    return made
+
+
+def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[Profile, list[Point]]:
+    """`profile` with prices fitted to half of the sizes in `rows`, and all rows as points. Raises UserError for too few rows."""
+    priced = [row for row in rows if row.operation in (*RINGS, *PAIRS)]
+    most = max((row.ranks // row.nodes for row in priced), default=0)
+    if most > cluster.node.gpus:
+        raise UserError(f"cluster {cluster.name}: has {cluster.node.gpus} GPUs in a node, measured were {most}")
+    fitted, _ = alternate(priced)
+    gloo = kinds_inside(cluster) == ("loopback",)
+    steps = list(_gloo(fitted) if gloo else _nccl(fitted, profile, cluster))
+    if not steps:
+        what = ", ".join((*RINGS, *PAIRS))
+        raise UserError(
+            f"{len(priced)} measured sizes of {what}: too few for a fit: {LEAST} of one sort must be left when half is kept out"
+        )
+    for step in steps:
+        found = search(step.free, step.made(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS)
+        profile = step.made(profile)(found)
+    return profile, _points(priced, fitted, profile, cluster)
+
+
+class _Step(NamedTuple):
+    """Rows that determine some free numbers; made: the way from numbers to a profile, given the profile so far."""
+
+    rows: list[Row]
+    free: Bounds
+    made: Callable[[Profile], Free]
+
+
+def _gloo(rows: Sequence[Row]) -> Iterator[_Step]:
+    for kind, those in (("loopback", [row for row in rows if row.nodes == 1]), ("nic", [row for row in rows if row.nodes > 1])):
+        if len(those) >= LEAST:
+            yield _Step(those, dict(PLAIN), partial(plain, kind=kind))
+
+
+def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_Step]:
+    kinds = kinds_inside(cluster)
+    one = [row for row in rows if row.nodes == 1]
+    switched = [row for row in one if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]
+    rings = [row for row in one if row.operation in RINGS and row not in switched]
+    pairs = [row for row in one if row.operation in PAIRS]
+    across = [row for row in rows if row.nodes > 1 and row.operation in RINGS]
+    if len(rings) >= LEAST:
+        yield _Step(rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1])
+    if len(switched) >= LEAST:
+        yield _Step(switched, kernel(profile, IN_SWITCH, kinds)[0], lambda now: kernel(now, IN_SWITCH, kinds)[1])
+    if len(pairs) >= LEAST:
+        yield _Step(pairs, kernel(profile, P2P, kinds)[0], lambda now: kernel(now, P2P, kinds)[1])
+    if len(across) >= LEAST:
+        full = any(row.operation != "all_reduce" for row in across)
+        yield _Step(across, network(profile, full)[0], lambda now: network(now, full)[1])
+
+
+def _points(rows: Sequence[Row], fitted: Sequence[Row], profile: Profile, cluster: Cluster) -> list[Point]:
+    result, used = [], set(fitted)
+    for one, those in _by_series(rows):
+        (laid,) = series(those, cluster, profile)
+        where = one[0] + f" {one[1]}" + (f" on {one[2]} nodes" if one[2] > 1 else "")
+        rate = tariffs(profile, cluster.topology().kinds)
+        for row, price in zip(those, predicted(laid, rate).tolist(), strict=True):
+            result.append(Point(where, row.bytes, row.seconds, price, row not in used))
+    return result
+
+
+def _by_series(rows: Sequence[Row]) -> list[tuple[tuple[str, int, int], list[Row]]]:
+    found: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
+    return list(found.items())

@@ -1,0 +1,271 @@
+"""From samples to a profile: every part fitted, with its provenance; what was not measured keeps the prices it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from calibration.fit.machine import kernels
+from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
+from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
+from calibration.machine import MEASURED_HERE
+from calibration.samples import Merged
+from sim.pricing.measured_tables import Wrapping
+from sim.pricing.prices import Overhead, Profile, Provenance
+from topologies.cluster import Cluster
+
+WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
+    "ddp": ("dp/all_reduce",), "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
+    "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
+}  # fmt: skip
+
+
+@dataclass
+class Fitted:
+    """A profile, the measurements it was made of beside its prices, and what a reader must know."""
+
+    profile: Profile
+    points: dict[str, list[Point]] = field(default_factory=dict)  # by part
+    alone: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # series -> (bytes, seconds) back to back
+    notes: list[str] = field(default_factory=list)
+
+
+class Fit:
+    """Builds a profile from `base`, part by part."""
+
+    def __init__(self, base: Profile, cluster: Cluster, head: Mapping[str, Any], merged: Sequence[Merged]) -> None:
+        self.cluster, self.gpu, self.head, self.merged = cluster, cluster.node.gpu, head, merged
+        self.change: dict[str, Any] = {}
+        self.provenance = dict(base.provenance)
+        self.base = base
+        self.result = Fitted(base)
+
+    def of(self, part: str) -> list[Merged]:
+        """Cases of a part."""
+        return [one for one in self.merged if one.part == part]
+
+    def value(self, part: str, **case: Any) -> float | None:
+        """The one value of a case; None when it was not measured."""
+        found = [one.value for one in self.of(part) if case.items() <= one.case.items()]
+        return found[0] if found else None
+
+    def note(self, part: str, grid: str, rule: str, points: Sequence[Point] = (), ranges: Mapping[str, Any] | None = None,
+             more: Mapping[str, float] | None = None, transports: tuple[str, ...] = ()) -> None:  # fmt: skip
+        """Where the numbers of `part` come from."""
+        extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
+        self.provenance[part] = Provenance.model_construct(
+            measured=True, machine=str(self.head["machine"]), versions=str(self.head["versions"]), date=date.today().isoformat(),
+            source=MEASURED_HERE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
+            heldout_error=_short(kernels.error(points, True)),
+            errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
+            measured_range=extent, spread=_percentiles(points), transports=transports,
+        )  # fmt: skip
+        if points:
+            self.result.points[part] = [*self.result.points.get(part, []), *points]
+
+    def all(self, name: str) -> Fitted:
+        """Every part that there are samples of."""
+        self.launch()
+        for step in (self.gemm, self.attention, self.memory, self.collectives, self.side_effects, self.footprint):
+            step()
+        disturbed = sum(one.disturbed == one.visits for one in self.merged)
+        if disturbed:
+            share = disturbed / len(self.merged)
+            self.result.notes.append(
+                f"{disturbed} of {len(self.merged)} cases ({share:.0%}) were measured while others used the machine: "
+                "measure again when it is quiet"
+            )
+        update = self.change | {"name": name, "provenance": self.provenance, "gpu": self.gpu.name, "applies_to": ()}
+        self.result.profile = self.base.model_copy(update=update)
+        return self.result
+
+    @property
+    def _launch(self) -> float:
+        """What a synchronous host adds to every operator."""
+        return float(self.change.get("launch", 0.0)) if self.base.synchronous else 0.0
+
+    def launch(self) -> None:
+        """Host time of an operator."""
+        each = self.value("launch", kind="autograd") or self.value("launch", kind="operator")
+        if each:
+            self.change["launch"] = each
+
+    def gemm(self) -> None:
+        """A curve per dtype."""
+        curves, found = {}, []
+        every = self.of("gemm")
+        for dtype in dict.fromkeys(str(one.case["dtype"]) for one in every):
+            those = [one for one in every if one.case["dtype"] == dtype]
+            if len(those) < kernels.LEAST or dtype not in self.gpu.peak:
+                continue
+            curves[dtype], points = kernels.fit_gemm(those, self.gpu, dtype, self._launch)
+            found += points
+        if not curves:
+            return
+        self.change["gemm"] = curves
+        self._capped(curves, every)
+        names = ("batch", "m", "n", "k")
+        ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
+        self.note(
+            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
+            "gradient, and batched ones", "formula of sim/pricing/prices.py fitted to half of them; operands not in a cache",
+            found, ranges,
+            _quality(every),
+        )  # fmt: skip
+
+    def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
+        """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""
+        peaks: Mapping[Any, float] = self.gpu.peak
+        for dtype in curves:
+            those = [one for one in every if one.case["dtype"] == dtype]
+            batch, m, n, k = kernels.columns(those, "batch", "m", "n", "k")
+            best, peak = float((2 * batch * m * n * k / kernels.seconds_of(those)).max()), peaks[dtype]
+            if best > peak:
+                self.result.notes.append(
+                    f"{self.gpu.name}: a {dtype} product reached {best / 1e9:.4g} GFLOP/s, more than the {peak / 1e9:.4g} of its "
+                    "description: prices are capped there"
+                )
+
+    def attention(self) -> None:
+        """Fused attention; materialised attention is made of products and softmax, and checks them."""
+        fused = [one for one in self.of("attention") if one.case["way"] != "materialised"]
+        if len(fused) < kernels.LEAST:
+            return
+        dtype = str(fused[0].case["dtype"])
+        curve, points = kernels.fit_attention(fused, self.gpu, dtype, self._launch)
+        self.change["attention"] = curve
+        batch, heads, length, dim = kernels.columns(fused, "batch", "heads", "sequence", "head_dim")
+        ranges = {"batch": batch, "heads": heads, "head_dim": dim, "queries": length, "keys": length}
+        self.note(
+            "attention", f"{len(fused)} passes of causal scaled_dot_product_attention, {dtype}, forward and backward",
+            "formula of sim/pricing/prices.py fitted to half of them", points, ranges, _quality(fused),
+        )  # fmt: skip
+
+    def memory(self) -> None:
+        """A table of each operator that is priced by itself, one curve for all others; the optimizer's rate."""
+        those = self.of("memory")
+        if len(those) < kernels.LEAST:
+            return
+        curve, points = kernels.fit_memory(those, self.gpu, self._launch)
+        operators, more_points = kernels.operator_tables(those, self._launch)
+        self.change["memory"] = curve.model_copy(update={"operators": operators})
+        kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), _quality(those)
+        apart = kernels.error(more_points, True)
+        more |= {"operators": apart} if apart is not None else {}
+        update = self.value("optimizer", kind="adam", variant="default")
+        if update:
+            traffic = next(float(one.case["bytes"]) for one in self.of("optimizer") if one.case["kind"] == "adam")
+            self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
+        self.note(
+            "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
+            f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
+            f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
+            "to half of the sizes",
+            [*points, *more_points], {"bytes": kernels.columns(those, "bytes")[0]}, more,
+        )  # fmt: skip
+
+    def collectives(self) -> None:
+        """gloo: tables, and the formula where they end. NCCL: the formula."""
+        measured = rows(self.merged)
+        if not measured:
+            return
+        gloo = self.head["device"] == "cpu"
+        found: list[Point] = []
+        if gloo:
+            made = tables(self.merged)
+            self.change |= {
+                "tables": tuple(made),
+                "processes": min(int(self.head["ranks"]), int(self.head.get("cores", 0) or 2**20)),
+            }
+            found = leave_out(self.merged)
+            self.result.alone = {series_name(t): [(e.bytes, e.alone) for e in t.prices] for t in made}
+        fitted: list[Point] = []
+        if sum(row.operation in (*RINGS, *PAIRS) for row in measured) >= LEAST:
+            profile, fitted = fit_links(measured, self.base, self.cluster)
+            names = ("links", "collective_launch", "protocols", "copy_rate")
+            self.change |= {name: getattr(profile, name) for name in names}
+        more = errors(found) if gloo else {}
+        formula = kernels.error(fitted, True)
+        more |= {"formula": formula} if formula is not None else {}
+        operations = ", ".join(dict.fromkeys(row.operation for row in measured))
+        ranks = ", ".join(str(number) for number in dict.fromkeys(row.ranks for row in measured))
+        grid = f"{operations} among {ranks} ranks, back to back and between pieces of compute, sibling groups at once"
+        formula_rule = "the formula of sim/pricing/protocols.py, fitted to half of the sizes in a step"
+        table_rule = (
+            "tables, smoothed where a larger size took less, and interpolated; errors are of every other size in a step, by the "
+            "sizes beside it; elsewhere "
+        )
+        self.note(
+            "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
+            {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
+            more | _quality(self.of("collective")), transports(measured, self.base, self.cluster),
+        )  # fmt: skip
+
+    def side_effects(self) -> None:
+        """Launch, compute beside collectives, PyTorch's wrappers."""
+        slow, reverse = (self.value("overlap", kind=kind) for kind in ("compute", "collective"))
+        wrapping: dict[str, Wrapping] = {}
+        for wrapper, names in WRAPPED.items():
+            those = sorted((float(o.case["width"]), o.value) for o in self.of("wrapping") if o.case["wrapper"] == wrapper)
+            if those:
+                wrapping |= dict.fromkeys(names, _wrapping(those, copies=wrapper != "dtensor"))
+        self.change |= ({"slowdown": slow} if slow else {}) | ({"wrapping": wrapping} if wrapping else {})
+        if "launch" not in self.change:
+            return
+        beside = (
+            f"a collective beside compute takes {reverse:.3g} times as long, which is in `slowdown` already" if reverse else ""
+        )
+        self.note(
+            "launch", "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
+            "around 8 tiny layers in a group of one", f"seconds per operator; per collective of a wrapper. {beside}".strip(),
+        )  # fmt: skip
+
+    def footprint(self) -> None:
+        """Memory besides tensors."""
+        context, communicator, reserve = (self.value("footprint", kind=kind) for kind in ("context", "communicator", "reserve"))
+        if context is None:
+            return
+        old = self.base.overhead
+        made: dict[str, Any] = {
+            "context": round(context),
+            "communicator": round(communicator or 0.0),
+            "reserve": min(0.99, reserve or old.reserve),
+        }
+        self.change["overhead"] = Overhead.model_construct(**made)
+        where = "resident memory of a process" if self.head["device"] == "cpu" else "memory that the device lost"
+        self.note(
+            "overhead",
+            "one process before its tensors, and with a second communicator",
+            f"{where}; communicator: after three all-reduces",
+        )
+
+
+def _wrapping(those: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
+    """Fixed part and copying rate from a narrow and a wide layer (fp32)."""
+    (width, low), (_, high) = those[0], those[-1]
+    more = 4 * (those[-1][0] ** 2 - width**2)
+    rate = more / (high - low) if copies and more and high > low else float("inf")
+    return Wrapping.model_construct(fixed=low, rate=rate)
+
+
+def _quality(those: Sequence[Merged]) -> dict[str, float]:
+    """Median spread of repeated measurements, and the share of cases that were never measured undisturbed."""
+    disturbed = sum(one.disturbed == one.visits for one in those) / len(those)
+    return {"spread": float(np.median([one.spread for one in those])), "disturbed": disturbed}
+
+
+def _percentiles(points: Sequence[Point]) -> dict[str, tuple[float, float, float]]:
+    """10th, 50th and 90th percentile of measured over predicted − 1 of what was kept out, by series."""
+    found: dict[str, list[float]] = {}
+    for point in points:
+        if point.heldout:
+            found.setdefault(point.series, []).append(point.measured / point.predicted - 1)
+    return {name: tuple(float(f"{x:.3g}") for x in np.quantile(those, (0.1, 0.5, 0.9))) for name, those in found.items()}  # type: ignore[misc]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")

@@ -1,0 +1,210 @@
+"""Fits the prices of collectives to measured ones, by the formula of `sim/pricing/protocols.py` and the schedules of
+`sim/collectives`.
+
+`calibration/fit/published_collectives/refit.py` runs these fits for the shipped profiles.
+
+A prediction is the cheapest of every registered algorithm and every protocol, as in the simulation: an algorithm that is added
+is fitted with when this runs again. Free are a few numbers per protocol and kind of link; the loss is robust (soft L1 of the
+logarithm of predicted over measured), because NCCL at times chooses what is not the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.fit.published_collectives.rows import Row
+from sim.analysis.collective_sweep import lone
+from sim.pricing.prices import Prices, Profile
+from sim.pricing.protocols import PROTOCOLS, SIMPLE, LinkPrice, Rates, Shape, Transport, collective_seconds, rates, usable
+from topologies.cluster import Cluster
+
+Array = NDArray[np.float64]
+Bounds = dict[str, tuple[float, float, float]]  # free number -> start, lowest, highest
+
+STARTS = 32  # of the search, the first from NCCL's own constants
+PRIOR = 0.004  # weight of the start: holds numbers that the measurements do not determine
+WORTH = 0.05  # relative error from which on a row counts less than by its square
+BASE = {
+    "ll": (8e-6, 2e-6, 2e-5), "ll128": (1.1e-5, 2e-6, 3e-5), SIMPLE: (1.4e-5, 3e-6, 5e-5), "p2p_ll": (7e-6, 2e-6, 2e-5),
+    "p2p": (1.4e-5, 3e-6, 5e-5), "in_switch": (3e-5, 3e-6, 2e-4),
+}  # fmt: skip
+STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and LL128 as shares of Simple's; see the format's
+    "ll": {"efficiency": (0.3, 0.1, 0.5), "latency": (1e-6, 6e-7, 5e-6), "fill": (5e-7, 1e-9, 5e-5)},
+    "ll128": {"efficiency": (0.7, 0.3, 0.94), "latency": (1.5e-6, 6e-7, 1e-5), "fill": (2e-7, 1e-9, 5e-5)},
+    SIMPLE: {"efficiency": (0.8, 0.04, 1.0), "latency": (3e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 5e-5)},
+    "p2p_ll": {"efficiency": (0.02, 0.001, 0.4), "latency": (1e-6, 6e-7, 1e-5), "fill": (1e-7, 1e-9, 1e-5)},
+    "p2p": {"efficiency": (0.8, 0.04, 1.0), "latency": (2e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 1e-4)},
+    "in_switch": {"efficiency": (0.6, 0.5, 1.0), "latency": (2e-6, 6e-7, 2e-5), "fill": (6e-7, 1e-9, 1e-4)},
+}
+NIC = {  # over the network, the protocols' efficiencies as shares of Simple's; latencies start at NCCL's for NET
+    "efficiency": (0.9, 0.02, 1.0), "ll.share": (0.4, 0.02, 0.5), "ll128.share": (0.8, 0.1, 0.94),
+    "ll": (5e-6, 3.9e-6, 3e-4), "ll128": (8.5e-6, 3.9e-6, 3e-4), SIMPLE: (1.4e-5, 3.9e-6, 1e-3),
+    "ll.fill": (1e-7, 1e-9, 1e-5), "ll128.fill": (1e-6, 1e-9, 1e-5), f"{SIMPLE}.fill": (2e-6, 1e-9, 1e-5),
+}  # fmt: skip
+
+
+@dataclass
+class Series:
+    """Rows of one operation among the same GPUs, and what each algorithm asks of the links."""
+
+    operation: str
+    size: Array
+    seconds: Array
+    shapes: dict[str, Shape] = field(default_factory=dict)  # by "operation/algorithm"
+
+
+Free = Callable[[Mapping[str, float]], Profile]
+
+
+def placed(cluster: Cluster, ranks: int, nodes: int) -> Cluster:
+    """`cluster` with as many nodes; of nodes that are used in part, the part with its NICs."""
+    each = ranks // nodes
+    node = cluster.node
+    if nodes > 1 and each < node.gpus:
+        nics = max(1, node.nics * each // node.gpus)
+        node = node.model_copy(update={"gpus": each, "nics": nics, "nic": node.nic * node.nics * each / (node.gpus * nics)})
+    return cluster.model_copy(update={"nodes": nodes, "node": node})
+
+
+def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Series]:
+    """Rows by operation, ranks and nodes, with the schedules of every registered algorithm laid over `cluster`."""
+    found: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
+    result = []
+    for (operation, ranks, nodes), those in found.items():
+        one = Series(operation, np.array([row.bytes for row in those]), np.array([row.seconds for row in those]))
+        part = placed(cluster, ranks, nodes)
+        pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
+        one.shapes = pricing.shapes(work, 0)
+        result.append(one)
+    return result
+
+
+def predicted(one: Series, tariffs: Mapping[str, Rates]) -> Array:
+    """Seconds of the cheapest algorithm and protocol for each row."""
+    best: Array = np.full(len(one.size), np.inf)
+    for name, shape in one.shapes.items():
+        for protocol in usable(name, "auto", tariffs):
+            rest, transfers = collective_seconds(tariffs[protocol], shape, one.size)
+            best = np.minimum(best, rest + sum(transfers))
+    return best
+
+
+def tariffs(profile: Profile, kinds: Sequence[str]) -> dict[str, Rates]:
+    """Every protocol's rates."""
+    return {name: rates(one.base, one.links, kinds, profile.copy_rate) for name, one in profile.every_protocol().items()}
+
+
+def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str], starts: int = STARTS) -> dict[str, float]:
+    """The free numbers with the least loss: bounded least squares on their logarithms, from several starts."""
+    from scipy.optimize import least_squares
+
+    start, low, high = (np.log([bound[i] for bound in free.values()]) for i in range(3))
+
+    def residuals(x: Array) -> Array:
+        profile = made(dict(zip(free, np.exp(x).tolist(), strict=True)))
+        rate = tariffs(profile, kinds)
+        found = [np.log(predicted(one, rate) / one.seconds) / len(one.size) ** 0.5 for one in data]
+        return np.concatenate([*found, PRIOR * (x - start)])
+
+    random = np.random.default_rng(0)
+    best: Any = None
+    for number in range(starts):
+        at = np.clip(start + (number > 0) * random.normal(0, 0.5, len(start)), low + 1e-6, high - 1e-6)
+        found = least_squares(residuals, at, bounds=(low, high), loss="soft_l1", f_scale=WORTH / 4, max_nfev=60)
+        best = found if best is None or found.cost < best.cost else best
+    return dict(zip(free, np.exp(best.x).tolist(), strict=True))
+
+
+def _bounds(protocols: Sequence[str], kinds: Sequence[str]) -> Bounds:
+    """Free numbers of `protocols` over links of `kinds`: a base each, and what a step over each kind of link costs."""
+    free: Bounds = {}
+    for protocol in protocols:
+        free[f"{protocol}.base"] = BASE[protocol]
+        free |= {f"{protocol}.{kind}.{name}": bound for kind in kinds for name, bound in STEP[protocol].items()}
+    return free
+
+
+def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
+    """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
+    free: Bounds = {"copy": (6e11, 1e11, 1e13)} | _bounds(PROTOCOLS, kinds)
+
+    def made(found: Mapping[str, float]) -> Profile:
+        parts = {}
+        for protocol in PROTOCOLS:
+            old = profile.every_protocol()[protocol].links if protocol == SIMPLE else {}
+            most = {kind: 1.0 if protocol == SIMPLE else found[f"{SIMPLE}.{kind}.efficiency"] for kind in kinds}
+            links = dict(old) | {kind: _link(found, f"{protocol}.{kind}", most[kind]) for kind in kinds}
+            parts[protocol] = Transport.model_construct(base=found[f"{protocol}.base"], links=links)
+        simple = parts.pop(SIMPLE)
+        own = {name: one for name, one in profile.protocols.items() if name not in PROTOCOLS}
+        update = {"links": simple.links, "collective_launch": simple.base, "protocols": parts | own, "copy_rate": found["copy"]}
+        return profile.model_copy(update=update)
+
+    return free, made
+
+
+def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> tuple[Bounds, Free]:
+    """Free numbers of a kernel's own protocols inside a node, and the profile that they make."""
+    free = _bounds(protocols, kinds)
+
+    def made(found: Mapping[str, float]) -> Profile:
+        parts = {}
+        for protocol in protocols:
+            links = {kind: _link(found, f"{protocol}.{kind}") for kind in kinds}
+            parts[protocol] = Transport.model_construct(base=found[f"{protocol}.base"], links=links)
+        return profile.model_copy(update={"protocols": profile.protocols | parts})
+
+    return free, made
+
+
+def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
+    """Free numbers of the network between nodes, and the profile that they make; nodes inside are as they were.
+
+    rings: the measurements are of rings, which fill the NICs. All-reduce of two nodes runs by trees that leave them half empty,
+    and says nothing of the efficiency: it stays.
+    """
+
+    def made(found: Mapping[str, float]) -> Profile:
+        links = {name: dict(one.links) for name, one in profile.protocols.items() if name in PROTOCOLS}
+        links[SIMPLE] = dict(profile.links)
+        further = profile.links["spine"].latency - profile.links["nic"].latency
+        for name, those in links.items():
+            efficiency = found.get("efficiency", profile.links["nic"].efficiency)
+            efficiency, fill = efficiency * found.get(f"{name}.share", 1.0), found[f"{name}.fill"]
+            price = LinkPrice.model_construct(efficiency=efficiency, latency=found[name], fill=fill)
+            those |= {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
+        simple = links.pop(SIMPLE)
+        own = {name: one.model_copy(update={"links": links[name]}) for name, one in profile.protocols.items() if name in links}
+        return profile.model_copy(update={"links": simple, "protocols": profile.protocols | own})
+
+    return {name: bound for name, bound in NIC.items() if rings or name != "efficiency"}, made
+
+
+def _link(found: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:
+    efficiency, latency, fill = (found[f"{prefix}.{name}"] for name in ("efficiency", "latency", "fill"))
+    return LinkPrice.model_construct(efficiency=efficiency * most, latency=latency, fill=fill)
+
+
+def errors(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, Array]:
+    """Relative errors of the profile's prices by series, sizes ascending."""
+    result = {}
+    names: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.bytes):
+        names.setdefault(row.name, []).append(row)
+    for name, those in names.items():
+        (one,) = series(those, cluster, profile)
+        topology = placed(cluster, those[0].ranks, those[0].nodes).topology()
+        result[name] = predicted(one, tariffs(profile, topology.kinds)) / one.seconds - 1
+    return result
+
+
+def summary(error: Array) -> tuple[float, float]:
+    """(median, 90th percentile) of absolute errors."""
+    return float(np.median(np.abs(error))), float(np.quantile(np.abs(error), 0.9))

@@ -1,0 +1,104 @@
+"""How well the prices of collectives predict published sweeps: `python -m calibration.fit.published_collectives.report TABLES`.
+
+Of each sweep, half of the sizes is fitted to and half is predicted: on one node the three protocols over the links inside, on
+several nodes the links between them with the profile's prices inside. "as shipped" is the profile's prediction of the whole
+sweep with nothing fitted. Sweeps that say nothing of the protocols are listed with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibration.fit.published_collectives.fit import errors, inside, network, search, series, summary
+from calibration.fit.published_collectives.refit import fitted
+from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, sweep_rows, vtrain_rows
+from sim.collectives import offered
+from sim.pricing.prices import Profile
+from sim.pricing.shipped import load_profile
+from topologies.cluster import Cluster, load_cluster
+
+LEAST = 8  # sizes of a sweep that is fitted to
+MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, cluster, what its nodes have instead
+    "S001 S006 S071 S072 S081 S083 S085 S102 S103 S104": ("a100", "dgx-a100", {}),
+    "S032 S048 S051 S074": ("a100", "azure-ndv4", {}),
+    "S012 S018": ("a100", "aws-p4d", {}),
+    "S073": ("a100", "dgx-a100", {}),
+    "S084": ("a100", "dgx-a100", {"nics": 4, "gpus": 4}),
+    "S007 S008 S009 S010 S089 S090 S091 S028 S052 S070": ("h100", "dgx-h100", {}),
+    "S013 S014 S022": ("h100", "aws-p5", {}),
+    "S025 S036": ("h100", "dgx-h100", {"nic": 25e9}),
+    "S035": ("h100", "dgx-h100", {"nics": 4, "nic": 25e9}),
+    "S076 S037": ("h200", "hgx-h200", {}),
+    "S038": ("h200", "hgx-h200", {"gpus": 4, "nics": 4, "nic": 25e9}),
+    "S040": ("h200", "hgx-h200", {"gpus": 1, "nics": 1, "nic": 25e9}),
+    "S077 S024 S027 S078": ("b200", "hgx-b200", {}),
+}
+
+
+class Line(NamedTuple):
+    """One sweep: (median, 90th percentile) of held-out errors, or nan, and of the profile as it is shipped."""
+
+    name: str
+    what: str
+    sizes: int
+    heldout: tuple[float, float]
+    shipped: tuple[float, float]
+
+
+def lines(tables: Path) -> Iterator[Line]:
+    """The report, sweep by sweep."""
+    rows = sweep_rows(tables)
+    for names, (profile, cluster, other) in MACHINES.items():
+        place = load_cluster(cluster)
+        place = place.model_copy(update={"node": place.node.model_copy(update=other)})
+        for name in names.split():
+            if name in rows and offered(rows[name][0].operation):
+                yield _line(name, rows[name], load_profile(profile), place)
+    for ranks in (2, 4, 8):
+        those = [row for row in vtrain_rows(tables) if row.ranks == ranks]
+        yield _line(those[0].name, those, load_profile("a100"), load_cluster("dgx-a100"))
+
+
+def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Line:
+    first = rows[0]
+    cluster = cluster.model_copy(update={"nodes": first.nodes})
+    held = (float("nan"), float("nan"))
+    if len({row.bytes for row in rows}) >= LEAST:
+        free, kept = alternate(rows)
+        kinds = ("nvlink",)
+        way = inside(profile, kinds) if first.nodes == 1 else network(profile, first.operation != "all_reduce")
+        held = summary(_all(kept, cluster, fitted(*way, series(free, cluster, profile), cluster)))
+    what = f"{first.nodes} × {cluster.name}, {first.operation} of {first.ranks}"
+    return Line(name, what, len({row.bytes for row in rows}), held, summary(_all(rows, cluster, profile)))
+
+
+def _all(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> Any:
+    return np.concatenate(list(errors(rows, cluster, profile).values()))
+
+
+def across(tables: Path) -> tuple[float, float]:
+    """Errors on 4 A100 of prices fitted to 2 and 8 of them (vTrain's traces)."""
+    rows, profile, cluster = vtrain_rows(tables), load_profile("a100"), load_cluster("dgx-a100")
+    made = inside(profile, ("nvlink",))
+    ends = series([row for row in rows if row.ranks != 4], cluster, profile)
+    found = made[1](search(*made, ends, cluster.topology().kinds))
+    return summary(_all([row for row in rows if row.ranks == 4], cluster, found))
+
+
+def main(tables: Path) -> None:
+    """Print the report as a table in Markdown."""
+    print("| sweep | what | sizes | held out: median | p90 | as shipped: median | p90 |\n|---|---|--:|--:|--:|--:|--:|")
+    for line in lines(tables):
+        figures = " | ".join("" if value != value else f"{100 * value:.1f} %" for value in (*line.heldout, *line.shipped))
+        print(f"| {line.name} | {line.what} | {line.sizes} | {figures} |")
+    print("\nvTrain's A100, 4 GPUs predicted from 2 and 8: median {:.1%}, 90th percentile {:.1%}".format(*across(tables)))
+    print("\nNot used:", "; ".join(f"{sweep} ({why})" for sweep, why in EXCLUDED.items()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

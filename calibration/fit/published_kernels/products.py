@@ -1,0 +1,143 @@
+"""Fits the prices of matrix products of one dtype to published measurements of them.
+
+The rows are those of github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c. As its collector/vllm/
+collect_gemm.py runs them, six layers with weights of their own take one activation in turn, over and over, so that what fits
+into the L2 cache stays there: fitted beside the prices, as `CACHE_BOUNDS`, and no part of them. In training other kernels run
+between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibration.fit.published_kernels.common import Array, descend, heldout
+from sim.pricing.kernel_curves import POWER, GemmCurve, Hardware, Tile, gemm_clocks, gemm_phases
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
+GEMM_BOUNDS = {
+    "efficiency": (0.5, 1.0), "depth": (0.1, 1000.0), "wave": (0.0, 1.0), "memory": (0.5, 0.95), "fixed": (1e-6, 1e-5),
+    "split": (1e-7, 2e-5), "blend": (1.5, 9.0), "exposed": (0.0, 1.0), "cached": (1.0, 6.0),
+    "size1": (0.3, 1.0), "size2": (0.3, 1.0), "size3": (0.3, 1.0), "size4": (0.3, 1.0),
+}  # fmt: skip
+LIMIT_BOUNDS = {"sustained": (0.2, 1.0), "byte_energy": (1.0, 600.0)}
+CACHE_BOUNDS = {"cache": (1e7, 2e8)}  # bytes that stay
+QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
+BESIDE = (*CACHE_BOUNDS, *QUANTISE_BOUNDS)  # no part of the price
+START = {
+    "efficiency": 0.85, "depth": 100.0, "wave": 0.5, "memory": 0.8, "fixed": 2.5e-6, "split": 2e-6, "blend": 4.0, "exposed": 0.5,
+    "size1": 0.8, "size2": 0.95, "size3": 0.85, "size4": 0.7, "sustained": 0.7, "byte_energy": 50.0, "cached": 1.5,
+    "per_row": 5e-9, "per_byte": 0.3,
+}  # fmt: skip
+CACHES = (3e7, 1e8)  # bytes that searches start from
+COPIES = 6  # of the weights, in turn
+SHARPNESS = 8  # of the step from what stays in the cache to what does not: assumed
+SAMPLE = 4000  # points per fit
+SIDE = 8192.0  # m = n = k of a published rate at the power limit
+
+
+def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
+    """The curve that the fit's free numbers stand for; units are not parsed here, for speed. As many small tiles share a
+    multiprocessor as the largest holds elements.
+    """
+    sizes = [1.0, *(found[f"size{i}"] for i in range(1, 5))]
+    largest = max(m * n for m, n, _ in SIZES)
+    tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i], resident=largest // (m * n)) for m, n, i in SIZES)
+    own: dict[str, Any] = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
+    return GemmCurve.model_construct(tiles=tiles, **own)
+
+
+def nearest(free: Array, limited: Array, seconds: Array) -> Array:
+    """Of the times at the highest clock and at the power limit the one that was measured.
+
+    Rows of short bursts were run in either state, and some with operands of zeros or of whatever the memory held: a product takes
+    energy by what its operands hold (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
+    data": 295 TFLOP/s for zeros and 257 for normal numbers on an A100, m = n = k = 8192).
+    """
+    return np.where(np.abs(np.log(free / seconds)) < np.abs(np.log(limited / seconds)), free, limited)
+
+
+def benchmarked(
+    curve: GemmCurve,
+    beside: Mapping[str, float],
+    gpu: Hardware,
+    dtype: str,
+    shape: tuple[Array, Array, Array],
+    throttling: float = POWER,
+) -> tuple[Array, Array]:
+    """Seconds of products (m, n, k) as they were measured, at the highest clock and at the power limit.
+
+    An activation and a result stay in the cache when all of one product fits, weights when all copies do. The fp8 rows include
+    the pass that quantises the activations, per row and per byte.
+    """
+    m, n, k = shape
+    width, bandwidth = 1 if dtype == "fp8" else 2, gpu.memory_bandwidth
+    activation, weight, result = width * m * k, width * k * n, 2 * m * n
+
+    def stays(footprint: Array) -> Array:
+        return np.asarray(1 / (1 + (footprint / beside["cache"]) ** SHARPNESS))
+
+    one, all_copies = stays(activation + weight + result), stays(activation + result + COPIES * weight)
+    held = activation * one + weight * all_copies, result * one
+    moved = activation + weight - held[0], result - held[1]
+    faster = 1 - 1 / curve.cached
+    traffic = activation + weight - faster * held[0], result - faster * held[1]
+    sides = (np.ones(len(m)), m, n, k)
+    clocks = gemm_clocks(curve, gpu.peak[dtype], bandwidth, gpu.sms, sides, traffic, np.minimum, 1.0, moved, throttling)
+    more = m * beside["per_row"] + 3 * m * k / (bandwidth * beside["per_byte"]) if dtype == "fp8" else 0.0
+    return clocks[0] + more, clocks[1] + more
+
+
+def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
+    """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
+    one, sides, traffic = gemm_curve(curve), (1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2)
+    highest, energy, alone = gemm_phases(one, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)
+    drawn = max(1.0, (2 * SIDE**3 / rate - alone) / highest) ** (1 / throttling)
+    return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
+
+
+def fit_gemm(
+    table: pd.DataFrame,
+    gpu: Hardware,
+    dtype: str,
+    limit: Mapping[str, float],
+    rate: float = 0.0,
+    throttling: float = POWER,
+) -> tuple[GemmCurve, dict[str, float], dict[str, Array]]:
+    """Curve, numbers beside it and signed relative errors (fit, and of shapes held out) for columns m, n, k, seconds, sustained.
+
+    Rows that are `sustained` were run over and over until the power limit held; the others are compared with the state that they
+    are nearer to. limit: numbers of the power limit that are known already, and not free; rate: a published one at the limit.
+    """
+    m, n, k, seconds = (table[c].to_numpy(float) for c in ("m", "n", "k", "seconds"))
+    held = table.sustained.to_numpy(bool)
+    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype == "fp8" else {})
+    bounds |= {name: pair for name, pair in LIMIT_BOUNDS.items() if name not in limit and not (rate and name == "sustained")}
+
+    def numbers(x: Array) -> dict[str, float]:
+        found = dict(zip(bounds, x, strict=True)) | dict(limit)
+        return found | ({"sustained": sustained(found, gpu, dtype, rate, throttling)} if rate else {})
+
+    def predict(found: Mapping[str, float], at: Any) -> Array:
+        free, limited = benchmarked(gemm_curve(found), found, gpu, dtype, (m[at], n[at], k[at]), throttling)
+        return np.where(held[at], limited, nearest(free, limited, seconds[at]))
+
+    kept_out = heldout(m, n, k)
+    free = np.flatnonzero(~kept_out)
+    sample = np.random.default_rng(0).choice(free, min(SAMPLE, len(free)), replace=False)
+    weight = np.sqrt(np.where((m >= 512) & (n >= 256) & (k >= 256), 1.0, 0.25)[sample])
+    starts = [START | {"cache": cache} for cache in CACHES]
+    best = descend(lambda x: weight * np.log(predict(numbers(x), sample) / seconds[sample]), bounds, starts)
+    found = numbers(np.array([best[name] for name in bounds]))
+    error = seconds / predict(found, slice(None)) - 1
+    large = kept_out & (m >= 512)
+    errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[large & (n >= 512) & (k >= 512)]}
+    if held.any():
+        errors["sustained"] = error[large & held]
+    beside = {name: found[name] for name in BESIDE if name in bounds}
+    return gemm_curve(found), beside, errors | {"small": error[kept_out & (m < 512)]}

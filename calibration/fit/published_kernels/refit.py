@@ -1,0 +1,163 @@
+"""Writes what `calibration/fit/published_kernels/common.py` fits to published kernel measurements into the shipped profiles.
+
+`refit(Path("tables"), "h100")` reads the raw tables of that folder, fits the prices of products and attention, and writes them
+with their errors into the profile's file; collectives are fitted by `calibration/fit/published_collectives/refit.py`, and facts
+that a person wrote there (launch, overheads) stay. No training step is read.
+
+Measurements: github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c, in seconds. Run as a script with the
+tables' folder and profile names: `python -m calibration.fit.published_kernels.refit TABLES h100 a100`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from calibration.fit.published_kernels.common import Array, fit_attention, fit_backward, spread, summary
+from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm
+from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Hardware
+from sim.pricing.shipped import FOLDER, load_profile
+from topologies.cluster import load_gpu
+from topologies.hardware import Gpu
+from topologies.writing import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# profile -> table of products
+TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
+NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
+POWER = ("h200", "b200")  # profiles with a table of products at the power limit beside it
+SUSTAINED = {"a100": 257e12}  # FLOP/s of m = n = k = 8192 over and over, operands normally distributed: see `gemm_fit.nearest`
+SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
+
+
+def tidy(value: float, unit: str = "") -> float | str:
+    """Four digits for a file; seconds as "2.9 us"."""
+    return f"{value * 1e6:.4g} us" if unit == "us" else float(f"{value:.4g}")
+
+
+def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
+    """A curve as a profile's file spells it."""
+    data = {name: value for name, value in curve.model_dump().items() if value is not None}
+    for optional in ("aligned", "early"):
+        if not data.get(optional):
+            data.pop(optional, None)
+    for name, value in data.items():
+        if name == "tiles":
+            data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
+        elif isinstance(value, float):
+            data[name] = tidy(value, "us" if name in ("fixed", "split") else "")
+    return data
+
+
+def note(data: dict[str, Any], part: str, errors: Mapping[str, Array], ranges: Mapping[str, Array]) -> None:
+    """Write a fit's errors, their spread and the measured range into the provenance of `part`."""
+    extent = {name: [float(np.min(v)), float(np.max(v))] for name, v in ranges.items()}
+    rounded = {name: tidy(value) for name, value in summary(errors).items()}
+    figures = {"fit_error": rounded["fit"], "heldout_error": rounded["large"], "errors": rounded, "measured_range": extent}
+    data["provenance"][part] |= figures
+    note_spread(data, part, errors)
+
+
+def note_spread(data: dict[str, Any], part: str, errors: Mapping[str, Array], prefix: str = "") -> None:
+    """Write percentiles of the errors of the shapes held out."""
+    told = {
+        prefix + name: [tidy(value) for value in spread(error)] for name, error in errors.items() if name in ("large", "small")
+    }
+    data["provenance"][part].setdefault("spread", {}).update(told)
+
+
+def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
+    """Columns m, n, k, seconds, sustained of every measured product of a dtype."""
+    import pandas as pd
+
+    parts = []
+    for file, sustained in (("gemm", False), ("gemm_power", True)):
+        if sustained and name not in POWER:
+            continue
+        rows = pd.read_csv(tables / "kernels" / f"{file}_{TABLES[name]}.csv.gz")
+        rows = rows[rows.gemm_dtype == NAMES[dtype]].groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
+        parts.append(rows.assign(sustained=sustained))
+    return pd.concat(parts, ignore_index=True)
+
+
+def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dict[str, float]:
+    """What is known of the power limit before the fit.
+
+    Of the same board as the H200's: everything. Of one with a published rate: that full memory bandwidth takes the same part of
+    the limit (assumed). Of others nothing: the rows that are nearer to the limit tell. Of fp8: that a FLOP takes half the energy
+    of bf16 (assumed), so that a byte costs as much as twice as many. No fp8 product was run at the limit: left free, its curve
+    serves as a second price that any row may choose, with a byte's energy at the bound of the fit.
+    """
+    if dtype == "fp8":
+        other = data["gemm"]["bf16"]
+        return {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"]}
+    source = _file("h200")["gemm"]["bf16"]
+    if name in SAME_BOARD:
+        return {key: source[key] for key in LIMIT_BOUNDS}
+    if name not in SUSTAINED:
+        return {}
+    board = load_gpu("h200-sxm")
+    ratio = (gpu.peak["bf16"] / gpu.memory_bandwidth) / (board.peak["bf16"] / board.memory_bandwidth)
+    return {"byte_energy": source["byte_energy"] * ratio}
+
+
+def refit(tables: Path, name: str) -> None:
+    """Fit the prices of products and attention of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
+    data, profile = _file(name), load_profile(name)
+    gpu = load_gpu(profile.gpu)
+    told = data["provenance"]["gemm"]
+    told["beside"] = {}
+    for dtype in NAMES:
+        if dtype not in profile.gemm:
+            continue
+        rows, prefix = products(tables, name, dtype), "" if dtype == "bf16" else f"{dtype} "
+        limit = known_limit(data, name, dtype, gpu)
+        curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0), profile.throttling)
+        old = profile.gemm[dtype]
+        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": old.aligned, "early": old.early}))
+        told["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
+        if dtype == "bf16":
+            note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
+        else:
+            told["errors"] |= {prefix + key: tidy(value) for key, value in summary(errors).items()}
+            note_spread(data, "gemm", errors, prefix)
+        print(name, dtype, summary(errors), flush=True)
+    _refit_attention(tables, name, data, gpu)
+    path = FOLDER / f"{name}.yaml"
+    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+
+
+def _file(name: str) -> dict[str, Any]:
+    """The shipped profile as it stands in its file now."""
+    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return data
+
+
+def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardware) -> None:
+    import pandas as pd
+
+    rows = pd.read_csv(tables / "kernels" / "attention_forward.csv.gz")
+    rows = rows[rows.device.str.contains(f"NVIDIA {name.upper()}") & ~rows.kernel_source.str.contains("decode")]
+    rows = rows[rows.isl >= 256]  # below, launch and padding hide everything
+    curve, errors = fit_attention(rows, gpu, data["attention"]["backward"])
+    if name == "a100":  # the one GPU with published rates of both passes by the kernels that were fitted to
+        other = pd.read_csv(tables / "kernels" / "attention_other.csv")
+        other = other[(other.gpu == "A100-SXM4-80GB") & (other.impl == "FA2") & (other["pass"] == "fwd+bwd")]
+        curve = curve.model_copy(update={"backward": fit_backward(other[other.causal.astype(str) == "True"], gpu, curve)})
+    data["attention"] = described(curve.model_copy(update={"ordered": load_profile(name).attention.ordered}))
+    length = rows.isl.to_numpy()
+    ranges = {"batch": rows.batch_size.to_numpy(), "heads": rows.num_heads.to_numpy(), "head_dim": rows.head_dim.to_numpy()}
+    note(data, "attention", errors, ranges | {"queries": length, "keys": length})
+    print(name, "attention", summary(errors), flush=True)
+
+
+if __name__ == "__main__":
+    for profile_name in sys.argv[2:] or TABLES:
+        refit(Path(sys.argv[1]), profile_name)

@@ -1,0 +1,164 @@
+"""Predictions beside published measurements: every row of `calibration.published` that can be a job is played.
+
+Nothing here chooses anything: the job is what the source says, the prices are the shipped profiles', and every row counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean, median
+from typing import Any
+
+from calibration.published import Row
+from sim.analysis.summary import Summary
+from strategies.job import Job
+from strategies.planner.search.executors import engine
+from strategies.planner.uncertainty import interval
+from strategies.predict import predict
+from topologies.reading import UserError
+
+SCALES = ((8, "1–8"), (64, "9–64"), (512, "65–512"), (10**9, "513 and more"))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row beside its prediction: seconds, FLOP/s and fractions by the source's own rule, bytes by its own convention.
+
+    reason: why nothing was predicted, "" when something was. None: not published.
+    """
+
+    row: str
+    source: str
+    framework: str
+    where: str
+    model: str
+    gpu: str = ""
+    gpus: int = 0
+    strategy: str = ""
+    profile: str = ""
+    step: float | None = None
+    predicted_step: float | None = None
+    low: float | None = None
+    high: float | None = None
+    flops: float | None = None
+    predicted_flops: float | None = None
+    mfu: float | None = None
+    predicted_mfu: float | None = None
+    memory: float | None = None
+    predicted_memory: float | None = None
+    memory_is: str = ""
+    ran_out_of_memory: bool = False
+    fits: bool | None = None
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over published step time, minus 1."""
+        return self.predicted_step / self.step - 1 if self.step and self.predicted_step else None
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over published memory, minus 1."""
+        return self.predicted_memory / self.memory - 1 if self.memory and self.predicted_memory else None
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the published step lies in the interval."""
+        if self.step is None or self.low is None or self.high is None:
+            return None
+        return self.low <= self.step <= self.high
+
+    @property
+    def scale(self) -> str:
+        """The range of GPUs it falls in."""
+        return next(name for most, name in SCALES if self.gpus <= most)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        return asdict(self) | {"error": self.error, "memory_error": self.memory_error, "held": self.held}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a group of predictions is off, in fractions of what was published; bias is negative when predictions are fast."""
+
+    rows: int
+    mean: float
+    median: float
+    bias: float
+    worst: float
+    held: float  # share of rows whose interval holds the published step
+
+    @classmethod
+    def of(cls, rows: Iterable[Compared]) -> Errors | None:
+        """None when no row has a published and a predicted step."""
+        pairs = [(row.error, bool(row.held)) for row in rows if row.error is not None]
+        if not pairs:
+            return None
+        errors = [error for error, _ in pairs]
+        absolute = [abs(error) for error in errors]
+        held = sum(inside for _, inside in pairs) / len(pairs)
+        return cls(len(errors), mean(absolute), median(absolute), mean(errors), max(errors, key=abs), held)
+
+
+def compare(row: Row) -> Compared:
+    """One row and its prediction, or the reason why there is none."""
+    measured = row.measured
+    known = Compared(
+        row.name, row.group, row.source.framework, row.where, row.model, gpus=row.gpus, step=measured["step"], note=row.note,
+        flops=measured["flops"], mfu=measured["mfu"], memory=measured["memory"], ran_out_of_memory=row.out_of_memory,
+    )  # fmt: skip
+    try:
+        job = row.job()
+        summary = predict(job)  # as `simulate` does: all of its microbatches are played
+    except UserError as error:
+        return replace(known, reason=str(error))
+    seconds, gpu = summary.step_seconds, job.cluster.node.gpu
+    bar = interval(job, seconds)
+    found: dict[str, Any] = {
+        "gpu": gpu.name, "strategy": strategy(job), "profile": summary.profile, "step": row.step(job), "predicted_step": seconds,
+        "low": bar.low, "high": bar.high, "fits": summary.fits, "memory_is": row.source.memory,
+    }  # fmt: skip
+    if row.flops_rule:
+        rate = row.flops(job) / (row.gpus * seconds)
+        found |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
+    if row.source.memory:
+        found["predicted_memory"] = _memory(summary, row.source.memory)
+    return replace(known, **found)
+
+
+def _memory(summary: Summary, convention: str) -> float:
+    """Of the stage that holds most; torch's own count is logged on the last rank."""
+    if convention == "allocated":
+        return max(summary.memory, key=lambda stage: stage.stage).allocated
+    return max(stage.reserved if convention == "reserved" else stage.peak + stage.cached for stage in summary.memory)
+
+
+def strategy(job: Job) -> str:
+    """What is parallel, in short: "tp pp zero1"."""
+    plan = job.resolve()
+    axes = [axis for axis in ("tp", "cp", "ep", "pp") if getattr(plan, axis) > 1]
+    return " ".join([*axes, *([plan.data_parallel] if plan.copies > 1 else [])]) or "one GPU"
+
+
+def compared(rows: Sequence[Row]) -> Iterator[Compared]:
+    """Each row with its prediction, in order, on all cores."""
+    workers = min(os.cpu_count() or 1, len(rows) // 32 + 1)
+    if workers == 1:
+        yield from map(compare, rows)
+        return
+    with engine(workers) as runs:
+        for task in [runs.submit(compare, row) for row in rows]:
+            yield task.result()
+
+
+def grouped(rows: Iterable[Compared], by: str) -> dict[str, list[Compared]]:
+    """Rows by an attribute, such as "source", "gpu", "scale" or "strategy"; those without a prediction left out."""
+    result: dict[str, list[Compared]] = {}
+    for row in rows:
+        if row.error is not None:
+            result.setdefault(str(getattr(row, by)), []).append(row)
+    return result

@@ -1,0 +1,123 @@
+"""A timeline as bars to draw, few enough to be a readable picture.
+
+Consecutive ops of one pass become one bar; a lane with more passes than there is room for is cut in equal spans of time instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sim.pricing.algorithm_choice import Priced
+from sim.program import ACROSS, BESIDE, COMPUTE, Block, Collective, Send
+from sim.timeline import PHASES, Timeline
+
+SEEN = 0.01  # of a bar's time: less cannot be seen
+
+
+@dataclass
+class Bar:
+    """A pass, several ops that follow each other closely, or a span of time. shares: seconds by phase, axis or delay.
+
+    A bar of full height has shares that add up to `whole`; by default it is the sum of the shares.
+    """
+
+    start: float
+    end: float
+    microbatch: int
+    shares: dict[str, float] = field(default_factory=dict)
+    whole: float = 0.0
+
+
+class Strips(NamedTuple):
+    """What one lane draws: passes on the compute stream, and transfers by axis."""
+
+    lane: int
+    passes: list[Bar]
+    transfers: Mapping[str, list[Bar]]
+
+
+def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
+    """Bars of a lane, at most `limit` on the compute stream; ops that follow each other closely and are one pass are one bar."""
+    gap = timeline.step / 1500  # about a pixel
+    passes: list[Bar] = []
+    transfers: dict[str, list[Bar]] = {}
+    beside = 0.0  # until when the latest collective beside the compute stream runs
+    for number, op in timeline.played(lane):
+        work, start, end = timeline.work[number], timeline.start[number], timeline.end[number]
+        if end < 0.0 or start > timeline.step:  # of other steps of a steady state
+            continue
+        if isinstance(op.work, Collective | Send):
+            shares = {op.work.axis: end - start}
+            if op.stream in (BESIDE, ACROSS):
+                beside = max(beside, end)
+            if op.stream != COMPUTE:
+                _append(transfers.setdefault(op.work.axis, []), Bar(start, end, op.microbatch, shares), gap)
+                continue
+        else:
+            assert not isinstance(work, Priced)
+            shares = {}
+            for (name, _), seconds in work.parts.items():
+                shares[name] = shares.get(name, 0.0) + seconds
+            stretched = timeline.stretch[number]  # the rest of its time it waits for the host to launch the next kernel
+            for name, seconds in (("slowdown", stretched), ("launch", end - start - stretched - sum(shares.values()))):
+                if seconds > SEEN * (end - start):
+                    shares[name] = seconds
+        name = op.work.name if isinstance(op.work, Block) else ""
+        if passes and passes[-1].end < start <= beside + gap:  # the pass goes on, and has waited for a collective beside it
+            passes[-1].end = start
+        _append(passes, Bar(start, end, op.microbatch, shares), gap, name)
+    if len(passes) > limit:
+        passes = _spans(passes, timeline.step, limit)
+    return Strips(lane, passes, transfers)
+
+
+def _append(bars: list[Bar], new: Bar, gap: float, name: str = "") -> None:
+    """Add a bar, or lengthen the last one with it when that is of the same microbatch and direction and has just ended."""
+    last = bars[-1] if bars else None
+    same = last is not None and last.microbatch == new.microbatch and new.start - last.end < gap
+    if last is None or not same or (name in PHASES and _direction(last) not in ("", name)):
+        bars.append(new)
+        return
+    last.end = max(last.end, new.end)
+    for key, seconds in new.shares.items():
+        last.shares[key] = last.shares.get(key, 0.0) + seconds
+
+
+def _spans(bars: list[Bar], step: float, count: int) -> list[Bar]:
+    """The step in `count` equal spans, each with what the bars do in it; what is missing to the span's length is idle."""
+    width = step / count
+    spans = [Bar(index * width, (index + 1) * width, -1, {}, width) for index in range(count)]
+    for bar in bars:
+        busy, index = bar.end - bar.start, max(0, int(bar.start / width))
+        while index < count and spans[index].start < bar.end:
+            span = spans[index]
+            part = (min(bar.end, span.end) - max(bar.start, span.start)) / busy if busy else 0.0
+            for key, seconds in bar.shares.items():
+                span.shares[key] = span.shares.get(key, 0.0) + part * seconds
+            index += 1
+    return [span for span in spans if span.shares]
+
+
+def _direction(bar: Bar) -> str:
+    """The pass that a bar belongs to: recomputation is part of the backward pass."""
+    if "backward" in bar.shares or "recompute" in bar.shares:
+        return "backward"
+    return next((phase for phase in PHASES if phase in bar.shares), "")
+
+
+def chosen(timeline: Timeline, limit: int) -> list[int]:
+    """At most `limit` lanes, evenly spread over all, the first and the last among them."""
+    count = len(timeline.lanes)
+    if count <= limit:
+        return list(range(count))
+    return sorted({round(index * (count - 1) / (limit - 1)) for index in range(limit)})
+
+
+def lane_names(timeline: Timeline) -> list[str]:
+    """`stage 2`, or `rank 17 (stage 2)` where a stage has several lanes."""
+    stages = [timeline.program.cohorts[lane.cohort].at.get("pp", 0) for lane in timeline.lanes]
+    alone = len(set(stages)) == len(stages)
+    pairs = zip(timeline.lanes, stages, strict=True)
+    return [f"stage {stage}" if alone else f"rank {lane.rank} (stage {stage})" for lane, stage in pairs]

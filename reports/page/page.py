@@ -1,0 +1,284 @@
+"""The report: one page that needs nothing but itself, and the figures, tables and trace beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reports.figures import Drawing
+from reports.figures.breakdown import breakdown
+from reports.figures.comparison import comparison
+from reports.figures.gantt import gantt
+from reports.figures.load import load
+from reports.figures.memory import memory
+from reports.figures.memory_over_time import memory_over_time
+from reports.figures.topology import DRAWN
+from reports.figures.traffic import MOST, traffic
+from reports.formatting import (
+    KINDS,
+    Job,
+    components,
+    count,
+    digits,
+    gigabytes,
+    held,
+    percent,
+    provenance,
+    rates_told,
+    seconds,
+    size,
+    stages,
+)
+from reports.metrics import metric
+from reports.tables.step import flatten, headline, verdict
+from reports.trace import write_trace
+from sim.analysis.summary import Summary
+from sim.timeline import Timeline
+from topologies.cluster import Cluster
+from topologies.reading import UserError
+from topologies.writing import WriteError, whole_file, write_whole
+
+LONG = 40  # characters of a cell that is a sentence
+FULL = 1300  # dots of a figure that takes the whole width
+DATA = ("timeline.csv", "summary.json", "trace.json.gz")
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page: the name of its file, what it shows in words, how it is drawn and from what."""
+
+    name: str
+    alt: str
+    draw: Drawing
+    data: Any
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table that can be sorted and filtered: numbers stay numbers; a cell may be None."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    @cached_property
+    def texts(self) -> list[int]:
+        """Columns with sentences, which are wrapped and stand on the left."""
+        found = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. sheet: a long table, which is sorted and filtered; table: a short one, shown as it is."""
+
+    title: str
+    pictures: tuple[Picture, ...] = ()
+    text: tuple[str, ...] = ()
+    sheet: Sheet | None = None
+    table: Sheet | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a framework runs the plan: its file of settings, the line that starts it, and what it cannot express."""
+
+    framework: str
+    file: str
+    text: str
+    line: str
+    unexpressed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows: one step, runs beside it by name, and sections of whatever else was asked.
+
+    sections stand before the network's, evidence (how far to trust all this) after it; launch: files that are written beside;
+    network: what the page says of collectives; best: which of all plans on the page is the best.
+    """
+
+    timeline: Timeline
+    summary: Summary
+    job: Job
+    cluster: Cluster | None = None
+    runs: Mapping[str, Summary] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
+    evidence: tuple[Section, ...] = ()
+    launch: tuple[Launch, ...] = ()
+    network: Section | None = None
+    best: str = ""
+
+    @property
+    def step(self) -> dict[str, Picture]:
+        """The figures of the step itself."""
+        found = [
+            Picture("breakdown", "Where the step goes: time by component", breakdown, {str(self.job.get("model")): self.summary}),
+            Picture("memory", "Peak memory of one GPU by stage and kind", memory, self.summary),
+            Picture("gantt", "One step: passes and transfers of each stage over time", gantt, self.timeline),
+            Picture("memory_over_time", "What the fullest GPU holds over the step, by kind", memory_over_time, self.timeline),
+        ]
+        if 1 < self.summary.gpus <= MOST:
+            found.append(Picture("traffic", "Bytes that each rank sends to each other rank", traffic, self.timeline))
+        if self.cluster and 1 < self.summary.gpus <= DRAWN:
+            found.append(Picture("load", "Which links of the cluster the step uses", load, (self.cluster, self.timeline)))
+        if self.runs:
+            found.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
+        return {picture.name: picture for picture in found}
+
+    @property
+    def pictures(self) -> Iterator[Picture]:
+        """Every figure of the page."""
+        yield from self.step.values()
+        for section in (*self.sections, *([self.network] if self.network else []), *self.evidence):
+            yield from section.pictures
+
+
+def write_report(folder: Path, report: Report, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Write report.html, the figures and DATA into `folder`, which is made if need be. The same inputs give the same bytes.
+
+    formats: of the figures beside the page: png, svg. Returns the paths. Raises UserError when the folder cannot be written.
+    """
+    return write_folder(Path(folder), lambda made: _write(made, report, formats))
+
+
+def write_folder(folder: Path, write: Callable[[Path], Sequence[str]]) -> list[Path]:
+    """What `write` makes in an empty folder and names is made beside and moved when it is complete, so a failure leaves nothing
+    half-written. Returns the paths. Raises UserError when the folder cannot be written.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as name:
+            files = write(Path(name))
+            for file in files:
+                os.replace(Path(name) / file, folder / file)
+    except (WriteError, OSError) as error:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        reason = error.reason if isinstance(error, WriteError) else error.strerror or error
+        raise UserError(f"{folder}: the report cannot be written: {reason}") from None
+    return [folder / file for file in files]
+
+
+def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
+    pictures = list(report.pictures)
+    for picture in pictures:
+        for suffix in dict.fromkeys(("png", *formats)):
+            picture.draw(picture.data, folder / f"{picture.name}.{suffix}")
+    write_trace(report.timeline, folder / "trace.json.gz")
+    with whole_file(folder / "timeline.csv") as file:
+        report.timeline.frame().to_csv(file, index=False, lineterminator="\n")
+    text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
+    write_whole(folder / "summary.json", text + "\n")
+    for one in report.launch:
+        if one.file:  # what cannot express the plan has none
+            write_whole(folder / one.file, one.text)
+    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA,
+              *(one.file for one in report.launch if one.file)]  # fmt: skip
+    write_whole(folder / "report.html", page(report, folder, beside))
+    return ["report.html", *beside]
+
+
+def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
+    """The HTML page, with the figures of `folder` inside it. Everything from the user is escaped."""
+    summary, job = report.summary, report.job
+    return render(
+        "report.html.j2",
+        report.pictures,
+        folder,
+        verdict=verdict(summary, job),
+        summary=summary,
+        model=job.get("model", "model"),
+        cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
+        step=report.step,
+        sections=report.sections,
+        network=report.network,
+        best=report.best,
+        evidence=report.evidence,
+        launch=report.launch,
+        sheets=[
+            {"columns": s.sheet.columns, "rows": s.sheet.rows, "texts": s.sheet.texts}
+            for s in (*report.sections, *report.evidence)
+            if s.sheet
+        ],
+        components=_components(summary),
+        memory=_memory(summary),
+        volumes=[(axis, size(v.bytes), count(v.elements), digits(v.psi)) for axis, v in summary.volume.items()],
+        links=[(x.name, x.count, f"{x.capacity / 1e9:,.4g} GB/s", size(x.bytes), percent(x.utilisation)) for x in summary.links],
+        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(_inputs(job)).items()],
+        provenance=provenance(summary, job),
+        files=beside,
+    )
+
+
+def render(template: str, pictures: Iterable[Picture], folder: Path, **values: Any) -> str:
+    """A page by a template, with the pictures that lie in `folder` inside it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = _cell
+    files = {picture.name: folder / f"{picture.name}.png" for picture in pictures}
+    embedded = {name: _embedded(file) for name, file in files.items()}
+    full = {name for name, file in files.items() if _width(file) > FULL}
+    return environment.get_template(template).render(pictures=embedded, full=full, **values)
+
+
+def _cell(value: object) -> str:
+    """A cell of a table, as the page's script writes it too."""
+    if value is None or isinstance(value, bool):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(value)
+
+
+def _inputs(job: Job) -> Job:
+    """What determined the answer, in words where it is not plain data."""
+    return {**job, "rates": rates_told(job["rates"])} if job.get("rates") else job
+
+
+def _embedded(path: Path) -> str:
+    """A picture as a data URL."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _width(path: Path) -> int:
+    """Dots of a PNG, whose header has them."""
+    return int.from_bytes(path.read_bytes()[16:20], "big")
+
+
+def _hint(label: str) -> str:
+    """The glossary's definition of a card, to be shown on hovering."""
+    try:
+        return metric(label).definition
+    except UserError:
+        return ""
+
+
+def _components(summary: Summary) -> list[tuple[str, str, str]]:
+    return [
+        (name, seconds(summary.breakdown[name]), percent(summary.breakdown[name] / summary.step_seconds))
+        for name in components([summary.breakdown])
+    ]
+
+
+def _memory(summary: Summary) -> dict[str, Any]:
+    """Header and rows of the table of stages, in GB."""
+    entries = stages(summary)
+    used = [kind for kind in KINDS if any(held(entry)[kind] for entry in entries)]
+    rows = [
+        [str(entry.stage), *(gigabytes(held(entry)[kind]) for kind in used), gigabytes(entry.peak),
+         percent(entry.peak / summary.memory_capacity), seconds(entry.time), entry.op]
+        for entry in entries
+    ]  # fmt: skip
+    return {"header": ["stage", *used, "peak", "of capacity", "reached at", "during"], "rows": rows}

@@ -1,0 +1,166 @@
+"""What a calibration found: a bar while it measures, the errors of the fit as a table, dots and lines with residuals below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
+from reports.formatting import percent, seconds, signed
+from reports.terminal import terminal
+from topologies.units import show
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from calibration.calibrate import Result
+    from calibration.fit.machine.profile import Fitted
+    from calibration.fit.machine.tables import Point
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, DARK, YELLOW)
+_PANELS = {  # part -> title, quantity of the axis
+    "gemm": ("matrix products, a dot per shape and layout", "FLOPs"), "attention": ("attention, forward and backward", "FLOPs"),
+    "memory": ("bound by memory", "bytes"), "links": ("collectives in a step (dashed: back to back)", "bytes of the full buffer"),
+}  # fmt: skip
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar with the time that is left, moved by what a session tells; on stderr, where that is a terminal and not `quiet`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = terminal(stderr=True)
+    shown = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def hear(message: dict[str, Any]) -> None:
+            if "cases" in message:
+                bar.update(task, total=message["cases"])
+            elif "waiting" in message:
+                bar.update(task, description=f"waiting: {message['waiting']}")
+            elif "note" in message:
+                console.print(message["note"], style="yellow")
+            elif "skipped" in message:
+                bar.advance(task)
+            elif message.get("sample", {}).get("part") != "footprint":
+                sample = message["sample"]
+                name = sample["case"].get("operation") or sample["case"].get("kind") or sample["case"].get("layout") or ""
+                bar.update(task, advance=1, description=f"{sample['part']} {name}")
+
+        yield hear
+
+
+def _rows(points: Sequence[Point]) -> list[tuple[str, int, float, float, float | None]]:
+    """Series, sizes, median error fitted and held out, worst."""
+    series: dict[str, list[Point]] = {}
+    for point in points:
+        series.setdefault(point.series, []).append(point)
+    result = []
+    for name, those in series.items():
+        fitted, out = ([abs(point.error) for point in those if point.heldout == held] for held in (False, True))
+        worst = max(those, key=lambda point: abs(point.error)).error
+        result.append((name, len(those), median(fitted) if fitted else 0.0, worst, median(out) if out else None))
+    return result
+
+
+def accuracy(result: Result) -> RenderableType:
+    """A row per series: sizes, median error of the fit and on the half that was kept out; the layer that checks the prices."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"profile {result.fitted.profile.name}", title_justify="left")
+    for name in ("measured", "sizes", "error of the fit", "kept out", "worst"):
+        made.add_column(name, justify="left" if name == "measured" else "right")
+    for points in result.fitted.points.values():
+        for name, count, fitted, worst, out in _rows(points):
+            made.add_row(
+                name,
+                str(count),
+                percent(fitted) if fitted > 1e-9 else "",
+                "" if out is None else percent(out),
+                f"{100 * worst:+.0f} %",
+            )
+    lines = [
+        f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): "
+        f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {signed(check.error)}"
+        for check in result.layers
+    ]
+    lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]
+    return Group(made, *lines)
+
+
+def to_dict(result: Result) -> dict[str, Any]:
+    """For machines, with stable keys."""
+    series = {
+        name: {"sizes": count, "fit_error": fitted, "heldout_error": out, "worst": worst}
+        for points in result.fitted.points.values()
+        for name, count, fitted, worst, out in _rows(points)
+    }
+    return {
+        "profile": result.fitted.profile.name, "files": [str(path) for path in result.files], "series": series,
+        "layers": [check._asdict() | {"error": check.error} for check in result.layers], "copies": result.copies,
+        "notes": result.fitted.notes,
+    }  # fmt: skip
+
+
+@figure("calibration")
+def calibration(data: Fitted) -> Figure:
+    """Dots measured, lines and crosses predicted, and predicted over measured − 1 below; hollow dots were kept out of the fit."""
+    from matplotlib.figure import Figure
+
+    parts = [part for part in _PANELS if data.points.get(part)]
+    drawn = Figure(figsize=(5.2 * len(parts), 6.2), layout="constrained")
+    grid = drawn.add_gridspec(2, len(parts), height_ratios=(3, 1))
+    for column, part in enumerate(parts):
+        above, below = drawn.add_subplot(grid[0, column]), drawn.add_subplot(grid[1, column])
+        _panel(above, below, part, data)
+    drawn.suptitle(
+        f"profile {data.profile.name}: filled dots were fitted to, hollow ones kept out", x=0.01, ha="left", fontsize=12
+    )
+    return drawn
+
+
+def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
+    title, quantity = _PANELS[part]
+    series: dict[str, list[Point]] = {}
+    for point in data.points[part]:
+        series.setdefault(point.series, []).append(point)
+    series = {name: those for name, those in series.items() if any(point.bytes > 0 for point in those)}  # a barrier has no size
+    for number, (name, those) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        _dots(
+            above, below, sorted((p for p in those if p.bytes > 0), key=lambda point: point.bytes), colour, name, part == "links"
+        )
+        if alone := [pair for pair in data.alone.get(name, []) if pair[0] > 0]:
+            above.plot(*zip(*alone, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
+    above.set(xscale="log", yscale="log", ylabel="seconds", title=title)
+    above.legend(fontsize=7, ncols=2)
+    below.axhspan(-10, 10, color=GREY, alpha=0.25, linewidth=0)
+    below.axhline(0, color=DARK, linewidth=0.8)
+    most = min(100.0, max(15.0, *(115 * abs(point.error) for point in data.points[part])))
+    below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
+
+
+def _dots(above: Axes, below: Axes, those: Sequence[Point], colour: str, name: str, line: bool) -> None:
+    """Measurements and what the fit says of them."""
+    for held in (False, True):
+        own = [point for point in those if point.heldout == held]
+        style: dict[str, Any] = {"color": colour, "markersize": 3.5, "linestyle": "none", "marker": "o"}
+        style |= {"markerfacecolor": "none"} if held else {"label": name}
+        above.plot([point.bytes for point in own], [point.measured for point in own], **style)
+        below.plot([point.bytes for point in own], [100 * point.error for point in own], **style)
+    sizes, prices = [point.bytes for point in those], [point.predicted for point in those]
+    shape: dict[str, Any] = {"linewidth": 1.2} if line else {"linestyle": "none", "marker": "x", "markersize": 3, "alpha": 0.6}
+    above.plot(sizes, prices, color=DARK if not line else colour, **shape)

@@ -1,0 +1,153 @@
+"""Runs side by side on the terminal: what differs, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.formatting import (
+    Job,
+    components,
+    count,
+    digits,
+    dollars,
+    gigabytes,
+    gpu_hours,
+    percent,
+    seconds,
+    size,
+    spread,
+    tie_rule,
+    tokens_text,
+    training_cost,
+)
+from reports.tables.step import LEAST, UNEVEN, flatten, lacking
+from sim.analysis.summary import Summary
+from strategies.planner.ranking import rank
+
+Run = tuple[str, Summary, Job]
+ALWAYS = ("sequence", "global_batch")  # inputs that are shown of every run
+UNTOLD = ("command", "hash", "name", "notes", "ignored", "rates")  # what is not compared
+
+
+def _fitting(summary: Summary) -> str:
+    """Yes, or what is missing."""
+    over = summary.worst.peak - summary.memory_capacity
+    return "yes" if summary.fits else f"over by {size(over)}" if over > 0 else lacking(summary)[0].split(":")[0]
+
+
+def comparison(runs: Sequence[Run]) -> RenderableType:
+    """Runs side by side, in the order given: the inputs that differ, the metrics, and each component's change against the first.
+
+    The run with most tokens/s/GPU among those that fit is marked. Raises ValueError without runs.
+    """
+    if not runs:
+        raise ValueError("comparison needs at least one run")
+    fitting = [run for run in runs if run[1].fits]
+    best = min(fitting, key=lambda run: rank(run[1], run[2].get("plan", {}), str(run[2].get("hash", "")))) if fitting else None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for run in runs:
+        mark = "★ " if run is best else "≈ " if best and _tied(run, best) else ""
+        table.add_column(Text(f"{mark}{run[0]}"), justify="right", style="bold" if run is best else "")
+    for name, values in _differences([job for _, _, job in runs]):
+        table.add_row(Text(name, "dim"), *(Text(value) for value in values))
+    table.add_section()
+    for label, show in _METRICS:
+        table.add_row(label, *(show(summary) for _, summary, _ in runs))
+        if label == "bubble" and any(summary.uneven > UNEVEN for _, summary, _ in runs):
+            table.add_row("  by uneven stages", *(percent(summary.uneven) for _, summary, _ in runs))
+    for label, values in _costs(runs):
+        table.add_row(label, *values)
+    table.add_section()
+    for name in components(_seen(summary) for _, summary, _ in runs):
+        spent = [summary.breakdown.get(name, 0.0) for _, summary, _ in runs]
+        table.add_row(name, *_changes(spent, LEAST * runs[0][1].step_seconds))
+    caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
+    ties = [Text(tie_rule(), "dim")] if best and any(_tied(run, best) for run in fitting) else []
+    return Group(
+        table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"), *ties, *_notes(runs)
+    )
+
+
+def _notes(runs: Sequence[Run]) -> list[Text]:
+    """What a reader must know, each once, with the runs that it is about unless it is about all."""
+    about: dict[str, list[str]] = {}
+    for name, summary, job in runs:
+        for note in dict.fromkeys((*summary.notes, *job.get("notes", ()))):
+            about.setdefault(note, []).append(name)
+    lines = (f"note{'' if len(names) == len(runs) else ' on ' + ', '.join(names)}: {note}" for note, names in about.items())
+    return [Text(line, "yellow") for line in lines]
+
+
+def _costs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Where GPU-hours have different prices: what they cost, and what the training does."""
+    if len({job["rates"].usd for _, _, job in runs if "rates" in job}) < 2:
+        return []
+    whole = [training_cost(summary, job) for _, summary, job in runs]
+    prices = ["no price" if one.rates.usd is None else f"${one.rates.usd:.2f}" for one in whole]
+    money = ["–" if one.usd is None else dollars(one.usd) for one in whole]
+    return [("price of a GPU-hour", prices), (f"cost of {tokens_text(whole[0].tokens)}", money)]
+
+
+def _tied(run: Run, best: Run) -> bool:
+    """Whether a run of the same model on as many GPUs fits and is as good as the best, as far as prices of both can tell."""
+    from strategies.planner.uncertainty import tied
+
+    (_, one, mine), (_, other, its) = run, best
+    alike = (one.profile, one.gpus, mine.get("model")) == (other.profile, other.gpus, its.get("model"))
+    if run is best or not one.fits or not alike:
+        return False
+    return tied(one.tokens_per_second_per_gpu, other.tokens_per_second_per_gpu)
+
+
+def _seen(summary: Summary) -> dict[str, float]:
+    """The components that would not show as 0.0 % of the step."""
+    return {name: seconds for name, seconds in summary.breakdown.items() if seconds >= LEAST * summary.step_seconds}
+
+
+_METRICS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("step", lambda s: seconds(s.step_seconds)),
+    ("80 % interval", lambda s: spread(s.interval) if s.interval else "–"),
+    ("tokens/s", lambda s: count(s.tokens_per_second)),
+    ("tokens/s/GPU", lambda s: count(s.tokens_per_second_per_gpu)),
+    ("MFU", lambda s: percent(s.mfu)),
+    ("HFU", lambda s: percent(s.hfu)),
+    ("exposed communication", lambda s: percent(s.exposed)),
+    ("bubble", lambda s: percent(s.bubble)),
+    ("peak memory", lambda s: f"{gigabytes(s.worst.peak)} of {gigabytes(s.memory_capacity)} GB"),
+    ("fits", _fitting),
+    ("GPU-hours per 10⁹ tokens", lambda s: digits(gpu_hours(s, 1e9))),
+)
+
+
+def _changes(values: Sequence[float], least: float) -> list[str]:
+    """Seconds, and for every value but the first its change, when it is at least `least`."""
+    first, *others = values
+    return [seconds(first), *(seconds(value) + _change(value - first, least) for value in others)]
+
+
+def _change(value: float, least: float) -> str:
+    return f" ({'+' if value > 0 else '−'}{seconds(abs(value))})" if abs(value) >= least else ""
+
+
+def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
+    """ALWAYS, and inputs that are not the same in all jobs, by name: nested with dots, without what identifies a run."""
+    flat = [flatten({key: value for key, value in job.items() if key not in UNTOLD}) for job in jobs]
+    for fields in flat:
+        fields["profile"] = str(fields.get("profile", "–")).split(" (")[0]  # its name, without what it was measured on
+    names = dict.fromkeys(name for fields in flat for name in fields)
+    rows = [(name.removeprefix("plan."), [brief(fields.get(name, "–")) for fields in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 or name in ALWAYS]
+
+
+def brief(value: object) -> str:
+    """As text; of a long list how often each value follows itself: `49 × 1, 14 × 2, 49 × 1`."""
+    if not isinstance(value, list) or len(value) <= 8:
+        return str(value)
+    return ", ".join(f"{len(list(same))} × {one}" for one, same in groupby(value))

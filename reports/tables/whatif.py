@@ -1,0 +1,209 @@
+"""Answers of what-ifs: a table against the base, a tornado, scaling, where the winner changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.formatting import (
+    bar,
+    count,
+    digits,
+    dollars,
+    notes_of,
+    percent,
+    plural,
+    rates_told,
+    seconds,
+    signed,
+    size,
+    step_of,
+    tokens_text,
+)
+from strategies.planner.arguments import as_arguments, stated_otherwise
+from topologies.reading import UserError, argument
+
+if TYPE_CHECKING:
+    from reports.figures.curve import Curve
+    from sim.analysis.summary import Summary
+    from strategies.job import Job
+    from strategies.planner.whatif import Case
+    from topologies.costs import Cost
+
+TOLD = 3  # inputs that are named with a reason
+HIDDEN = ("plan.accumulation", "plan.dp")
+
+
+def overview(
+    job: Job, base: Sequence[Case], cases: Sequence[Case], *, tornado: bool, scaling: str, tokens: float
+) -> RenderableType:
+    """What moves, on one screen."""
+    from strategies.planner.whatif import crossovers
+
+    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({plural(job.cluster.gpus, 'GPU')})"
+    first = base[0]
+    said = first.refused
+    if first.summary is not None:
+        plan = job.resolve()
+        where += f", {step_of(plan.global_batch, plan.sequence)}"
+        said = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
+    lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
+    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
+    if len(base) > 1:
+        changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))
+        lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
+        lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
+    about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
+    lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
+    lines += [Text(line, "dim") for line in ([] if tornado else _everywhere(job, cases))]
+    prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
+    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
+
+
+def _refused(cases: Sequence[Case]) -> Iterator[str]:
+    """What was refused, and why; each reason once."""
+    reasons: dict[str, dict[str, None]] = {}
+    for case in cases:
+        if case.refused:
+            reasons.setdefault(case.refused, {})[_inputs(case)] = None
+    for reason, inputs in reasons.items():
+        more = f" and {plural(len(inputs) - TOLD, 'other')}" if len(inputs) > TOLD else ""
+        yield f"refused, {'; '.join(list(inputs)[:TOLD])}{more}: {reason}"
+
+
+def as_data(case: Case) -> dict[str, Any]:
+    """For machines, with stable keys."""
+    return {
+        "changes": dict(case.changes), "plan": case.plan, "arguments": as_arguments(case.changes), "refused": case.refused,
+        "summary": case.summary.to_dict() if case.summary else None,
+        "training": case.training.to_dict() if case.training else None,
+    }  # fmt: skip
+
+
+def _inputs(case: Case, shown: Collection[str] | None = None) -> str:
+    fields = {n: v for n, v in case.changes.items() if n not in HIDDEN and (shown is None or n in shown)}
+    return ", ".join(argument(n, v) for n, v in fields.items()) or "the job"
+
+
+def _everywhere(job: Job, cases: Sequence[Case]) -> Iterator[str]:
+    """What all cases change and no row names, as arguments: with them and a row's inputs, `simulate` gives the row's answer."""
+    named = _varied(cases)
+    rest = [{name: value for name, value in case.changes.items() if name not in named} for case in cases]
+    if rest and (changes := stated_otherwise(job, rest[0])):
+        yield f"every row also has {as_arguments(changes)}"
+
+
+def _plan(case: Case) -> str:
+    return case.plan or "the job's plan"
+
+
+def _fit(case: Case) -> str:
+    assert case.summary is not None
+    worst, capacity = case.summary.worst.peak, case.summary.memory_capacity
+    return f"{'fits' if case.summary.fits else 'too big'}: {size(worst)} of {size(capacity)}"
+
+
+def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    heads = [
+        "inputs",
+        *(["plan"] if len(base) > 1 else []),
+        "step",
+        "change",
+        "tokens/s",
+        "per GPU",
+        "MFU",
+        "memory",
+        "days",
+        "cost",
+    ]
+    for head in [*heads, *(["efficiency"] if scaling else [])]:
+        table.add_column(head, justify="left" if head in ("inputs", "plan") else "right", no_wrap=True)
+    reference = {case.plan: case for case in base}
+    first = _references(cases)
+    shown = _varied(cases)
+    for case in [*base, *cases]:
+        start = [_inputs(case, shown), *([_plan(case)] if len(base) > 1 else [])]
+        summary, whole = case.summary, case.training
+        if summary is None or whole is None:
+            table.add_row(*start, "refused")
+            continue
+        old, money = reference[case.plan].summary, "–" if whole.usd is None else dollars(whole.usd)
+        change = "" if old is None or case in base else signed(summary.step_seconds / old.step_seconds - 1)
+        row = [seconds(summary.step_seconds), change, count(summary.tokens_per_second), count(summary.tokens_per_second_per_gpu),
+               percent(summary.mfu), _memory(summary), digits(whole.seconds / 86400), money]  # fmt: skip
+        if scaling and case not in base:
+            row.append(percent(summary.tokens_per_second_per_gpu / first[case.plan]))
+        table.add_row(*start, *row)
+    return table
+
+
+def _memory(summary: Summary) -> str:
+    return size(summary.worst.peak) + ("" if summary.fits else " ✗")
+
+
+def _references(cases: Sequence[Case]) -> dict[str, float]:
+    """By plan the tokens/s/GPU of its first case that fits, or of its first: what efficiency is relative to."""
+    able = [case for case in cases if case.summary is not None]
+    able.sort(key=lambda case: not (case.summary and case.summary.fits))
+    return {case.plan: case.summary.tokens_per_second_per_gpu for case in reversed(able) if case.summary}
+
+
+def _varied(cases: Sequence[Case]) -> set[str]:
+    """Fields that are not the same in all cases; all of them where there is only one case."""
+    names = {name for case in cases for name in case.changes} - set(HIDDEN)
+    return {name for name in names if len({str(case.changes.get(name)) for case in cases}) > 1} or names
+
+
+def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
+    """Each input alone: by how much the cost of the training moves (without prices its GPU-hours), the largest effect first."""
+    if base.training is None:
+        raise UserError(f"--one-at-a-time: the job itself is refused: {base.refused}")
+    priced = all(case.training is None or case.training.usd is not None for case in (base, *cases))
+    known = [(case, _spent(case.training, priced) / _spent(base.training, priced) - 1) for case in cases if case.training]
+    known.sort(key=lambda pair: -abs(pair[1]))
+    most = max((abs(effect) for _, effect in known), default=0.0) or 1.0
+    title = f"{'cost' if priced else 'GPU-hours'} of the training, against the job"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="")
+    for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
+        table.add_column(head, justify="left" if side == "left" else "right")
+    for case, effect in known:
+        assert case.summary is not None
+        strip = bar(abs(effect) / most, 24)
+        sides = (strip, "") if effect < 0 else ("", strip)
+        table.add_row(_inputs(case), signed(effect), *sides, _memory(case.summary))
+    return table
+
+
+def _spent(training: Cost, priced: bool) -> float:
+    return training.usd if priced and training.usd is not None else training.gpu_hours
+
+
+def curves(cases: Sequence[Case], field: str) -> Curve:
+    """tokens/s/GPU of what was not refused, over a field of numbers, by plan. Raises UserError."""
+    from reports.figures.curve import Curve
+
+    result: dict[str, list[tuple[float, float, bool]]] = {}
+    units: dict[str, None] = {}
+    for case in cases:
+        number, unit = _number(case.changes[field], field)
+        units[unit] = None
+        if case.summary is not None:
+            result.setdefault(_plan(case), []).append((number, case.summary.tokens_per_second_per_gpu, case.summary.fits))
+    if len(units) > 1:
+        raise UserError(f"--plot: {field} is given in {' and in '.join(unit or 'no unit' for unit in units)}: give all in one")
+    (unit,) = units
+    return Curve(f"{field} ({unit})" if unit else field, result)
+
+
+def _number(value: Any, field: str) -> tuple[float, str]:
+    """A number and its unit, as they were written."""
+    text, _, unit = str(value).partition(" ")
+    try:
+        return float(text), unit
+    except ValueError:
+        raise UserError(f"--plot: {field}={value!r} is not a number, or has no space before its unit") from None

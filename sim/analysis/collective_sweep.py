@@ -1,0 +1,143 @@
+"""One collective at a time on an idle cluster: what nccl-tests measures, for every algorithm and protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from sim.grid import Grid
+from sim.pricing.collective_costs import Communication
+from sim.pricing.prices import Prices
+from sim.pricing.protocols import IN_SWITCH
+from sim.program import Block, Cohort, Collective, Op, Program
+from sim.timeline import Timeline
+from topologies.reading import UserError
+from topologies.topology import Topology
+
+MIB = 2.0**20
+_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0, "scatter": 1.0}
+
+
+class Point(NamedTuple):
+    """The price of one collective of `bytes` (full buffer S) by one algorithm and protocol, in seconds."""
+
+    bytes: float
+    algorithm: str
+    protocol: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """As a plan spells it: "ring/ll128"; an algorithm with a kernel of its own by its name alone."""
+        return self.algorithm if self.protocol in IN_SWITCH else f"{self.algorithm}/{self.protocol}"
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """busbw / algbw, where algbw = S / seconds (nccl-tests doc/PERFORMANCE.md): all-reduce 2(n−1)/n, broadcast and reduce 1."""
+    return _FACTORS[operation] * (ranks - 1) / ranks if operation in _FACTORS else 1.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Prices of one operation by size; each size's choices are sorted, the cheapest first.
+
+    measured: (bytes, seconds) of the same operation; at_measured: the cheapest price at those sizes; used: sizes of a job.
+    """
+
+    operation: str
+    where: str  # "4 × dgx-h100, 32 ranks"
+    ranks: int
+    prices: Sequence[Sequence[Point]]
+    measured: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    at_measured: Sequence[float] = field(default_factory=tuple)
+    used: Sequence[float] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Every choice, those chosen for small sizes first."""
+        chosen = [options[0].name for options in self.prices]
+        return list(dict.fromkeys([*chosen, *(point.name for options in self.prices for point in options)]))
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted over measured − 1."""
+        return [price / measured - 1 for (_, measured), price in zip(self.measured, self.at_measured, strict=True)]
+
+    def rate(self, size: float, time: float) -> tuple[float, float]:
+        """(algbw, busbw) in bytes per second."""
+        return size / time, size / time * bus_factor(self.operation, self.ranks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines, with stable keys."""
+        rows = []
+        for options in self.prices:
+            first = options[0]
+            algbw, busbw = self.rate(first.bytes, first.seconds)
+            rows.append({
+                "bytes": first.bytes, "chosen": first.name, "seconds": first.seconds, "algbw": algbw, "busbw": busbw,
+                "choices": {point.name: point.seconds for point in options},
+            })  # fmt: skip
+        compared = [
+            {"bytes": size, "seconds": time, "predicted": price, "error": error}
+            for (size, time), price, error in zip(self.measured, self.at_measured, self.errors, strict=True)
+        ]
+        return {"operation": self.operation, "ranks": self.ranks, "rows": rows, "measured": compared}
+
+
+def lone(
+    topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
+) -> tuple[Communication, list[Collective]]:
+    """Prices of `operation` among the first `ranks` GPUs, and one collective per size. Raises UserError."""
+    if not 2 <= ranks <= topology.gpus:
+        raise UserError(f"ranks={ranks}: must be at least 2 and at most the cluster's {topology.gpus} GPUs")
+    works = [Collective(operation, size, "dp", operation, algorithm) for size in sizes]
+    program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])], 1, 1, "bf16", 1, 1)
+    return Communication(program, topology, prices), works
+
+
+def sweep(
+    topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
+) -> list[list[Point]]:
+    """For each size, every choice that may run it, the cheapest first. Raises UserError."""
+    pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
+    return [_choices(pricing, work, 0) for work in works]
+
+
+def transport(topology: Topology, prices: Prices, operation: str, ranks: int) -> tuple[tuple[int, int], set[str]]:
+    """(ranks, nodes) of `operation` among the first `ranks` GPUs, and the kinds of links that it takes. Raises UserError."""
+    pricing, works = lone(topology, prices, operation, ranks, [MIB])
+    return pricing.transport(works[0], 0)
+
+
+def _choices(pricing: Communication, work: Collective, cohort: int) -> list[Point]:
+    options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, cohort)]
+    return sorted(options, key=lambda point: point.seconds)
+
+
+def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[Sweep]:
+    """Of the axes along which a step sends most bytes by collectives (at most `most`) the operation that sends most of them,
+    priced among the groups of the job, all at once.
+    """
+    sent: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}
+    for lane, actor in enumerate(timeline.lanes):
+        for _, op, times in timeline.distinct(lane):
+            inside = timeline.pricing.talk(op.work) if isinstance(op.work, Block) else [(1, op.work)]
+            for repeat, work in inside:
+                if isinstance(work, Collective):
+                    key = work.axis, work.operation
+                    bytes_ = timeline.pricing.collective(work, actor.cohort).sent
+                    sent[key] = sent.get(key, 0.0) + times * repeat * actor.ranks * bytes_
+                    found.setdefault(key, {})[work.bytes] = work, actor.cohort
+    busiest: dict[str, tuple[str, str]] = {}
+    for key in sorted((key for key in sent if sent[key]), key=lambda key: (-sent[key], key)):
+        busiest.setdefault(key[0], key)
+    return [_swept(timeline, axis, found[key], sizes) for axis, key in list(busiest.items())[:most]]
+
+
+def _swept(timeline: Timeline, axis: str, used: dict[float, tuple[Collective, int]], sizes: Sequence[float]) -> Sweep:
+    work, cohort = used[max(used)]
+    ranks = 2 if work.cohorts else timeline.program.grid.size(work.axes)
+    table = [_choices(timeline.pricing, replace(work, bytes=size, repeat=1), cohort) for size in sizes]
+    return Sweep(work.operation, f"{axis}, groups of {ranks} ranks", ranks, table, used=sorted(used))

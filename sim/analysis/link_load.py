@@ -1,0 +1,131 @@
+"""What every link carries in a step, and which is the hottest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.collectives import Ids
+from sim.pricing.algorithm_choice import Priced
+from sim.pricing.path_latency import Floats
+from sim.pricing.wiring import Traffic, endpoints, schedule
+from sim.program import Block, Collective
+from sim.timeline import Timeline
+from topologies.topology import Hosted, Topology
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """Links that carry the same: `count` of them, of which `name` is one.
+
+    capacity: nominal bytes per second; bytes: carried by each in the step; utilisation: of its capacity over the step.
+    """
+
+    name: str
+    kind: str
+    count: int
+    capacity: float
+    bytes: float
+    utilisation: float
+
+
+def link_loads(timeline: Timeline) -> list[LinkLoad]:
+    """Every link that carries anything, the hottest first."""
+    wiring, topology, step = timeline.pricing.wiring, timeline.pricing.topology, timeline.step
+    load_of = [0.0] * len(wiring.capacity)
+    for traffic, size in _transfers(timeline):
+        for demand in wiring.demands[traffic]:
+            for link, flows in demand.flows:
+                load_of[link] += size * demand.share * flows
+    loads = [
+        LinkLoad(topology.name(wiring.example[link]), wiring.kind[link], wiring.multiple[link], capacity, size,
+                 size / (capacity * step) if step else 0.0)
+        for link, (capacity, size) in enumerate(zip(wiring.capacity, load_of, strict=True)) if size
+    ]  # fmt: skip
+    return sorted(loads, key=lambda load: (-load.utilisation, load.name))
+
+
+def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
+    """The hottest link of each kind, the hottest kind first."""
+    first: dict[str, LinkLoad] = {}
+    for load in link_loads(timeline):
+        first.setdefault(load.kind, load)
+    return tuple(first.values())
+
+
+def pairs(timeline: Timeline) -> tuple[Ids, Ids, Floats]:
+    """Who sends how much to whom in a step: ranks (and the switches that add, whose numbers follow the GPUs'), and bytes.
+
+    Three arrays of one length; a pair comes once for each collective that it is part of.
+    """
+    grid, topology = timeline.program.grid, timeline.pricing.topology
+    sources, destinations, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    for traffic, size in _transfers(timeline):
+        plan, groups = schedule(topology, grid, traffic), endpoints(topology, grid, traffic)
+        for phase in plan.phases:
+            sources.append(groups[:, phase.source].ravel())
+            destinations.append(groups[:, phase.destination].ravel())
+            sizes.append(np.tile(phase.amounts * (phase.times * size / plan.chunks), len(groups)))
+    return np.concatenate(sources), np.concatenate(destinations), np.concatenate(sizes)
+
+
+def matrix(timeline: Timeline) -> Floats:
+    """Bytes that rank i sends to rank j in a step, shape (W, W); what goes through an adding switch is not between ranks."""
+    world = timeline.program.grid.world
+    sources, destinations, sizes = pairs(timeline)
+    between = (sources < world) & (destinations < world)
+    flat: Floats = np.bincount(sources[between] * world + destinations[between], sizes[between], minlength=world * world).astype(
+        float
+    )
+    return flat.reshape(world, world)
+
+
+def carried(timeline: Timeline) -> Floats:
+    """Bytes on every single link of the topology in a step, shape (links,)."""
+    topology = timeline.pricing.topology
+    sources, destinations, sizes = pairs(timeline)
+    sorts = 3 * _sort(topology, sources) + _sort(topology, destinations)
+    loads = np.zeros(topology.links)
+    for sort in np.unique(sorts):  # routes are asked for between ends of the same sorts
+        these = sorts == sort
+        routes = topology.routes(sources[these], destinations[these])
+        sent = np.repeat(sizes[these], routes.shape[1])
+        loads += np.bincount(routes.ravel() + 1, sent, minlength=topology.links + 1)[1:]
+    return loads
+
+
+def _sort(topology: Topology, ends: Ids) -> Ids:
+    """0: a GPU or a switch, 1: the memory of a node, 2: its disks."""
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        return np.zeros(len(ends), dtype=np.int64)
+    first = [int(topology.place(np.zeros(1, dtype=np.int64), name)[0]) for name in ("cpu", "nvme")]
+    return np.searchsorted(first, ends, side="right").astype(np.int64)
+
+
+def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
+    """(traffic, bytes of its buffers in the step); what several lanes do together is shared out between them."""
+    for number, lane in enumerate(timeline.lanes):
+        cohort = timeline.program.cohorts[lane.cohort]
+        share = lane.ranks / timeline.program.grid.groups((), cohort.at).size
+        for op_number, op, times in timeline.distinct(number):
+            work = op.work
+            if isinstance(work, Block):
+                for count, item in timeline.pricing.talk(work):
+                    priced = timeline.pricing.collective(item, lane.cohort)
+                    yield priced.traffic, times * count * item.repeat * item.bytes * share
+                continue
+            done = timeline.work[op_number]
+            assert isinstance(done, Priced)
+            repeat = work.repeat if isinstance(work, Collective) else 1
+            yield done.traffic, times * repeat * work.bytes / _partners(timeline, done, work, cohort.at)
+
+
+def _partners(timeline: Timeline, done: Priced, work: object, at: dict[str, int]) -> int:
+    """How many lanes report the same transfer."""
+    if not isinstance(work, Collective):
+        return 1
+    if work.cohorts:
+        return 2
+    return done.lanes * (timeline.program.grid.degree(work.axis) if work.axis in at else 1)

@@ -1,0 +1,79 @@
+"""What a reader must know about prices: where a prediction leaves what was measured, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sim.collectives import Ids
+from sim.pricing.measured_tables import CollectiveTable
+from sim.pricing.prices import Prices
+from topologies.topology import Topology
+
+
+def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
+    """Hardware other than the profile's, and processes that share cores."""
+    profile, gpu = prices.profile, prices.gpu.name
+    if gpu != profile.gpu:
+        yield f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"
+    most = int(np.bincount(topology.node_of(np.arange(world))).max()) if profile.processes else 0
+    if most > profile.processes:
+        yield (
+            f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of its "
+            "own; processes that take turns on cores are another regime, several times slower, that is not priced here"
+        )
+
+
+def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
+    """Where GPUs reach each other through their CPUs. kinds: of the links of a collective.
+
+    Measured rings over eight GPUs of two sockets reach from 1.2 to 28 GB/s (profile l40s, provenance of links).
+    """
+    if "host" in kinds and not prices.profile.tables:
+        yield "between sockets GPUs are taken to reach node.host, which was not measured: such nodes differ more than tenfold"
+
+
+def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str]) -> str:
+    """How far the price of `operation` was off where it was measured alike: as many ranks on as many nodes over the same links.
+
+    extent: ranks and nodes; kinds: of links. Errors of other entries say nothing of this one.
+    """
+    note, (ranks, nodes) = prices.profile.provenance.get("links"), extent
+    key = f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
+    what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
+    between = kinds - {"pcie"} if nodes > 1 else kinds  # across nodes PCIe only leads to the NIC
+    error = note.errors.get(key) if note else None
+    if note is None or error is None or not between <= set(note.transports):
+        over = ", ".join(sorted(between))
+        return f"{what} over {over} was not measured: its error is unknown"
+    return f"{what} within {error:.1%} (median, held out)"
+
+
+def of_collective(
+    prices: Prices, table: CollectiveTable | None, name: str, extent: tuple[int, int], size: float
+) -> Iterator[str]:
+    """Where measured collectives end and the formula takes over.
+
+    name: "all_reduce/ring"; extent: ranks and nodes of a group; size: bytes of the full buffer.
+    """
+    if not prices.profile.tables:
+        return
+    (operation, _, algorithm), (ranks, nodes) = name.partition("/"), extent
+    what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
+    if table is None or table.algorithm != algorithm:
+        by = f" by {algorithm}" if table else ""
+        yield f"{what}{by}: not measured for profile '{prices.profile.name}', extrapolated by its formula"
+    elif not table.covers(size):
+        yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
+
+
+def of_lanes(alike: bool, lane: Ids | None) -> Iterator[str]:
+    """What stands for what where ranks of a stage are not alike. lane: of each of them; None: one for all."""
+    if alike:
+        return
+    what = "ranks of a stage are not alike on this cluster"
+    if lane is None:
+        yield f"{what}, in too many ways to play: each collective takes as long as in its slowest group, so steps are rather long"
+    else:
+        yield f"{what}: one of each kind is played, {int(lane.max()) + 1} per stage"

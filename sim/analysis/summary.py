@@ -1,0 +1,254 @@
+"""The answer: one step's numbers, all of them functions of the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.analysis.link_load import LinkLoad, hottest
+from sim.analysis.memory import ledger
+from sim.program import Block, Kernel, Program
+from sim.timeline import AXES, CPU, Timeline
+from topologies.reading import UserError
+from topologies.topology import Hosted
+
+FLOPS_RULE = (
+    "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
+    "causality); HFU adds what is recomputed"
+)
+
+LONGEST = 1e9  # seconds of a step
+ATTENTION = 0.2  # share of the FLOPs from which on a note tells MFU without what a causal mask hides, half of it
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Peak memory of one stage's ranks, in bytes; `kinds` is what is held at that moment."""
+
+    stage: int
+    rank: int
+    kinds: dict[str, float]
+    overhead: float  # context, communicators and the allocator's reserve
+    peak: float  # everything that must fit
+    time: float  # when, seconds into the step
+    op: str  # during which op
+    overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
+    cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
+
+    @property
+    def allocated(self) -> float:
+        """What tensors take: torch.cuda.max_memory_allocated."""
+        return self.peak - self.overhead
+
+    @property
+    def reserved(self) -> float:
+        """What the allocator holds for them: torch.cuda.max_memory_reserved."""
+        return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What a node holds outside of its GPUs, in bytes: the node with most, of what it has."""
+
+    node: int
+    memory: float
+    memory_capacity: float
+    disk: float
+    disk_capacity: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.memory <= self.memory_capacity and self.disk <= self.disk_capacity
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What one rank sends along one axis in a step; psi: elements in units of the model's parameters Ψ."""
+
+    bytes: float
+    elements: float
+    psi: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`level` of steps take between `low` and `high` seconds, as far as the prices' own spreads tell.
+
+    parts: standard deviation of the step's logarithm by group of prices; in squares they add up to the whole.
+    """
+
+    low: float
+    high: float
+    level: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
+
+    gpus: int
+    step_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    model_flops_per_gpu: float  # achieved FLOP/s
+    mfu: float
+    hfu: float
+    flops_rule: str
+    peak_dtype: str  # whose specified peak MFU and HFU are relative to
+    gpu_hours_per_step: float
+    breakdown: dict[str, float]  # seconds by component, mean over ranks; sums to step_seconds
+    bubble: float  # fraction of the step
+    uneven: float  # the part of it that is there because stages have unequal work: they wait for the busiest
+    exposed: float  # fraction of the step
+    volume: dict[str, Volume]  # by axis, of the rank that sends most
+    links: tuple[LinkLoad, ...]  # the hottest of each kind
+    memory: tuple[StageMemory, ...]
+    memory_capacity: float
+    fits: bool
+    events: int
+    profile: str
+    notes: tuple[str, ...] = ()
+    interval: Interval | None = None  # of step_seconds, where the spread of the prices was asked for
+    offloaded: NodeMemory | None = None  # where anything is offloaded
+
+    @property
+    def worst(self) -> StageMemory:
+        """The stage with the highest peak."""
+        return max(self.memory, key=lambda stage: stage.peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        data = asdict(self)
+        worst = self.worst
+        data["memory_peak"] = worst.peak
+        data["memory_over"] = max(0.0, worst.peak - self.memory_capacity)
+        data["memory_worst_stage"] = worst.stage
+        return data
+
+
+def summarise(timeline: Timeline) -> Summary:
+    """Everything that people ask first."""
+    program, prices = timeline.program, timeline.pricing.prices
+    world, step = program.grid.world, timeline.step / program.steps
+    if not 0 < step < LONGEST:
+        wrong = f"is more than {LONGEST / 3.15e7:.0f} years" if step > 0 else "takes no time"
+        raise UserError(f"a step of {step:.3g} s {wrong}: a rate of the cluster, or a size of the model or plan, is a mistake")
+    breakdown = _mean(timeline.breakdown(), program.steps, step)
+    memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
+    capacity, host = prices.gpu.memory, _host(timeline)
+    peak = world * prices.gpu.peak[program.dtype] * step
+    notes = [*_masked(program, peak), *timeline.pricing.notes]
+    if program.steps > 1:
+        notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
+    if program.hardware_flops > peak:
+        notes.append(f"HFU above 100 %: {_above(timeline)}")
+    return Summary(
+        gpus=world,
+        step_seconds=step,
+        tokens_per_second=program.tokens / step,
+        tokens_per_second_per_gpu=program.tokens / step / world,
+        model_flops_per_gpu=program.model_flops / step / world,
+        mfu=program.model_flops / peak,
+        hfu=program.hardware_flops / peak,
+        flops_rule=FLOPS_RULE,
+        peak_dtype=program.dtype,
+        gpu_hours_per_step=world * step / 3600,
+        breakdown=breakdown,
+        bubble=breakdown["bubble"] / step,
+        uneven=_uneven(timeline.busy(), timeline.step, breakdown["bubble"] / step),
+        exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
+        volume=_volumes(timeline),
+        links=hottest(timeline),
+        memory=memory,
+        memory_capacity=capacity,
+        fits=max(stage.peak for stage in memory) <= capacity and (host is None or host.fits),
+        events=timeline.events,
+        profile=prices.profile.name,
+        notes=tuple(notes),
+        offloaded=host,
+    )
+
+
+def _above(timeline: Timeline) -> str:
+    """Why a step counts more FLOPs than the peak allows."""
+    dtype, peak = timeline.program.dtype, timeline.pricing.prices.gpu.peak
+    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
+    items = {id(run.items): run.items for block in blocks for run in block.runs}
+    others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
+    faster = sorted(other for other in others if peak[other] > peak[dtype])
+    if faster:
+        return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
+    return "the counting rule takes causal attention in full, of which kernels execute about half"
+
+
+def _masked(program: Program, peak: float) -> Iterator[str]:
+    """What MFU is by the other rule in use, where the two differ much. peak: FLOPs that the GPUs could do in the step."""
+    left = program.masked_flops
+    if left is not None and left < program.model_flops * (1 - ATTENTION / 2):
+        mfu = f"{100 * left / peak:.1f} %"
+        yield f"attention is counted in full: MFU is about {mfu} when only what the causal mask leaves is counted"
+
+
+def _uneven(busy: list[float], step: float, bubble: float) -> float:
+    """A stage that is busy for b of the step waits for step − b = (step − most) + (most − b): the mean of the second part."""
+    return min(bubble, (max(busy) - sum(busy) / len(busy)) / step)
+
+
+def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:
+    """Of one of `steps`; the largest component takes the rounding."""
+    mean = {name: seconds / steps for name, seconds in breakdown.items()}
+    mean[max(mean, key=lambda name: mean[name])] += step - sum(mean.values())
+    return mean
+
+
+def _memory(timeline: Timeline, lane: int) -> StageMemory:
+    book = ledger(timeline, lane)
+    overhead, expandable = timeline.pricing.prices.profile.overhead, timeline.program.expandable
+    every = {
+        "context": overhead.context,
+        "communicators": timeline.program.grid.communicators * overhead.communicator,
+        "reserve": 0.0 if expandable else overhead.reserve * book.peak,
+    }
+    extra = sum(every.values())
+    time, op = book.when
+    actor = timeline.lanes[lane]
+    stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
+    peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
+    cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
+    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
+
+
+def _host(timeline: Timeline) -> NodeMemory | None:
+    topology, grid = timeline.pricing.topology, timeline.program.grid
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        return None
+    held: dict[str, NDArray[np.float64]] = {}
+    for lane in timeline.lanes:
+        cohort = timeline.program.cohorts[lane.cohort]
+        ranks = grid.groups((), cohort.at).ravel() if lane.ranks > 1 else np.array([lane.rank])
+        nodes = topology.node_of(ranks)
+        for place, size in cohort.hosted:
+            mine = held.setdefault(place, np.zeros(int(topology.node_of(np.array([topology.gpus - 1]))[0]) + 1))
+            np.add.at(mine, nodes, size)
+    if not held:
+        return None
+    none = np.zeros_like(next(iter(held.values())))
+    cpu, nvme, has = held.get("cpu", none), held.get("nvme", none), topology.cpu
+    worst = int(np.maximum(cpu / has.memory, nvme / (has.disk or np.inf)).argmax())
+    return NodeMemory(worst, float(cpu[worst]), has.memory, float(nvme[worst]), has.disk)
+
+
+def _volumes(timeline: Timeline) -> dict[str, Volume]:
+    most: dict[str, tuple[float, float]] = {}
+    for volume in timeline.volumes():
+        for axis, sent in volume.items():
+            most[axis] = max(most.get(axis, (0.0, 0.0)), sent)
+    psi, steps = timeline.program.parameters, timeline.program.steps
+    return {axis: Volume(size / steps, count / steps, count / steps / psi) for axis in AXES if axis in most
+            for size, count in [most[axis]]}  # fmt: skip

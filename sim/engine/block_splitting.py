@@ -1,0 +1,101 @@
+"""Cutting blocks at their collectives, for cohorts whose collectives meet other traffic on the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.program import BESIDE, COMPUTE, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
+
+Operator = Block | Collective | Start | Join
+
+
+def expand(program: Program, cohorts: set[int]) -> Program:
+    """`program` with the blocks of `cohorts` cut at their collectives, so that these meet other traffic on the network."""
+    cut = {number: _Cut(cohort, number in cohorts) for number, cohort in enumerate(program.cohorts)}
+    result = []
+    for number, cohort in enumerate(program.cohorts):
+        ops, last = cut[number].ops, cut[number].last
+        for op, own in zip(ops, cut[number].own, strict=True):
+            others = (Ref(other, cut[other].last[position]) for other, position in op.after)
+            op.after = (*others, *(Ref(number, position) for position in own))
+        steady = cohort.steady and (last[cohort.steady[0] - 1] + 1, last[cohort.steady[1] - 1] + 1)
+        result.append(replace(cohort, ops=ops, steady=steady))
+    return replace(program, cohorts=result)
+
+
+class _Cut:
+    """A cohort's new ops; own: which of them each waits for besides `after`, which still has the old numbers; last: for each old
+    op the number of its last piece.
+    """
+
+    def __init__(self, cohort: Cohort, blocks: bool) -> None:
+        self.ops: list[Op] = []
+        self.own: list[tuple[int, ...]] = []
+        self.last: list[int] = []
+        self._computed: tuple[int, ...] = ()  # the latest op of the compute stream
+        pieces: dict[int, list[Operator]] = {}
+        for op in cohort.ops:
+            if not blocks or not isinstance(op.work, Block):
+                self._add(replace(op))
+            else:
+                if id(op.work) not in pieces:
+                    pieces[id(op.work)] = _pieces(op.work)
+                self._block(op, pieces[id(op.work)])
+            self.last.append(len(self.ops) - 1)
+
+    def _add(self, op: Op, own: tuple[int, ...] = ()) -> int:
+        self.ops.append(op)
+        self.own.append(own)
+        if op.stream == COMPUTE:
+            self._computed = (len(self.ops) - 1,)
+        return len(self.ops) - 1
+
+    def _block(self, op: Op, pieces: list[Operator]) -> None:
+        """Add the pieces of a block; what it waits for, takes and holds the host up for is the first one's, what it gives
+        back the last one's."""
+        started: dict[int, list[int]] = {}
+        joins: tuple[int, ...] = ()
+        beside: dict[str, tuple[int, ...]] = {}  # the latest collective of each stream beside
+        for number, piece in enumerate(pieces):
+            first, last = number == 0, number == len(pieces) - 1
+            if isinstance(piece, Join):
+                joins = (*joins, started[id(piece.collective)].pop(0))
+            elif isinstance(piece, Start):
+                begun = Op(piece.stream, piece.collective, microbatch=op.microbatch, chunk=op.chunk)
+                beside[piece.stream] = (self._add(begun, self._computed),)
+                started.setdefault(id(piece.collective), []).extend(beside[piece.stream])
+            else:
+                after, taken, given = op.after if first else (), op.allocate if first else (), op.free if last else ()
+                own = (*joins, *beside.get(BESIDE, ())) if isinstance(piece, Collective) else joins
+                part = Op(op.stream, piece, after, taken, given, op.microbatch, op.chunk, held=op.held and first)
+                self._add(part, tuple(dict.fromkeys(own)))
+                joins = ()
+
+
+def _pieces(block: Block) -> list[Operator]:
+    """Kernels between collectives, and the collectives, in order; the first and the last are no start nor join."""
+    result: list[Operator] = []
+    for times, items in block.runs:
+        if all(isinstance(item, Kernel) for item in items):
+            result.append(Block(block.name, (Run(times, items),)))
+        else:
+            result += _once(block.name, items) * times
+    nothing = Block(block.name, ())
+    if not result or isinstance(result[0], (Start, Join)):
+        result.insert(0, nothing)
+    return [*result, nothing] if isinstance(result[-1], (Start, Join)) else result
+
+
+def _once(name: str, items: tuple[Item, ...]) -> list[Operator]:
+    pieces: list[Operator] = []
+    kernels: list[Kernel] = []
+    for item in (*items, None):
+        if isinstance(item, Kernel):
+            kernels.append(item)
+            continue
+        if kernels:
+            pieces.append(Block(name, (Run(1, tuple(kernels)),)))
+            kernels = []
+        if item is not None:
+            pieces.append(item)
+    return pieces

@@ -1,0 +1,177 @@
+"""The fluid network: flows on links, shared max-min fairly; rates change only when a flow starts or ends.
+
+A flow alone on its links is one SimPy event. When another one touches a link of it, the rates of all flows that are connected by
+shared links are worked out anew by progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2); the others are
+not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar, cast
+
+from simpy import Environment, Event
+
+from sim.clock import on_grid
+
+F = TypeVar("F")
+
+
+class LayerCost(NamedTuple):
+    """`bytes` carried by each of `flows[l]` equal flows over each link l."""
+
+    bytes: float
+    flows: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Traffic in flight: its parts one after the other, then `left_sender()`, then `latency` seconds, then `done()`."""
+
+    parts: Sequence[LayerCost]
+    latency: float
+    done: Callable[[], None]
+    left_sender: Callable[[], None] | None = None
+    part: int = 0
+    left: float = 0.0  # bytes left of the current part, per flow, at time `since`
+    rate: float = 0.0
+    since: float = 0.0
+    drain: float = float("inf")  # when its bytes have left, at the present rate
+    event: Event | None = field(default=None, repr=False)
+
+    @property
+    def flows(self) -> tuple[tuple[int, float], ...]:
+        """Links of the current part."""
+        return self.parts[self.part].flows
+
+
+class Network:
+    """Links of given capacities (bytes per second), and the flows on them."""
+
+    def __init__(self, env: Environment, capacity: Sequence[float]) -> None:
+        self.env = env
+        self.capacity = capacity
+        self.events = 0  # scheduled so far
+        self._full: dict[tuple[tuple[int, float], ...], float] = {}
+        self._on: dict[int, dict[Flow, float]] = {}  # link -> flows on it, with multiplicity
+
+    def start(
+        self, parts: Sequence[LayerCost], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
+    ) -> None:
+        """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
+        self._enter(Flow(parts, latency, done, left_sender))
+
+    def _full_rate(self, flows: tuple[tuple[int, float], ...]) -> float:
+        """Of a flow alone on its links."""
+        rate = self._full.get(flows)
+        if rate is None:
+            rate = self._full[flows] = min(self.capacity[link] / count for link, count in flows)
+        return rate
+
+    def _enter(self, flow: Flow) -> None:
+        part = flow.parts[flow.part]
+        now = self.env.now
+        flow.left, flow.since, flow.drain = part.bytes, now, float("inf")
+        lonely = True
+        for link, count in part.flows:
+            others = self._on.get(link)
+            if others is None:
+                others = self._on[link] = {}
+            elif others:
+                for other in [other for other in others if other.drain <= now]:
+                    del others[other]  # has left the link and only waits for its latency
+                lonely = lonely and not others
+            others[flow] = count
+        if lonely:
+            flow.rate = self._full_rate(part.flows) if part.flows else float("inf")
+            self._expect(flow, now, alone=True)
+        else:
+            self._share([flow])
+
+    def _expect(self, flow: Flow, now: float, alone: bool = False) -> None:
+        """(Re)schedule the end of the current part; a flow alone in its last part is one event, latency included."""
+        if flow.event is not None:
+            flow.event.callbacks = []  # an event that is no longer meant
+        wait = on_grid(flow.left / flow.rate)
+        flow.drain = now + wait
+        whole = alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None
+        self.events += 1
+        flow.event = self.env.timeout(wait + flow.latency if whole else wait, (flow, whole))
+        flow.event.callbacks.append(self._drained)
+
+    def _drained(self, event: Event) -> None:
+        flow, whole = cast(tuple[Flow, bool], event.value)
+        flow.event = None
+        now = self.env.now
+        neighbours: dict[Flow, None] = {}
+        for link, _ in flow.parts[flow.part].flows:
+            others = self._on[link]
+            others.pop(flow, None)
+            if others and not whole:  # a flow that was alone to its end has slowed nobody
+                neighbours |= dict.fromkeys(other for other in others if other.drain > now)
+        if neighbours:
+            self._share(list(neighbours))
+        flow.part += 1
+        if flow.part < len(flow.parts):
+            self._enter(flow)
+            return
+        if flow.left_sender is not None:
+            flow.left_sender()
+        if whole or not flow.latency:
+            flow.done()
+        else:
+            self.events += 1
+            self.env.timeout(flow.latency).callbacks.append(lambda _: flow.done())
+
+    def _share(self, touched: list[Flow]) -> None:
+        """Max-min fair rates of every flow connected with the `touched` ones."""
+        now = self.env.now
+        flows = self._component(touched)
+        if len(flows) == 1:
+            rates = {flows[0]: self._full_rate(flows[0].flows)}
+        else:
+            rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
+        for flow in flows:
+            # one that counted on being alone to its end must now say when its bytes have left, even at an unchanged rate
+            if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:
+                flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
+                flow.since, flow.rate = now, rates[flow]
+                self._expect(flow, now)
+
+    def _component(self, touched: list[Flow]) -> list[Flow]:
+        found = dict.fromkeys(touched)
+        queue = list(found)
+        for flow in queue:
+            for link, _ in flow.flows:
+                for other in self._on[link]:
+                    if other not in found and other.drain > self.env.now:
+                        found[other] = None
+                        queue.append(other)
+        return queue
+
+
+def fair_rates(capacity: Sequence[float], flows: dict[F, tuple[tuple[int, float], ...]]) -> dict[F, float]:
+    """Max-min fair rate of each flow: all rise together until a link is full; the flows on it stop; the rest rise on.
+
+    flows[f] = ((link, multiplicity), …): f counts `multiplicity` times on the link.
+    """
+    rates: dict[F, float] = {}
+    room: dict[int, float] = {}
+    on: dict[int, dict[F, float]] = {}
+    for flow, links in flows.items():
+        for link, count in links:
+            on.setdefault(link, {})[flow] = count
+            room[link] = capacity[link]
+    while len(rates) < len(flows):
+        open_links = [link for link in on if on[link]]
+        if not open_links:
+            rates |= {flow: float("inf") for flow in flows if flow not in rates}
+            break
+        level, tightest = min((room[link] / sum(on[link].values()), link) for link in open_links)
+        for flow in list(on[tightest]):
+            rates[flow] = level
+            for link, count in flows[flow]:
+                room[link] = max(0.0, room[link] - level * count)
+                del on[link][flow]
+    return rates

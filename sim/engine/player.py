@@ -1,0 +1,307 @@
+"""Playing a program: ops start when their stream, their dependencies and the host let them, and end when their work is done.
+
+Every op is one SimPy event, more only where traffic contends or compute is slowed down. Events of equal time keep their order
+of scheduling, so that runs repeat exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+from simpy import Environment, Event
+
+from sim.analysis import notes
+from sim.clock import on_grid
+from sim.collectives import Ids
+from sim.engine.block_splitting import expand
+from sim.engine.network import Network
+from sim.pricing.algorithm_choice import Priced
+from sim.pricing.block_costs import Fused
+from sim.pricing.op_costs import Pricing
+from sim.pricing.prices import Prices
+from sim.program import Block, Collective, Program, Send
+from sim.timeline import Lane, Timeline
+from topologies.reading import UserError
+from topologies.topology import Topology
+
+UNFOLDED = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
+
+
+def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
+    """Play one step of `program` on `topology`.
+
+    fold: one actor per cohort, or where ranks are not alike (tp=3 on nodes of 8 GPUs) one per kind of ranks, unless that is more
+    than UNFOLDED ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
+    Raises UserError when the program waits for itself (a schedule that deadlocks).
+    """
+    pricing = Pricing(program, topology, prices)
+    whole, lane = _folded(program, pricing)
+    if not fold:
+        lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
+    if whole is not program or lane is not None:
+        pricing = Pricing(whole, topology, prices, lane)
+    pricing.notes |= dict.fromkeys(notes.of_lanes(pricing.alike, lane))
+    player = _Player(whole, pricing)
+    player.play()
+    return player.timeline()
+
+
+def _folded(program: Program, pricing: Pricing) -> tuple[Program, Ids | None]:
+    """`program` with those blocks cut that must be played item by item, and the lane of each rank (None: one for all)."""
+    touched = pricing.touched()
+    lane = None if pricing.alike else pricing.lanes(UNFOLDED // _ops(program))
+    if lane is not None:
+        whole = expand(program, touched | pricing.divided(lane))
+        if _ops(whole) * (int(lane.max()) + 1) <= UNFOLDED:
+            return whole, lane
+    return expand(program, touched) if touched else program, None
+
+
+def _ops(program: Program) -> int:
+    return sum(len(cohort.ops) for cohort in program.cohorts)
+
+
+class _Player:
+    """Every op of every lane has a number; an op starts when the ops that it waits for have ended."""
+
+    def __init__(self, program: Program, pricing: Pricing) -> None:
+        self.program, self.pricing = program, pricing
+        self.env = Environment()
+        self.network = Network(self.env, pricing.capacity)
+        self.slowdown = pricing.prices.profile.slowdown
+        self.events = 0
+        self._lay_out()
+        self._connect()
+        self._price()
+        self.meetings: dict[Hashable, list[int]] = {}
+        self.communicating: list[list[float]] = [[] for _ in self.lanes]  # `working` of collectives that run on the lane's GPUs
+        # what runs on each lane's compute stream: the event of its end, nominal seconds left at `since`, whether it is slowed
+        self.running: list[Event | None] = [None] * len(self.lanes)
+        self.left, self.since, self.slow = [0.0] * len(self.lanes), [0.0] * len(self.lanes), [0.0] * len(self.lanes)
+
+    def _lay_out(self) -> None:
+        """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]."""
+        self.lanes: list[Lane] = []
+        self.first: list[int] = []  # first lane of each cohort
+        lane = self.pricing.lane
+        if lane is None:
+            lane = np.zeros(self.program.grid.groups((), self.program.cohorts[0].at).size, np.int64)
+        # the place among its cohort's ranks of the first rank of each lane, and how many share the lane
+        _, self.example, sizes = np.unique(lane, return_index=True, return_counts=True)
+        self.offset: list[int] = []
+        total = 0
+        for number, cohort in enumerate(self.program.cohorts):
+            ranks = self.program.grid.groups((), cohort.at).ravel()
+            self.first.append(len(self.lanes))
+            for rank, size in zip(ranks[self.example].tolist(), sizes.tolist(), strict=True):
+                self.lanes.append(Lane(number, rank, size))
+                self.offset.append(total)
+                total += len(cohort.ops)
+        self.start_time = [0.0] * total
+        self.end_time = [0.0] * total
+        self.stretch = [0.0] * total  # seconds added by slower compute
+
+    def _connect(self) -> None:
+        self.lane_of: list[int] = []
+        self.waiting = waiting = [0] * len(self.start_time)
+        self.followers: list[list[int]] = [[] for _ in self.start_time]
+        followers = self.followers
+        for number, lane in enumerate(self.lanes):
+            me, index = self.offset[number], number - self.first[lane.cohort]
+            base = [self.offset[first + index] if first + index < len(self.offset) else -1 for first in self.first]
+            ops = self.program.cohorts[lane.cohort].ops
+            last: dict[str, int] = {}
+            self.lane_of += [number] * len(ops)
+            for op in ops:
+                previous = last.get(op.stream)
+                last[op.stream] = me
+                if op.after:
+                    before = {base[cohort] + other for cohort, other in op.after}
+                    if previous is not None:
+                        before.add(previous)
+                    waiting[me] = len(before)
+                    for other in before:
+                        followers[other].append(me)
+                elif previous is not None:
+                    waiting[me] = 1
+                    followers[previous].append(me)
+                me += 1
+
+    def _price(self) -> None:
+        """Price every op, and find when the host has launched it: the host runs through the program in order and waits for
+        nothing but ops that hold it up.
+        """
+        profile = self.pricing.prices.profile
+        launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
+        self.work: list[Fused | Priced] = []
+        self.launched: list[float] = []  # since the latest op before, or this one, that holds up the host
+        # such ops: the one before, the host's seconds from that one to this, and the ops that are launched from this one on
+        self.held: dict[int, tuple[int, float, range]] = {}
+        self.resumed: dict[int, float] = {}  # when the host went on
+        for number, lane in enumerate(self.lanes):
+            example = int(self.example[number - self.first[lane.cohort]]) if self.pricing.lane is not None else -1
+            host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
+            known: dict[int, tuple[Fused | Priced, float, float]] = {}  # work, and the host's seconds before and after it
+            stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
+            ends = dict(pairwise([*stops, self.offset[number] + len(ops)]))
+            for op in ops:
+                me = len(self.launched)
+                if op.held:
+                    self.held[me] = before, host, range(me, ends[me])
+                    host, before = 0.0, me
+                found = known.get(id(op.work))
+                if found is None:
+                    found = known[id(op.work)] = self._priced(op.work, lane.cohort, example, launch)
+                work, ahead, behind = found
+                host += ahead
+                self.launched.append(host)
+                self.work.append(work)
+                host += behind
+
+    def _priced(
+        self, work: Block | Collective | Send, cohort: int, example: int, launch: float
+    ) -> tuple[Fused | Priced, float, float]:
+        """Work of rank number `example` of a cohort (−1: of all) with the seconds of the host before its launch and after it."""
+        if isinstance(work, Block):
+            fused = self.pricing.block(work, cohort)
+            return fused, 0.0, fused.host
+        wrapping = on_grid(self.pricing.wrapping(work))
+        priced = self.pricing.collective(work, cohort, -1 if example < 0 else int(self.pricing.groups(work, cohort)[example]))
+        if not self.pricing.prices.profile.synchronous:
+            return priced, launch + wrapping, 0.0
+        if wrapping:  # a CPU waits for its own work
+            priced = replace(priced, latency=priced.latency + wrapping)
+        return priced, 0.0, 0.0
+
+    def play(self) -> None:
+        """Run to the end of the step."""
+        for op in [op for op, count in enumerate(self.waiting) if not count]:
+            self._start(op)
+        self.env.run()
+        stuck = sum(count > 0 for count in self.waiting)
+        if stuck or self.meetings:
+            raise UserError(f"the program waits for itself: {stuck} ops never start (does the schedule deadlock?)")
+
+    def _start(self, op: int) -> None:
+        if op in self.held:
+            self._resume(op)
+        work, launched = self.work[op], self.launched[op]
+        now = self.start_time[op] = self.env.now
+        if isinstance(work, Fused):
+            self._compute(op, max(work.busy, launched + work.critical - now))
+        elif launched > now:
+            self.events += 1
+            self.env.timeout(launched - now).callbacks.append(lambda _: self._meet(op, work))
+        else:
+            self._meet(op, work)
+
+    def _resume(self, op: int) -> None:
+        """The host has seen the end of what `op` waits for, and goes on to launch it."""
+        before, host, ops = self.held[op]
+        time = self.resumed[op] = max(self.env.now, self.resumed.get(before, 0.0) + host)
+        for one in ops:
+            self.launched[one] += time
+
+    def _end(self, op: int) -> None:
+        self.end_time[op] = self.env.now
+        waiting = self.waiting
+        for follower in self.followers[op]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                self._start(follower)
+
+    # -- compute ---------------------------------------------------------------------------------------------------------
+
+    def _compute(self, op: int, seconds: float) -> None:
+        lane = self.lane_of[op]
+        slow = self.slow[lane] = min(1.0, sum(self.communicating[lane]))
+        self.left[lane], self.since[lane] = seconds, self.env.now
+        self._expect(lane, op, on_grid(seconds * self._factor(op, slow)) if slow else seconds)
+
+    def _factor(self, op: int, slow: float) -> float:
+        """How much longer the op takes beside collectives that work for a part `slow` of the time: its kernels take longer, its
+        own collectives and launches do not.
+        """
+        work = cast(Fused, self.work[op])
+        nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
+        return 1 + slow * (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
+
+    def _expect(self, lane: int, op: int, seconds: float) -> None:
+        self.events += 1
+        event = self.running[lane] = self.env.timeout(seconds, op)
+        event.callbacks.append(self._computed)
+
+    def _computed(self, event: Event) -> None:
+        op = cast(int, event.value)
+        lane = self.lane_of[op]
+        self.running[lane] = None
+        if self.slow[lane] or self.since[lane] != self.start_time[op]:
+            work, start = cast(Fused, self.work[op]), self.start_time[op]
+            self.stretch[op] = self.env.now - start - max(work.busy, self.launched[op] + work.critical - start)
+        self._end(op)
+
+    def _communicates(self, op: int, begins: bool) -> None:
+        """A collective starts or ends on its lane's GPUs: compute that is running there slows down or recovers."""
+        lane, working = self.lane_of[op], cast(Priced, self.work[op]).working
+        busy = self.communicating[lane]
+        (busy.append if begins else busy.remove)(working)
+        event, slow, before = self.running[lane], min(1.0, sum(busy)), self.slow[lane]
+        if event is None or slow == before:
+            return
+        now, op = self.env.now, cast(int, event.value)
+        elapsed = (now - self.since[lane]) / self._factor(op, before)
+        left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
+        self.since[lane], self.slow[lane] = now, slow
+        event.callbacks = []  # an event that is no longer meant
+        self._expect(lane, op, on_grid(left * self._factor(op, slow)))
+
+    # -- communication ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, op: int, work: Priced) -> None:
+        """A collective starts when all of its ranks have come to it."""
+        those = [op]
+        if not work.is_send:
+            expected, key = self._meeting(op, work)
+            if expected > 1:
+                those = self.meetings.setdefault(key, [])
+                those.append(op)
+                if len(those) < expected:
+                    return
+                del self.meetings[key]
+            now = self.env.now
+            for other in those:
+                self.start_time[other] = now
+                self._communicates(other, True)
+            self.network.start(work.parts, work.latency, lambda: self._communicated(those))
+        else:
+            self.start_time[op] = self.env.now
+            self.network.start(work.parts, work.latency, lambda: self._end(op))
+
+    def _meeting(self, op: int, work: Priced) -> tuple[int, Hashable]:
+        """How many ranks take part, and the key by which they find each other."""
+        lane = self.lane_of[op]
+        cohort = self.lanes[lane].cohort
+        one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
+        traffic = work.traffic
+        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
+        if one.cohorts:
+            return 2, (one.label, where)
+        if one.axis in self.program.cohorts[cohort].at:
+            return self.program.grid.degree(one.axis), (one.label, where)
+        return work.lanes, (cohort, op - self.offset[lane], where)
+
+    def _communicated(self, those: list[int]) -> None:
+        for op in those:
+            self._communicates(op, False)
+            self._end(op)
+
+    def timeline(self) -> Timeline:
+        """What happened."""
+        events = self.events + self.network.events
+        times = self.start_time, self.end_time, self.stretch
+        played = Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)
+        return played.shifted() if self.program.cohorts[0].steady else played

@@ -1,0 +1,260 @@
+"""Which algorithm and protocol run a collective or send, and what it costs before anything contends: bytes per link, and latency.
+
+NCCL chooses for each communicator by itself: sibling groups whose members are spread over nodes in other ways may run by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from sim.clock import on_grid
+from sim.collectives import offered
+from sim.engine.network import LayerCost
+from sim.grid import Grid
+from sim.pricing.link_merging import wire
+from sim.pricing.measured_tables import CollectiveTable
+from sim.pricing.prices import Prices
+from sim.pricing.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.pricing.sibling_groups import kinds, placements, together
+from sim.pricing.wiring import Traffic, applicable, extent, fullest, ranks_of, sent
+from sim.program import Collective, Send
+from topologies.reading import UserError
+from topologies.topology import Topology
+
+COPY = "copy"  # the protocol of copies to and from the host
+SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
+NEAR = 0.01  # groups of which none takes longer by more than this part are of one kind
+
+At = tuple[tuple[str, int], ...]  # coordinates that ranks share
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A collective or send on merged links."""
+
+    traffic: Traffic
+    parts: tuple[LayerCost, ...]
+    latency: float  # seconds, of all its rounds
+    sent: float  # bytes that one rank of the cohort sends
+    alone: float  # seconds without contention
+    is_send: bool  # from one rank to another, needing nobody else to come
+    protocol: str  # NCCL's name of how data are handed over
+    working: float = 1.0  # part of its time in which it takes what compute beside it needs; in the rest it waits for others
+    lanes: int = 1  # of its cohort that take part
+
+
+class Choice(NamedTuple):
+    """The cheapest way for sibling groups that cannot be told apart."""
+
+    traffic: Traffic
+    protocol: str
+    alone: float  # seconds without contention
+
+
+class Choosing:
+    """Prices of collectives and sends, each on its own or (`_lay`) with others on the same links."""
+
+    def __init__(self, topology: Topology, grid: Grid, prices: Prices) -> None:
+        self.topology, self.grid, self.prices = topology, grid, prices
+        profile = prices.profile
+        self._rates = {
+            name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
+            for name, protocol in profile.every_protocol().items()
+        }
+        # a copy has no steps: its links carry what Simple reaches on them
+        kinds, simple = len(topology.kinds), self._rates[SIMPLE]
+        self._copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
+        # what is cheapest does not depend on the program: it is remembered for the next one with the same prices
+        self._chosen = prices.choices.setdefault((topology, grid), {})
+        self._trials: dict[tuple[Traffic, ...], Self] = {}
+
+    def choose(self, work: Collective | Send, siblings: Traffic) -> tuple[Choice, ...]:
+        """For each kind of the sibling groups of `work` the cheapest algorithm and protocol, with nothing else on the links.
+
+        Raises NotApplicable when the plan asks for an algorithm that does not work for them.
+        """
+        key = cost_key(work), siblings
+        found = self._chosen.get(key)
+        if found is None:
+            each = [siblings._replace(groups=groups) for groups in placements(self.topology, self.grid, siblings)]
+            found = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
+        return found
+
+    def _cheapest(self, work: Collective | Send, placed: Traffic) -> list[Choice]:
+        """The choices of groups whose members are spread over nodes in the same way, but may use other links: one, as slow as the
+        slowest, where they take nearly as long.
+        """
+        able = self.able(work, placed)
+        each = {traffic.algorithm: kinds(self.topology, self.grid, traffic) for traffic in able}
+        whole = self._best(work, able)
+        if not any(each.values()):
+            return [whole]
+        numbers = placed.groups or tuple(range(max(map(len, each.values()))))
+        chosen: dict[tuple[str, int], list[int]] = {}
+        for positions in together(zip(*(kind or (0,) * len(numbers) for kind in each.values()), strict=True)):
+            some = tuple(numbers[position] for position in positions)
+            algorithm = self._best(work, [traffic._replace(groups=some) for traffic in able]).traffic.algorithm
+            kind = each[algorithm][positions[0]] if each[algorithm] else 0
+            chosen.setdefault((algorithm, kind), []).extend(some)
+        apart = [
+            self._best(work, [placed._replace(algorithm=algorithm, groups=tuple(sorted(every)))])
+            for (algorithm, _), every in chosen.items()
+        ]
+        return apart if whole.alone > (1 + NEAR) * min(choice.alone for choice in apart) else [whole]
+
+    def _best(self, work: Collective | Send, able: list[Traffic]) -> Choice:
+        best = min(self.ways(work, able), key=lambda priced: priced.alone)
+        return Choice(best.traffic, best.protocol, best.alone)
+
+    def ways(self, work: Collective | Send, able: list[Traffic]) -> list[Priced]:
+        """`work` on its own by each of these algorithms and every protocol that may be used. Raises UserError without any."""
+        asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
+        if isinstance(work, Send) and work.route:
+            pairs = [(traffic, COPY) for traffic in able]
+        else:
+            pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
+        if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
+            pairs = [(traffic, SIMPLE) for traffic in able]
+        if not pairs:
+            raise UserError(
+                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(self._rates)}"
+            )
+        return [self.alone(traffic).price(work, traffic, protocol, traffic.at) for traffic, protocol in pairs]
+
+    def able(self, work: Collective | Send, placed: Traffic) -> list[Traffic]:
+        """Algorithms that work for the groups of `placed`; a single one that does not says why when it is laid."""
+        candidates = self._candidates(work, placed)
+        return [one for one in candidates if applicable(self.topology, self.grid, one)] or candidates[:1]
+
+    def _candidates(self, work: Collective | Send, placed: Traffic) -> list[Traffic]:
+        """Every algorithm that may run `work` in the groups of `placed`, whose members are spread over nodes in the same way."""
+        if isinstance(work, Send):
+            return [placed]
+        names = offered(work.operation, split(work.algorithm, work.operation)[0])
+        each = fullest(self.topology, self.grid, placed)
+        priced = self.prices.profile.protocols
+        if names == offered(work.operation):
+            names = considered(work.operation, names, priced, each)
+            table = self._table(work.operation, placed)
+            names = (table.algorithm,) if table else names
+        return [placed._replace(algorithm=f"{work.operation}/{name}") for name in names]
+
+    def _lay(self, traffics: tuple[Traffic, ...]) -> None:
+        """Find out what each link carries."""
+        self.wiring = wire(self.topology, self.grid, traffics)
+        price = self.prices.profile.link
+        pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
+        self.capacity = [nominal * price(kind).efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
+        self._binding = self._binding_links()
+        self._shapes = self.wiring.shapes
+
+    def alone(self, traffic: Traffic) -> Self:
+        """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
+        return self.laid(traffic)
+
+    def laid(self, *traffics: Traffic) -> Self:
+        """The same prices with only these on the links."""
+        traffics = tuple(dict.fromkeys(traffics))
+        found = self._trials.get(traffics)
+        if found is None:
+            found = self._trials[traffics] = copy(self)
+            found._lay(traffics)
+        return found
+
+    def _binding_links(self) -> list[bool]:
+        """Of links that always carry the same, only the one of least capacity can ever limit anything."""
+        least: dict[int, int] = {}
+        for link, twin in enumerate(self.wiring.twin):
+            if twin not in least or self.capacity[link] < self.capacity[least[twin]]:
+                least[twin] = link
+        return [least[twin] == link for link, twin in enumerate(self.wiring.twin)]
+
+    def _kinds(self, traffic: Traffic) -> set[str]:
+        """The kinds of links that `traffic` takes."""
+        return {self.wiring.kind[link] for demand in self.wiring.demands[traffic] for link, _ in demand.flows}
+
+    def _table(self, operation: str, traffic: Traffic) -> CollectiveTable | None:
+        """The measured prices of `operation` among such groups."""
+        if not self.prices.profile.tables:
+            return None
+        return self.prices.table(operation, *self._extent(traffic))
+
+    def _extent(self, traffic: Traffic) -> tuple[int, int]:
+        return extent(self.topology, self.grid, traffic)
+
+    def shape(self, traffic: Traffic) -> Shape:
+        """What `traffic` asks of the links, for `sim.pricing.protocols`."""
+        found = self._shapes.get(traffic)
+        if found is None:
+            wiring, loads, hops = self.wiring, [], [0.0] * len(self.wiring.kinds)
+            demands = wiring.demands[traffic]
+            for demand in demands:
+                hops = [total + more for total, more in zip(hops, demand.steps, strict=True)]
+                busiest: dict[int, float] = {}
+                for link, flows in demand.flows:
+                    kind = wiring.kinds.index(wiring.kind[link])
+                    busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
+                loads.append(tuple(busiest.items()) or ((0, 0.0),))
+            own = own_piece(traffic.algorithm.partition("/")[0], ranks_of(self.grid, traffic))
+            found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
+        return found
+
+    def price(self, work: Collective | Send, traffic: Traffic, protocol: str, at: At, played: Traffic | None = None) -> Priced:
+        """A protocol that reaches less of the links than they have is as many more bytes on them.
+
+        Stretches that are short beside the others (the first piece on its way down a tree) are over before they could be shared:
+        they count as latency, so that a collective is a few flows however many ranks it has.
+
+        played: some groups of `traffic`, which take the time and send the bytes of all groups, but load their own links only.
+        """
+        repeat = work.repeat if isinstance(work, Collective) else 1
+        price = self._copies if protocol == COPY else self._rates[protocol]
+        demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
+        own = self.wiring.demands[played] if played else demands
+        if played and len(own) != len(demands):  # many stretches, of which fewer can be told apart where the others are not
+            return self.price(work, played, protocol, at)
+        latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
+        operation, _, algorithm = traffic.algorithm.partition("/")
+        table, working = self._table(operation, traffic) if demands else None, 1.0
+        if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
+            scale = table.seconds(work.bytes) / (latency + sum(transfers))
+            latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
+            working = table.working(work.bytes)
+        elif (more := self._wire(operation, traffic)) != 1.0:
+            latency, transfers = latency * more, [transfer * more for transfer in transfers]
+        if isinstance(work, Collective) and work.pieces:
+            latency += self._listed(work)
+        alone = latency = on_grid(repeat * latency)
+        parts, short = [], min(sum(transfers) / SHORT, max(transfers, default=0.0))
+        for demand, mine, transfer in zip(demands, own, transfers, strict=True):
+            if transfer < short:
+                latency += on_grid(transfer * repeat)
+                alone += on_grid(transfer * repeat)
+                continue
+            full = min([capacity[link] / count for link, count in demand.meets if binding[link]], default=0.0)
+            parts.append(LayerCost(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]])))
+            alone += on_grid(transfer * repeat) if full else 0.0
+        volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
+        return Priced(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
+
+    def _listed(self, work: Collective) -> float:
+        """Seconds in which the GPU copies the pieces of a list, one by one."""
+        memory, bandwidth = self.prices.profile.memory, self.prices.gpu.memory_bandwidth
+        return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
+
+    def _wire(self, operation: str, traffic: Traffic) -> float:
+        """How many times as long as needed the library keeps links busy."""
+        factors = self.prices.profile.wire
+        if not factors:
+            return 1.0
+        return factors.get(f"{operation}/{self._extent(traffic)[0]}", factors.get(operation, 1.0))
+
+
+def cost_key(work: Collective | Send) -> Hashable:
+    """What the price of `work` depends on besides its groups."""
+    if isinstance(work, Send):
+        return "send", work.bytes
+    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces

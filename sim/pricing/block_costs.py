@@ -1,0 +1,120 @@
+"""Blocks of kernels and collectives fused to three numbers.
+
+The host launches kernels one after the other; the GPU runs each when it is launched and the one before has ended. For any
+sequence of kernels that is a max-plus map: with the GPU free at g and the host at h, the sequence ends at max(g + busy,
+h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
+event, and small kernels make a model launch-bound by themselves.
+
+Collectives that are started and joined later run on a stream beside the compute stream, those of one stream one after the
+other, and make the kernels that run meanwhile slower. The numbers are found by playing the sequence twice: with a GPU that never
+waits for the host, and with a GPU that always does. (Where kernels are slowed down, the map between the two is an approximation.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from sim.clock import on_grid
+from sim.program import BESIDE, Collective, Item, Join, Kernel, Start
+
+SLOWDOWN = "slowdown"  # what kernels take longer because of collectives beside them
+ModelCosts = dict[tuple[str, str], float]
+
+
+class Fused(NamedTuple):
+    """Kernels in sequence as a max-plus map; parts: (phase, axis or SLOWDOWN, label) -> seconds that the sequence takes on a GPU
+    that never waits for the host, adding up to `busy` exactly; of collectives only what kernels wait for.
+
+    kernels: seconds of kernels that no collective of the sequence runs beside, which slow down while other communication runs.
+    """
+
+    busy: float
+    critical: float
+    host: float
+    parts: ModelCosts
+    kernels: float
+
+
+def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, wrapping: Sequence[float] = ()) -> Fused:
+    """Items with the seconds that each takes by itself. launch: seconds of the host for each; slowdown: of kernels beside
+    collectives, as a factor; wrapping: more seconds of the host for each item.
+    """
+    ready, late = _Player(0.0, -inf, launch, slowdown), _Player(-inf, 0.0, launch, slowdown)
+    for (item, seconds), more in zip(works, wrapping or (0.0,) * len(works), strict=True):
+        ready.play(item, seconds, more)
+        late.play(item, seconds, more)
+    return Fused(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
+
+
+def chained(runs: Sequence[tuple[int, Fused]]) -> Fused:
+    """Each so many times, one after the other."""
+    busy = critical = host = kernels = 0.0
+    parts: ModelCosts = {}
+    for times, once in runs:
+        for key, seconds in once.parts.items():
+            parts[key] = parts.get(key, 0.0) + times * seconds
+        kernels += times * once.kernels
+        repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
+        busy, critical, host = _then((busy, critical, host), repeated)
+    return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
+
+
+def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Max-plus composition of (busy, critical, host)."""
+    return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
+
+
+class _Player:
+    """A sequence being played: when the GPU's compute stream, the stream beside it and the host are free."""
+
+    def __init__(self, gpu: float, host: float, launch: float, slowdown: float) -> None:
+        self.gpu, self.host = gpu, host
+        self.beside: dict[str, float] = {}  # when each stream beside is free
+        self.launch, self.slowdown = launch, slowdown
+        self.ends: dict[int, deque[float]] = {}  # of collectives that are not joined yet, by their object
+        self.parts: ModelCosts = {}
+        self.kernels = 0.0
+
+    def play(self, item: Item, seconds: float, more: float = 0.0) -> None:
+        """Run one item, or launch it beside."""
+        if isinstance(item, Join):
+            self._wait(self.ends[id(item.collective)].popleft(), item.collective)
+            return
+        self.host += self.launch + more
+        if isinstance(item, Start):
+            end = self.beside[item.stream] = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
+            self.ends.setdefault(id(item.collective), deque()).append(end)
+            return
+        if isinstance(item, Collective):
+            self._wait(self.beside.get(BESIDE, -inf), item)
+            self._add(item.axis, item.label, seconds)
+            self.gpu = max(self.gpu, self.host) + seconds
+            return
+        start = max(self.gpu, self.host)
+        self.gpu = start + seconds + self._slowed(item, seconds, max(self.beside.values(), default=-inf) - start)
+        self._add(item.phase, item.label, seconds)
+
+    def _wait(self, end: float, what: Collective) -> None:
+        if end > self.gpu:
+            if self.gpu > -inf:
+                self._add(what.axis, what.label, end - self.gpu)
+            self.gpu = end
+
+    def _slowed(self, kernel: Kernel, seconds: float, shared: float) -> float:
+        """How much longer a kernel takes when a collective runs for its first `shared` seconds."""
+        if shared <= 0 or self.slowdown == 1:
+            self.kernels += seconds
+            return 0.0
+        if seconds * self.slowdown <= shared:
+            more = on_grid(seconds * (self.slowdown - 1))
+        else:
+            more = on_grid(shared * (1 - 1 / self.slowdown))
+            self.kernels += seconds - shared / self.slowdown
+        self._add(SLOWDOWN, kernel.label, more)
+        return more
+
+    def _add(self, part: str, label: str, seconds: float) -> None:
+        self.parts[part, label] = self.parts.get((part, label), 0.0) + seconds

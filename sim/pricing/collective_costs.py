@@ -1,0 +1,243 @@
+"""What the collectives and sends of one program cost, in the sibling groups that are played together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.analysis import notes
+from sim.collectives import Ids
+from sim.pricing.algorithm_choice import At, Choice, Choosing, Priced, cost_key
+from sim.pricing.prices import Prices
+from sim.pricing.protocols import Shape
+from sim.pricing.sibling_groups import Membership, lanes, together
+from sim.pricing.wiring import Traffic, members
+from sim.program import BESIDE, Block, Collective, Item, Join, Program, Send, Start
+from topologies.topology import Topology, Values
+
+
+class _Shared(NamedTuple):
+    """Sibling groups that are played together, and how many lanes of a cohort take part; kind: all groups of their kind."""
+
+    traffic: Traffic
+    kind: Traffic
+    protocol: str
+    lanes: int = 1
+
+
+class Communication(Choosing):
+    """Prices of what the ranks of one program send on one topology; each distinct collective or send is priced once.
+
+    lane: of each rank of a cohort, None: one for all. Cohorts have equally many ranks, and ranks that share all other coordinates
+    share a lane in every cohort or in none.
+    """
+
+    def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
+        super().__init__(topology, program.grid, prices)
+        self.program, self.lane = program, lane
+        self.notes: dict[str, None] = {}  # what a reader must know about these prices
+        self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
+        self._inside: dict[int, tuple[Collective, ...]] = {}
+        self._collectives: dict[tuple[int, int, int], Priced] = {}
+        self._values: dict[Hashable, Priced] = {}
+        self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
+        self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
+        self._at: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
+        self._communications = list(self._distinct())
+        traffics: dict[Traffic, None] = {}
+        self.alike = True  # no sibling groups differ
+        for work, cohort, _ in self._communications:
+            choices = self.kinds(work, cohort)
+            self.alike = self.alike and len(choices) == 1
+            traffics |= {choice.traffic: None for choice in choices}
+        for work, cohort, _ in self._communications if lane is not None else ():
+            traffics |= {shared.traffic: None for shared in self._share(work, cohort)}
+        self._lay(tuple(traffics))
+
+    def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
+        """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""
+        for number, cohort in enumerate(self.program.cohorts):
+            seen: set[int] = set()
+            for op in cohort.ops:
+                if id(op.work) in seen:
+                    continue
+                seen.add(id(op.work))
+                if not isinstance(op.work, Block):
+                    yield op.work, number, ""
+                    continue
+                streams = _streams(op.work)
+                for _, work in self.talk(op.work):
+                    if id(work) not in seen:
+                        seen.add(id(work))
+                        yield work, number, streams.get(id(work), BESIDE)
+
+    def siblings(self, work: Collective | Send, cohort: int) -> Traffic:
+        """All groups of `work`, by no algorithm yet."""
+        at = self._at[cohort]
+        if isinstance(work, Send) and work.route:
+            return Traffic(f"copy/{'/'.join(work.route)}", (), at)
+        if isinstance(work, Send):
+            return Traffic("send/direct", (), at, self._at[work.to])
+        if work.cohorts:
+            return Traffic("", (), self._at[work.cohorts[0]], self._at[work.cohorts[1]], counts=work.counts)
+        return Traffic("", work.axes, _across(at, work.axes), counts=work.counts)
+
+    def kinds(self, work: Collective | Send, cohort: int) -> tuple[Choice, ...]:
+        """The algorithm, protocol and price of each kind of sibling groups of `work`."""
+        return self.choose(work, self.siblings(work, cohort))
+
+    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
+        """`work` on its own by every algorithm and protocol that the slowest kind of its sibling groups may use. Raises UserError
+        when there is none.
+        """
+        return self.ways(work, self._slowest(work, cohort))
+
+    def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
+        """What each algorithm that may run `work` asks of the links, by its full name."""
+        return {traffic.algorithm: self.alone(traffic).shape(traffic) for traffic in self._slowest(work, cohort)}
+
+    def _slowest(self, work: Collective | Send, cohort: int) -> list[Traffic]:
+        groups = _longest(self.kinds(work, cohort)).traffic.groups
+        return self.able(work, self.siblings(work, cohort)._replace(groups=groups))
+
+    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
+        """`work` by its cheapest algorithm and protocol: of the sibling groups that are played together with number `group`, or
+        −1: of all, or where they differ of the slowest kind.
+        """
+        key = (id(work), cohort, group)
+        found = self._collectives.get(key)
+        if found is None:
+            if group >= 0:
+                found = self._played(work, cohort, self._share(work, cohort)[group])
+            else:
+                found = max(self.each(work, cohort), key=lambda priced: priced.alone)
+            self._collectives[key] = found
+        return found
+
+    def each(self, work: Collective | Send, cohort: int) -> list[Priced]:
+        """`work` of each kind of sibling groups."""
+        return [
+            self._played(work, cohort, _Shared(kind.traffic, kind.traffic, kind.protocol)) for kind in self.kinds(work, cohort)
+        ]
+
+    def transport(self, work: Collective, cohort: int) -> tuple[tuple[int, int], set[str]]:
+        """(ranks, nodes) of a group of `work`, and the kinds of links that it takes."""
+        traffic = self.collective(work, cohort).traffic
+        return self._extent(traffic), self._kinds(traffic)
+
+    def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> Priced:
+        key = cost_key(work), shared, self._at[cohort]  # equal work under other labels has the same price
+        found = self._values.get(key)
+        if found is None:
+            traffic = shared.traffic
+            table = self._table(traffic.algorithm.partition("/")[0], traffic)
+            said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+            self.notes |= dict.fromkeys((*said, *notes.of_sockets(self.prices, self._kinds(traffic))))
+            found = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
+            found = self._values[key] = replace(found, lanes=shared.lanes) if shared.lanes > 1 else found
+        return found
+
+    def _share(self, work: Collective | Send, cohort: int) -> tuple[_Shared, ...]:
+        """For each sibling group those with which it is played: of its kind, with ranks of the same lanes."""
+        key = cost_key(work), self.siblings(work, cohort), cohort
+        found = self._shared.get(key)
+        if found is None:
+            assert self.lane is not None
+            meeting: list[set[int]] = []
+            for group, lane in zip(self.groups(work, cohort).tolist(), self.lane.tolist(), strict=True):
+                meeting += [set() for _ in range(group + 1 - len(meeting))]
+                meeting[group].add(lane)
+            shared: dict[int, _Shared] = {}
+            for traffic, protocol, _ in self.kinds(work, cohort):
+                numbers = traffic.groups or range(len(meeting))
+                for positions in together([frozenset(meeting[group]) for group in numbers]):
+                    groups = tuple(numbers[position] for position in positions)
+                    those = traffic._replace(groups=traffic.groups if len(groups) == len(numbers) else groups)
+                    shared |= dict.fromkeys(groups, _Shared(those, traffic, protocol, len(meeting[groups[0]])))
+            found = self._shared[key] = tuple(shared[group] for group in range(len(meeting)))
+        return found
+
+    def soonest(self, work: Collective | Send, cohort: int) -> Values:
+        """Seconds of `work` in each of its sibling groups, at least: with nothing else on the links, and none on the spine, where
+        groups of one kind may differ.
+        """
+        groups = members(self.grid, self.siblings(work, cohort))
+        node = self.topology.node_of(groups[:, 0])
+        place = groups[:, 0] - np.searchsorted(self.topology.node_of(np.arange(self.topology.gpus)), node)
+        result = np.empty(len(groups))
+        for kind in self.kinds(work, cohort):
+            numbers = np.array(kind.traffic.groups or range(len(groups)))
+            for where in np.unique(place[numbers]).tolist():  # siblings lie alike around their first members
+                alike = numbers[place[numbers] == where]
+                result[alike] = self._undisturbed(work, cohort, kind, int(alike[0]))
+        return result
+
+    def _undisturbed(self, work: Collective | Send, cohort: int, kind: Choice, group: int) -> float:
+        alone = kind.traffic._replace(groups=(group,))
+        laid = self.laid(kind.traffic, alone)
+        priced = laid.price(work, kind.traffic, kind.protocol, self._at[cohort], alone)
+        return priced.latency + sum(
+            part.bytes
+            * max(
+                (count / laid.capacity[link] for link, count in part.flows if laid.wiring.shared_kind[link] != "spine"),
+                default=0.0,
+            )
+            for part in priced.parts
+        )
+
+    def least(self, work: Collective | Send, cohort: int) -> float:
+        """Seconds of `work` in the sibling group that is done first, at least."""
+        return float(self.soonest(work, cohort).min())
+
+    def groups(self, work: Collective | Send, cohort: int) -> Ids:
+        """The number of the sibling group of each rank of a cohort."""
+        axes = () if isinstance(work, Send) or work.cohorts else work.axes
+        found = self._groups.get((axes, cohort))
+        if found is None:
+            grid, at = self.grid, self._at[cohort]
+            groups, number = grid.groups(axes, dict(_across(at, axes))), np.empty(grid.world, np.int64)
+            number[groups] = np.arange(len(groups))[:, None]
+            found = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
+        return found
+
+    def lanes(self, most: int) -> Ids | None:
+        """See `sim.pricing.sibling_groups.lanes`."""
+        talk: dict[Hashable, Membership] = {}
+        for work, cohort, _ in self._communications:
+            group = self.groups(work, cohort)
+            kind = np.zeros(int(group.max()) + 1, np.int64)
+            for number, choice in enumerate(self.kinds(work, cohort)):
+                kind[list(choice.traffic.groups)] = number
+            talk[group.tobytes(), kind.tobytes()] = Membership(group, kind)
+        return lanes(list(talk.values()), self.grid.groups((), self.program.cohorts[0].at).size, most)
+
+    def talk(self, block: Block) -> Iterator[tuple[int, Collective]]:
+        """The collectives of a block, each with how often it runs."""
+        for times, items in block.runs:
+            for work in self._collectives_in(items):
+                yield times, work
+
+    def _collectives_in(self, items: tuple[Item, ...]) -> tuple[Collective, ...]:
+        found = self._inside.get(id(items))
+        if found is None:
+            works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
+            found = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
+        return found
+
+
+def _streams(block: Block) -> dict[int, str]:
+    """The stream of each collective that a block starts beside, by its object."""
+    items = (item for run in block.runs for item in run.items)
+    return {id(item.collective): item.stream for item in items if isinstance(item, Start)}
+
+
+def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Coordinates of everybody that a collective along `axes` brings together."""
+    return tuple((name, place) for name, place in at if name not in axes)
+
+
+def _longest(kinds: tuple[Choice, ...]) -> Choice:
+    return max(kinds, key=lambda choice: choice.alone)

@@ -1,0 +1,150 @@
+"""Links that cannot be told apart, merged: what is left is a handful of them however many GPUs there are.
+
+Links with equal capacity that carry the same demands behave the same whatever happens; they are one link, with its number. Where
+traffic meets, the links of one kind that the same traffic uses are one, too (`_shared`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.collectives import Ids
+from sim.grid import Grid
+from sim.pricing.path_latency import Floats
+from sim.pricing.protocols import Shape
+from sim.pricing.wiring import Traffic, stretches
+from topologies.topology import Topology
+
+_ODD = 1_000_003  # numbers of flows are told apart to one part of this
+
+
+class Demand(NamedTuple):
+    """A stretch on merged links: `flows[l]` flows of `share`·S bytes each cross link l; `meets` is the same on shared links."""
+
+    share: float
+    flows: tuple[tuple[int, float], ...]
+    steps: tuple[float, ...]
+    wire: float
+    meets: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Merged links and every traffic's demand on them."""
+
+    capacity: tuple[float, ...]  # nominal bytes per second of each merged link
+    kind: tuple[str, ...]
+    example: tuple[int, ...]  # one raw link of each merged link
+    multiple: tuple[int, ...]  # how many raw links it stands for
+    shared_capacity: tuple[float, ...]  # of the links on which traffic meets: see `_shared`
+    shared_kind: tuple[str, ...]
+    twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
+    demands: dict[Traffic, tuple[Demand, ...]]
+    kinds: tuple[str, ...]
+    shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
+
+
+@lru_cache(maxsize=1024)
+def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
+    """Lay all traffics over the topology and merge links that no demand tells apart."""
+    parts = [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)]
+    crossed = np.zeros(topology.links, dtype=bool)
+    for _, stretch in parts:
+        crossed[stretch.links] = True
+    touched = np.flatnonzero(crossed)
+    capacity, kind = topology.capacity(touched), topology.kind(touched)
+    # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
+    random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)
+    load = np.zeros(len(touched), np.uint64)
+    at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
+    for number, (_, stretch) in enumerate(parts):
+        load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
+    mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
+    _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
+    flows = np.zeros((len(parts), len(first)))
+    for number, (_, stretch) in enumerate(parts):
+        links, one = np.unique(merged[at[number]], return_index=True)
+        flows[number, links] = stretch.flows[one]
+    kinds, nominal = kind[first], capacity[first]
+    order = {traffic: number for number, traffic in enumerate(traffics)}
+    shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds)
+    demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
+    for number, (traffic, stretch) in enumerate(parts):
+        steps = tuple(stretch.steps.tolist())
+        last = Demand(stretch.share, _pairs(flows[number]), steps, stretch.wire, _pairs(shared.flows[number]))
+        demands[traffic] = _joined(demands[traffic], last)
+    names = topology.kinds
+    return Wiring(
+        capacity=tuple(nominal.tolist()),
+        kind=tuple(names[k] for k in kinds),
+        example=tuple(touched[first].tolist()),
+        multiple=tuple(multiple.tolist()),
+        shared_capacity=tuple(shared.capacity.tolist()),
+        shared_kind=tuple(names[k] for k in shared.kind),
+        twin=tuple(np.unique(shared.flows, axis=1, return_inverse=True)[1].tolist()) if shared.flows.size else (),
+        demands=demands,
+        kinds=names,
+    )
+
+
+def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:
+    links = np.flatnonzero(flows)
+    return tuple(zip(links.tolist(), flows[links].tolist(), strict=True))
+
+
+class _Shared(NamedTuple):
+    """Links as far as traffic meets on them: capacity and kind (links,), flows (demands, links)."""
+
+    capacity: Floats
+    kind: Ids
+    flows: Floats
+
+
+def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared:
+    """One link for all of a kind that the same traffic uses, with the most that each of them asks of any; none that cannot limit.
+
+    Links of a symmetric job are alike and nothing changes. Where they are not (a tree loads inner members more than leaves), the
+    members of a cohort move together, as fast as the most loaded of them.
+    """
+    used = np.zeros((int(traffic.max(initial=-1)) + 1, flows.shape[1]), dtype=bool)
+    np.logical_or.at(used, traffic, flows > 0)
+    _, first, group = np.unique(
+        np.concatenate([kind[None].astype(np.uint8), np.packbits(used, axis=0)]), axis=1, return_index=True, return_inverse=True
+    )
+    count = len(first)
+    least = np.full(count, np.inf)
+    np.minimum.at(least, group, capacity)
+    seconds = np.zeros((len(flows), count))
+    for link, one in enumerate(group):
+        np.maximum(seconds[:, one], flows[:, link] / capacity[link], out=seconds[:, one])
+    kept = np.flatnonzero(_limits(seconds, kind[first]))
+    return _Shared(least[kept], kind[first][kept], np.round(seconds[:, kept] * least[kept], 9))
+
+
+def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
+    """Which links can ever be the limit: not one on which every demand takes no longer than on another of its kind."""
+    result = np.ones(len(kind), dtype=bool)
+    for one in np.unique(kind):
+        links = np.flatnonzero(kind == one)
+        links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
+        kept = np.empty((len(seconds), 0))
+        for link in links:
+            mine = seconds[:, link : link + 1]
+            result[link] = not (mine <= kept).all(axis=0).any()
+            if result[link]:
+                kept = np.concatenate([kept, mine], axis=1)
+    return result
+
+
+def _joined(demands: tuple[Demand, ...], last: Demand) -> tuple[Demand, ...]:
+    """`demands` and after them `last`, which is one with the demand before it when it asks the same links for as many flows."""
+    if not demands or demands[-1].flows != last.flows:
+        return (*demands, last)
+    before = demands[-1]
+    steps = tuple(a + b for a, b in zip(before.steps, last.steps, strict=True))
+    return (*demands[:-1], last._replace(share=before.share + last.share, steps=steps, wire=before.wire + last.wire))

@@ -1,0 +1,279 @@
+"""What things cost: a `Profile` of measured constants and the `Prices` that turn a kernel into seconds on a GPU.
+
+Every price is a roofline with an efficiency that depends on shape. Efficiencies are fractions of the GPU's specified peaks, so a
+profile measured on one variant serves its siblings (an A100 of 40 GB and one of 80 GB). A profile is data: files of
+`sim/pricing/profiles`, made by `calibration/fit/published_kernels/refit.py` from kernel and collective measurements, never from
+training steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from sim.pricing.kernel_curves import (
+    POWER,
+    AttentionCurve,
+    Fraction,
+    GemmCurve,
+    Hardware,
+    MemoryCurve,
+    NotNegative,
+    Positive,
+    attention_backward_seconds,
+    attention_seconds,
+    gemm_clocks,
+    ordered_splits,
+    ordered_stretch,
+)  # fmt: skip
+from sim.pricing.measured_tables import CollectiveTable, Wrapping
+from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
+from sim.program import EARLY, WRAPPING, Kernel
+from topologies.board import KINDS, UNPRICED
+from topologies.cluster import gpu_names, load_gpu
+from topologies.reading import Config, UserError, nearest
+from topologies.units import Bytes, BytesPerSecond, Seconds
+
+_PART = {
+    "gemm": "gemm",
+    "attention_forward": "attention",
+    "attention_backward": "attention",
+    "memory": "memory",
+    "reduction": "memory",
+    "optimizer": "memory",
+}  # kind of kernel -> part of the profile that prices it
+_SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal")}
+_WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes of an operand's element
+SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
+_SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
+
+
+class Provenance(Config):
+    """Where the numbers of one part of a profile come from."""
+
+    measured: bool  # on a GPU of this kind; otherwise the numbers follow from `rule`
+    machine: str  # what was measured
+    versions: str  # software versions as far as the source names them
+    date: str  # of the measurement, or of the source's commit
+    source: str  # where the measurements are published
+    grid: str  # which shapes or sizes were measured
+    rule: str = ""  # how the constants follow from the measurements, with every assumption
+    fit_error: NotNegative | None = None  # median relative error on the points fitted to
+    heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
+    errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
+    spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
+    # percentile of measured over predicted seconds, minus 1: what an error bar needs
+    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
+    transports: tuple[str, ...] = ()  # kinds of links between GPUs over which collectives were measured
+    beside: dict[str, Positive] = Field(default_factory=dict)  # what was fitted together with the prices and belongs to the
+    # benchmark, not to them: bytes that stay in the cache, a pass that was timed too
+
+
+class Overhead(Config):
+    """Memory that a process needs besides its tensors."""
+
+    context: Bytes  # the driver's context and loaded kernels
+    communicator: Bytes  # buffers of one communicator
+    reserve: Annotated[float, Field(ge=0, lt=1)]  # allocator's fragmentation, as a fraction of what the tensors take
+
+
+class Profile(Config):
+    """Measured prices of one kind of machine."""
+
+    name: str
+    gpu: str  # catalogue name of the GPU that was measured
+    applies_to: tuple[str, ...] = ()  # catalogue names that it serves
+    provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead
+    gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
+    attention: AttentionCurve
+    older: dict[str, AttentionCurve] = Field(default_factory=dict)  # earlier fused kernels, by `Kernel.variant`
+    memory: MemoryCurve
+    optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
+    launch: Seconds  # host time to launch one kernel
+    eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
+    throttling: float = Field(POWER, ge=1e-3, le=10)  # a lower limit's clock falls as its watts to this power
+    synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
+    slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
+    links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
+    collective_launch: Seconds  # software latency of one collective, protocol Simple
+    protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/pricing/protocols.py
+    copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
+    tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
+    wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
+    # times as long as its algorithm needs the library keeps links busy; not in tables, which were measured
+    processes: int = Field(0, ge=0, le=2**20)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
+    wrapping: dict[str, Wrapping] = Field(
+        default_factory=dict
+    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"
+    overhead: Overhead
+
+    @model_validator(mode="after")
+    def _complete(self) -> Profile:
+        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P} - {SIMPLE})
+        unknown = sorted(set(self.protocols) - set(known))
+        if unknown:
+            raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
+        missing = [kind for kind in KINDS if kind not in (*self.links, *UNPRICED)]
+        if missing:
+            raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
+        return self
+
+    def launching(self, eager: bool) -> float:
+        """Host seconds per kernel; 0 where launching is part of the kernel's own time."""
+        if self.synchronous:
+            return 0.0
+        return self.eager if eager and self.eager else self.launch
+
+    def every_protocol(self) -> dict[str, Transport]:
+        """All protocols by name, Simple among them, with every kind of link priced."""
+        simple = {kind: self.link(kind) for kind in KINDS}
+        result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
+        for name, one in self.protocols.items():
+            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, simple))
+        return result
+
+    def link(self, kind: str) -> LinkPrice:
+        """The price of a kind of link; rates of the node's CPUs are as they are described."""
+        return self.links.get(kind) or LinkPrice.model_construct(efficiency=1.0, latency=0.0, fill=0.0)
+
+
+class Prices:
+    """Seconds of device time for kernels on `gpu`, by `profile`."""
+
+    def __init__(self, profile: Profile, gpu: Hardware) -> None:
+        self.profile = profile
+        self.gpu = gpu
+        self._sms = max(gpu.sms, 1)  # a CPU process counts as one
+        self._share, self._watts = _power_share(profile, gpu)
+        self.seconds = lru_cache(maxsize=65536)(self._seconds)
+        self._curves: dict[str, GemmCurve] = {}
+        self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
+        self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # sim.pricing.collective_costs: algorithms, by topology and grid
+
+    def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:
+        """The measured prices of `operation` among exactly so many ranks on so many nodes."""
+        return self._tables.get((operation, ranks, nodes))
+
+    def _seconds(self, kernel: Kernel) -> float:
+        if kernel.kind == "gemm":
+            return self._gemm(kernel)
+        if kernel.kind.startswith("attention"):
+            return self._attention(kernel)
+        if kernel.variant == WRAPPING and self.profile.wrapping:
+            return 0.0
+        memory = self.profile.memory
+        if kernel.variant in memory.operators:
+            return memory.operators[kernel.variant].seconds(kernel.bytes)
+        usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
+        efficiency = memory.fractions.get(kernel.variant, usual)
+        return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
+
+    def _peak(self, dtype: str) -> float:
+        try:
+            return self.gpu.peak[dtype]
+        except KeyError:
+            raise UserError(f"dtype={dtype!r}: the GPU has no such peak{nearest(dtype, self.gpu.peak)}") from None
+
+    def _curve(self, dtype: str) -> GemmCurve:
+        """The curve of a dtype, or one that was measured with another: in the same part of its peak, but a tile starts and ends,
+        and bytes are paid for, in as many seconds as there. At the power limit of this board.
+        """
+        found = self._curves.get(dtype)
+        if found is None:
+            curves = self.profile.gemm
+            curve = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
+            if curve is None:
+                measured, curve = next(iter(curves.items()))
+                slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
+                curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
+            limit = min(1.0, curve.sustained * self._share * self._watts)
+            found = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
+        return found
+
+    def _gemm(self, kernel: Kernel) -> float:
+        batch, m, n, k = kernel.shape
+        curve, peak, bandwidth = self._curve(kernel.dtype), self._peak(kernel.dtype), self.gpu.memory_bandwidth
+        width = _WIDTH[kernel.dtype]
+        stored = batch * max(width, 2) * m * n  # a result of 16 bits or more, written once
+        operands = max(0.0, min(kernel.bytes - stored, batch * width * (m * k + k * n)))
+        traffic = operands, kernel.bytes - operands  # more than `stored` is what the result is added to, read and written
+        moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
+        rate = curve.aligned.get(kernel.alignment, 1.0)
+        shape = batch, m, n, k
+        seconds = float(
+            gemm_clocks(
+                curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved, throttling=self.profile.throttling
+            )[1]
+        )
+        if kernel.variant == EARLY and kernel.dtype in curve.early:
+            return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
+        return seconds
+
+    def _attention(self, kernel: Kernel) -> float:
+        curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention
+        if curve is None and kernel.variant == SDPA:
+            curve = self.profile.attention
+        if curve is None:
+            raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
+        slower = min(1.0, self._share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
+        peak = self._peak(kernel.dtype) * slower
+        forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
+        arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
+        bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0
+        if kernel.ordered:
+            arithmetic, added = self._ordered(curve, kernel.shape, arithmetic)
+        return max(arithmetic, curve.fixed + kernel.bytes / bandwidth) + added / bandwidth
+
+    def _ordered(self, curve: AttentionCurve, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
+        """(seconds of arithmetic, further bytes) of a backward pass that adds up gradients in a fixed order.
+
+        FlashAttention-2 has fp32 query gradients for each split, zeros at first (csrc/flash_attn/flash_api.cpp, mha_bwd), which
+        PyTorch fills before that; they are added up at the end.
+        """
+        batch, heads, _, queries, keys, dim, _ = shape
+        if curve.ordered is not None:
+            return seconds / curve.ordered.rate, curve.ordered.scratch * batch * heads * queries * keys
+        splits = ordered_splits(self._sms, shape)
+        sums = 4.0 * batch * heads * queries * dim * (2 * splits + splits - 1)
+        return curve.fixed + (seconds - curve.fixed) * ordered_stretch(self._sms, shape), sums
+
+    def extrapolation(self, kernel: Kernel) -> str | None:
+        """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
+        part = _PART[kernel.kind]
+        provenance = self.profile.provenance.get(part)
+        if provenance is None or not provenance.measured:
+            return f"{part}: not measured for profile '{self.profile.name}'"
+        if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):
+            return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
+        if part == "attention" and kernel.variant == SDPA and SDPA not in self.profile.older:
+            return f"attention: PyTorch's own was not measured for profile '{self.profile.name}', priced as the GPU's fastest"
+        for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
+            low, high = provenance.measured_range.get(name, (value, value))
+            if not low <= value <= high:
+                far = value / high if value > high > 0 else low / value if value > 0 else float("inf")
+                return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}, {far:.3g} times"
+        return None
+
+
+def _has(profile: Profile) -> str:
+    return f", only of {', '.join(profile.older)}" if profile.older else ""
+
+
+def _power_share(profile: Profile, gpu: Hardware) -> tuple[float, float]:
+    """(FLOPs per multiprocessor and clock, watts per multiprocessor) of the measured GPU over `gpu`'s, and of `gpu` over the
+    measured GPU's. 1 where either's limit is not known.
+    """
+    if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
+        return 1.0, 1.0
+    other = _catalogued(profile.gpu)
+    same = [dtype for dtype in other.peak if dtype in gpu.peak]
+    if not (other.power and other.sms and same):
+        return 1.0, 1.0
+    peaks = other.peak[same[-1]] / other.sms / (gpu.peak[same[-1]] / gpu.sms)
+    return float(peaks), float(gpu.power / gpu.sms / (other.power / other.sms))
+
+
+_catalogued = lru_cache(load_gpu)

@@ -1,0 +1,248 @@
+"""What each collective of a job asks of each link: schedules laid over the topology.
+
+All sibling groups of a cohort run the same collective at the same time, so one demand counts the transfers of all of them on
+every link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
+from sim.collectives.cycles import MEMBERS, ring_cycles
+from sim.grid import Grid
+from sim.pricing.path_latency import Floats, after, hops_of, slowest, worst
+from topologies.reading import UserError
+from topologies.topology import Hosted, Multicast, Topology
+
+MANY = 64  # stretches of one collective that are told apart
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+
+
+class Traffic(NamedTuple):
+    """Who does what: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the ranks at `to`.
+
+    `groups` picks some of the sibling groups by number; () is all of them at once. `algorithm` is the full name,
+    "all_reduce/ring".
+    counts: of an all_to_allv, as in `Place`.
+    """
+
+    algorithm: str
+    axes: tuple[str, ...]
+    at: tuple[tuple[str, int], ...]
+    to: tuple[tuple[str, int], ...] = ()
+    groups: tuple[int, ...] = ()
+    counts: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a collective during which the same links carry the same share.
+
+    share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link (transfers that
+    carry less count as a part of a flow); steps: by how much this stretch lengthens the longest path that data takes: for each
+    kind of link, on how many hops it is the outermost (the profile prices its protocol); wire: seconds that links and switches
+    themselves add along that path.
+    """
+
+    share: float
+    links: Ids
+    flows: Floats
+    steps: Floats
+    wire: float
+
+
+def members(grid: Grid, traffic: Traffic) -> Ids:
+    """Ranks of the groups, shape (groups, n); of a send, (pairs, 2): sender and receiver."""
+    at = dict(traffic.at)
+    if traffic.to:
+        groups = np.stack([grid.groups((), at).ravel(), grid.groups((), dict(traffic.to)).ravel()], axis=1)
+    else:
+        groups = grid.groups(traffic.axes, at)
+    return groups[list(traffic.groups)] if traffic.groups else groups
+
+
+def ranks_of(grid: Grid, traffic: Traffic) -> int:
+    """Ranks of a group; of a send 2."""
+    return 2 if traffic.to else grid.size(traffic.axes)
+
+
+@lru_cache(maxsize=4096)
+def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
+    """(ranks, nodes) of the first group."""
+    first = members(grid, traffic)[0]
+    return len(first), len(set(topology.node_of(first).tolist()))
+
+
+def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
+    """Who takes part in each group: its ranks and, when the algorithm needs them, the switches beside them.
+
+    Shape (groups, n + switches); a switch's number is the topology's.
+    """
+    groups, phases = members(grid, traffic), schedule(topology, grid, traffic).phases
+    last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
+    if traffic.algorithm.startswith("copy/"):
+        return _ends_of_copies(topology, groups, *traffic.algorithm.split("/")[1:])
+    if last < groups.shape[1] or not isinstance(topology, Multicast):
+        return groups
+    switches = topology.switch_of(groups)
+    return np.concatenate([groups, switches[:, np.sort(np.unique(switches[0], return_index=True)[1])]], axis=1)
+
+
+def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: str) -> Ids:
+    """Where the copies of each rank begin and end, shape (ranks, 2)."""
+    if not isinstance(topology, Hosted) or topology.cpu is None:
+        raise UserError("the cluster describes no CPUs (node.cpu), so nothing can be copied to them")
+    return np.stack([topology.place(ranks[:, 0], name) for name in (source, destination)], axis=1)
+
+
+@lru_cache(maxsize=4096)
+def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
+    """The schedule of the first group; the others, spread over nodes in the same way, use the same order of members.
+
+    Raises NotApplicable when the algorithm does not work for them.
+    """
+    if traffic.algorithm.startswith("copy/"):
+        return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
+    first = members(grid, traffic)[0]
+    switch: tuple[int, ...] = ()
+    if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
+        _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
+        switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
+    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings(topology, tuple(first.tolist())))
+    return algorithms[traffic.algorithm](place)
+
+
+@lru_cache(maxsize=1024)
+def rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Rings along direct links between these GPUs, of half a link each where that uses more of them; none where all traffic
+    passes a switch. On four V100 with two NVLinks between each two NCCL 2.7.8 lays six rings of one link (its log in
+    github.com/bigscience-workshop/bigscience experiments/bandwidth).
+    """
+    size = len(gpus)
+    if not 2 < size <= MEMBERS:
+        return ()
+    ends = np.array(gpus)
+    routes = topology.routes(np.repeat(ends, size), np.tile(ends, size))
+    direct = ((routes >= 0).sum(axis=1) == 1).reshape(size, size)
+    if not direct.any():
+        return ()
+    capacity = np.where(direct, topology.capacity(np.maximum(routes.max(axis=1), 0)).reshape(size, size), 0.0)
+    units = np.rint(capacity / capacity[direct].min()).astype(np.int64)
+    whole, halves = ring_cycles(units), ring_cycles(2 * units)
+    return halves if len(halves) > 2 * len(whole) else whole
+
+
+@lru_cache(maxsize=4096)
+def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
+    """Whether the algorithm works for these members."""
+    try:
+        schedule(topology, grid, traffic)
+    except NotApplicable:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
+    """Members of the first sibling group in the node that has most of them."""
+    return int(np.unique(topology.node_of(members(grid, traffic)[0]), return_counts=True)[1].max())
+
+
+@lru_cache(maxsize=4096)
+def sent(topology: Topology, grid: Grid, traffic: Traffic, at: tuple[tuple[str, int], ...]) -> float:
+    """Fraction of the buffer S that a rank at these coordinates sends.
+
+    Where they are those of all members, the most that one sends; of operations with a root the mean, for ranks that run the same
+    program take turns as the root.
+    """
+    first = members(grid, traffic)[0]
+    shares = schedule(topology, grid, traffic).sent(len(first))
+    ours = np.isin(first, grid.groups((), dict(at)))
+    if ours.all() and traffic.algorithm.partition("/")[0] not in ROOTED:
+        return float(shares.max(initial=0.0))
+    return float(shares[ours].mean())
+
+
+@lru_cache(maxsize=4096)
+def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch, ...]:
+    """The demand of `traffic` on raw links; consecutive phases over the same transfers are one stretch.
+
+    The first piece of a pipeline goes through all phases one after the other; the others follow in its wake, all phases at once.
+    """
+    plan = schedule(topology, grid, traffic)
+    groups = endpoints(topology, grid, traffic)
+    result: list[Stretch] = []
+    arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
+    longest, most, total = arrival[0].copy(), 0, np.zeros(topology.links)
+    for phase, times in _merged(plan):
+        routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
+        links, load = _loads(routes, np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1]), topology.links)
+        hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
+        changed, rows = after(arrival, longest, phase, times, hops)
+        arrival[changed] = rows
+        before, longest = longest, slowest(np.concatenate([longest[None], rows]))
+        largest = int(phase.amounts.max(initial=0))
+        result.append(_stretch(links, load, largest, times / plan.chunks / plan.pieces, longest - before))
+        most = max(most, largest * times)
+        total[links] += load * times
+    if plan.pieces > 1:
+        links = np.flatnonzero(total)
+        rest = (plan.pieces - 1) / plan.chunks / plan.pieces
+        result.append(_stretch(links, total[links], most, rest, np.zeros_like(longest)))
+    return tuple(result) if len(result) <= MANY else _alike(topology, result)
+
+
+def _alike(topology: Topology, found: list[Stretch]) -> tuple[Stretch, ...]:
+    """Stretches that ask as much of as many equal links are one, on the links of the first: a chain of n members has as many
+    stretches, of a few sorts. They follow each other, so that their times add up; that others of a node are busy meanwhile, and
+    not these, is left out.
+    """
+    sorts: dict[bytes, list[Stretch]] = {}
+    for stretch in found:
+        row = np.stack([topology.kind(stretch.links), topology.capacity(stretch.links), stretch.flows])
+        sorts.setdefault(row[:, np.lexsort(row)].tobytes(), []).append(stretch)
+    return tuple(
+        Stretch(
+            sum(one.share for one in alike), alike[0].links, alike[0].flows,
+            np.sum([one.steps for one in alike], axis=0), sum(one.wire for one in alike),
+        )
+        for alike in sorts.values()
+    )  # fmt: skip
+
+
+def _loads(routes: Ids, carried: Ids, links: int) -> tuple[Ids, Floats]:
+    """(links, chunks that cross each): routes are padded with −1."""
+    if routes.size * 8 > links:
+        load = np.bincount(routes.ravel() + 1, carried, minlength=links + 1)[1:].astype(float)
+        crossed = np.flatnonzero(load)
+        return crossed, load[crossed]
+    real = routes.ravel() >= 0  # a few of very many links
+    crossed, number = np.unique(routes.ravel()[real], return_inverse=True)
+    load = np.bincount(number, carried[real], minlength=len(crossed)).astype(float)
+    return crossed[load > 0], load[load > 0]
+
+
+def _stretch(links: Ids, load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:
+    """load: chunks that cross each of `links`; largest: chunks of the largest flow; chunk: as a fraction of S."""
+    return Stretch(largest * chunk, links, load / max(largest, 1), more[:-1], float(more[-1]))
+
+
+def _merged(plan: Schedule) -> Iterator[tuple[Phase, int]]:
+    """Phases and their numbers of rounds, consecutive ones over the same transfers as one."""
+    last: Phase | None = None
+    times = 0
+    for phase in plan.phases:
+        same = last is not None and all(
+            np.array_equal(getattr(last, name), getattr(phase, name)) for name in ("source", "destination", "amounts")
+        )
+        if last is not None and not same:
+            yield last, times
+        last, times = phase, (times if same else 0) + phase.times
+    if last is not None:
+        yield last, times

@@ -1,0 +1,108 @@
+"""Which gradients are reduced together, and when the backward pass has made all of them.
+
+A bucket holds whole parameters in the order in which their gradients are made. PyTorch's DDP closes it with the parameter that
+fills it (Li et al. 2020, arXiv:2006.15704, section 4.2; torch/csrc/distributed/c10d/reducer.cpp,
+compute_bucket_assignment_by_size), and so does Megatron-LM (megatron/core/distributed/param_and_grad_buffer.py); the reduction
+starts when its last gradient is made, inside of a layer. DeepSpeed reduces what is in its bucket when a gradient that has just
+been made does not fit (deepspeed/runtime/zero/stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads), and the rest
+after the backward pass. Experts that are spread over ep ranks have buckets of their own: other ranks have the same.
+
+Sizes, unless the plan says one:
+* DDP and its hooks: 25 MiB, the first 1 MiB (torch 2.13, nn/parallel/distributed.py, _BucketCapacityConfig);
+* Megatron-LM: max(40e6, 1e6·dp) parameters; whole stages without overlap, on pipeline ranks after the first and in chunks after
+  the first (distributed_data_parallel.py; training.py, disable_bucketing). Its FSDP (zero2) cuts on every pipeline rank;
+* Megatron-LM of 2020 to 2022 (kernels=apex): all after the backward pass, or with overlap PyTorch's DDP (--DDP-impl).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from strategies.data_parallel import hooks
+from strategies.layers.gradients import Shape
+from strategies.plan.resolved import Resolved
+
+MIB = 2.0**20
+PYTORCH, FIRST = 25 * MIB, 1 * MIB  # bytes
+MEGATRON, MEGATRON_PER_RANK = 40e6, 1e6  # parameters
+
+
+class Cut(NamedTuple):
+    """A moment of a backward pass: all parts after `part` are over, and of `part` but `left` items are to run."""
+
+    part: int
+    left: int = 0
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient and when it is made."""
+
+    shape: Shape
+    made: Cut
+    spread: bool
+
+
+class Bucket(NamedTuple):
+    """Gradients of `shapes` that are reduced from `cut` on; spread: of experts that are spread over ep ranks."""
+
+    cut: Cut
+    shapes: tuple[Shape, ...]
+    spread: bool
+
+    @property
+    def elements(self) -> int:
+        """All of them."""
+        return sum(map(math.prod, self.shapes))
+
+
+class Limits(NamedTuple):
+    """Elements that close the first bucket and any other; fits: a bucket never has more, unless one parameter has."""
+
+    first: float
+    size: float
+    fits: bool = False
+
+
+def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
+    """Of the stage that is chunk `chunk` of pipeline rank `rank`."""
+    fields, width, hook = plan, plan.bytes_per_gradient, hooks[plan.data_parallel]
+    if fields.deepspeed is not None:
+        return Limits(fields.deepspeed.reduce_bucket_size, fields.deepspeed.reduce_bucket_size, fits=True)
+    if fields.bucket is not None:
+        return Limits(fields.bucket / width, fields.bucket / width)
+    if hook.of_megatron and fields.kernels in ("megatron", "apex"):
+        first = (rank == 0 or "gradient" in hook.shards) and chunk == 0
+        if not fields.overlap or (fields.kernels == "megatron" and not first):
+            return Limits(math.inf, math.inf)
+        if fields.kernels == "megatron":
+            size = max(MEGATRON, MEGATRON_PER_RANK * plan.dp)
+            return Limits(size, size)
+    return Limits((FIRST if hook.of_ddp else PYTORCH) / width, PYTORCH / width)
+
+
+def filled(gradients: Iterable[Gradient], of: Limits, end: Cut) -> list[Bucket]:
+    """Buckets of gradients in the order in which they are made; `end` is the end of the backward pass."""
+    result: list[Bucket] = []
+    for spread in (False, True):
+        result += _filled([one for one in gradients if one.spread == spread], of, end)
+    return sorted(result, key=lambda one: (-one.cut.part, -one.cut.left, one.spread))
+
+
+def _filled(gradients: Sequence[Gradient], of: Limits, end: Cut) -> list[Bucket]:
+    result: list[Bucket] = []
+    held, elements, limit = list[Shape](), 0, of.first
+    for gradient in gradients:
+        size = math.prod(gradient.shape)
+        if of.fits and held and elements + size > limit:
+            result.append(Bucket(gradient.made, tuple(held), gradient.spread))
+            held, elements, limit = [], 0, of.size
+        held.append(gradient.shape)
+        elements += size
+        if not of.fits and elements >= limit:
+            result.append(Bucket(gradient.made, tuple(held), gradient.spread))
+            held, elements, limit = [], 0, of.size
+    if held:
+        result.append(Bucket(end if of.fits else gradients[-1].made, tuple(held), gradients[-1].spread))
+    return result

@@ -1,0 +1,32 @@
+"""What ranks that do not divide parameters evenly send and hold besides them.
+
+FSDP2 cuts every parameter by rows into pieces of ceil(rows / ranks), as torch.chunk does; the last ones are filled up for
+all-gathers and reduce-scatters (torch 2.13, FSDPParam._init_sharded_param, _get_dim0_padded_size). FSDP1 fills up the flat
+parameter of a unit (FlatParamHandle, _get_shard). DeepSpeed's ZeRO-3 fills up each parameter
+(deepspeed/runtime/zero/partition_parameters.py, _aligned_size). Megatron-LM's buffers, and DeepSpeed's flat groups of ZeRO-1 and
+2, are filled up once; these few elements are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from strategies.data_parallel import hooks
+from strategies.layers.gradients import Shape
+from strategies.plan.plan import Plan
+
+
+def padded(plan: Plan, shapes: Iterable[Shape], ranks: int) -> int:
+    """Elements of parameters of these shapes, which are sharded together over `ranks` ranks, with what fills them up."""
+    if plan.pytorch_fsdp and not plan.flat_parameters:
+        return sum(_up(shape[0], ranks) * math.prod(shape[1:]) for shape in shapes)
+    if plan.deepspeed is not None and plan.deepspeed.coalesced and "parameter" in hooks[plan.data_parallel].shards:
+        return sum(_up(math.prod(shape), ranks) for shape in shapes)
+    whole = sum(map(math.prod, shapes))
+    return _up(whole, ranks) if plan.pytorch_fsdp else whole
+
+
+def _up(count: int, ranks: int) -> int:
+    """The next multiple."""
+    return -(-count // ranks) * ranks

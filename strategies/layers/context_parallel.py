@@ -1,0 +1,68 @@
+"""Context parallelism: the cp ranks hold sequence / cp tokens each; only attention needs the others' tokens.
+
+Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round the ring of cp ranks in cp − 1 exchanges, each rank
+attending to one block after the other; in backward they go round again, and their gradients with them. Here each turn is one
+ring all-gather, and that of the gradients one ring reduce-scatter: they send the same bytes in the same cp − 1 steps. With
+causal attention tokens are dealt in zig-zag (rank i has blocks i and 2·cp − 1 − i of 2·cp), so that all ranks work equally:
+a causal block of its own tokens, and of every other rank's half the products (arXiv:2407.21783, section 3.3.2). The sums that
+merge the blocks' results are left out. The compute stream waits for the exchanges, as with Llama 3's all-gather of keys and
+values; implementations that hide them behind the blocks are faster.
+
+Ulysses (Jacobs et al. 2023, arXiv:2309.14509): all-to-alls of queries, keys and values give each rank all tokens of 1/cp of its
+heads, and one of the result takes that back; backward the same of the gradients: (N·h)·4/cp elements per layer and direction for
+N tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strategies.layers.operators import Operator
+from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.tensor_overlap import Items
+
+Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
+
+
+def blocks(share: RankShapes) -> list[Shape]:
+    """Shapes of the attention kernels that a rank runs."""
+    sequence, causal, dim = (
+        share.sequence,
+        int(share.model.family == "decoder"),
+        (share.model.head_dim + share.model.v_head_dim) // 2,
+    )
+    if not _ring(share):
+        return [(share.batch, share.heads // share.cp, share.kv_heads // share.cp, sequence, sequence, dim, causal)]
+    own = sequence // share.cp
+    others: Shape = (share.batch, share.heads, share.kv_heads, own, own // 2 if causal else own, dim, 0)
+    return [(share.batch, share.heads, share.kv_heads, own, own, dim, causal)] + [others] * (share.cp - 1)
+
+
+def passed_on(share: RankShapes, keys: int) -> tuple[Items, Items]:
+    """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements are on this rank."""
+    if not _ring(share):
+        return (), ()
+    size = 2 * share.element * keys * share.cp
+    return (
+        share.along("cp", share.cp, "all_gather", "keys and values", size, "ring"),
+        share.along("cp", share.cp, "reduce_scatter", "key and value gradients", size, "ring"),
+    )
+
+
+def exchanged(share: RankShapes, core: Operator) -> list[Operator]:
+    """Ulysses: the attention core between all-to-alls; its result is kept besides the one that has been exchanged back."""
+    if share.cp == 1 or _ring(share):
+        return [core]
+    result = core.saved["queries"]
+    before, after = _swap(share, dict(core.saved)), _swap(share, {"attention result": result})
+    return [before, replace(core, inner={**core.inner, "attention result": result}), after]
+
+
+def _swap(share: RankShapes, tensors: dict[str, float]) -> Operator:
+    """An all-to-all of each tensor, tokens for heads or back, and of its gradient."""
+    work = tuple(item for name, size in tensors.items() for item in share.along("cp", share.cp, "all_to_all", name, size))
+    return Operator(work, work, temporary=2 * max(tensors.values()))
+
+
+def _ring(share: RankShapes) -> bool:
+    return share.cp > 1 and share.resolved.cp_method == "ring"

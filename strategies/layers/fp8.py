@@ -1,0 +1,157 @@
+"""Linear layers in fp8 (`plan.fp8`): what is cast, how often, and in how many passes over memory.
+
+Forward and both gradients of a linear layer are products of fp8 operands, with results of 16 bits; the attention core, norms, the
+router and the head stay as they are (Transformer Engine's `fp8_autocast` in Megatron-LM, torchao's `convert_to_float8_training`
+with torchtitan's filter). Every operand is cast by kernels of its own, bound by memory:
+
+* `kernels: megatron` and `torch` are Transformer Engine. A cast reads 16 bits and writes two copies, one by rows and one by
+  columns, as the weight gradient needs the other (Hopper's fp8 products take rows only; in mxfp8 scales belong to rows or
+  columns). The fp8 input is what a layer keeps for backward. Weights are cast in the first microbatch of a step and stay
+  (`is_first_microbatch`), but for zero3.
+* `kernels: compiled` is torchao under torch.compile. Inputs are kept in 16 bits and cast again for the weight gradient, weights
+  in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits.
+
+delayed takes scales from past steps; tensorwise reads the whole tensor for its maximum first; blockwise (1 × 128), mxfp8 (1 × 32)
+and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out, as are reductions of
+maxima over ranks except before a gather of tp ranks. Products of all recipes have one price, that of whole-tensor scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from strategies.layers.elementwise import Pass, Passes
+from strategies.layers.tensor_overlap import Items
+
+if TYPE_CHECKING:
+    from strategies.layers.rank_shapes import RankShapes
+    from strategies.plan.options import Fp8
+
+FP8_WIDTH = 1  # bytes of an fp8 number
+TURNED: Passes = (Pass("memory", 2.0 * FP8_WIDTH),)  # what is there by rows is written by columns
+
+
+class Casts(NamedTuple):
+    """Passes over each operand, bytes per element: of the input forward and again for the weight gradient, of the output's
+    gradient, of the weight forward and again backward.
+    """
+
+    taken: Passes = ()
+    again: Passes = ()
+    gradient: Passes = ()
+    weight: Passes = ()
+    weight_again: Passes = ()
+
+
+def _engine(fp8: Fp8, width: float) -> Casts:
+    """Transformer Engine's."""
+    maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
+    cast: Passes = (*maximum, Pass("memory", width + 2 * FP8_WIDTH))
+    return Casts(cast, (), cast, (Pass("memory", 2.0 * FP8_WIDTH),) if fp8.gather else cast)
+
+
+def _torchao(fp8: Fp8, width: float) -> Casts:
+    """torchao's; a weight that is gathered in fp8 was cast before, and is only turned for the input gradient."""
+    turned = TURNED
+    whole: Passes = (Pass("memory", width + FP8_WIDTH),)
+    if fp8.scaling == "tensorwise":
+        cast: Passes = (Pass("reduction", width), *whole)
+        weight, again = ((), turned) if fp8.gather else (cast, cast)
+        return Casts(cast, cast, (*cast, *turned), weight, again)
+    rows: Passes = (Pass("reduction", width + FP8_WIDTH),)
+    columns: Passes = (Pass("reduction", width), *whole)
+    if fp8.scaling == "mxfp8":
+        rows = columns = whole
+    return Casts(rows, columns, (*rows, *columns), rows, columns)
+
+
+@dataclass(frozen=True)
+class Fp8Products:
+    """A linear layer's casts: matrix `outputs` × `inputs` on this rank, `count` of them."""
+
+    share: RankShapes
+    label: str
+    outputs: int
+    inputs: int
+    on: bool = True  # False: this layer stays in the plan's precision whatever the plan says
+    count: int = 1
+
+    @property
+    def fp8(self) -> Fp8 | None:
+        """The plan's, if this layer has any."""
+        return self.share.resolved.fp8 if self.on else None
+
+    @property
+    def dtype(self) -> str:
+        """Of the operands of its products."""
+        return "fp8" if self.fp8 else self.share.resolved.precision
+
+    @property
+    def engine(self) -> bool:
+        """Transformer Engine in place of torchao."""
+        return self.share.resolved.kernels != "compiled"
+
+    @property
+    def kept(self) -> int:
+        """Bytes of an element of the input that backward keeps."""
+        return FP8_WIDTH if self.fp8 and self.engine else self.share.element
+
+    @property
+    def moved(self) -> int:
+        """Bytes of an element that tp ranks gather; torchao's Float8ColwiseParallel gathers fp8 with scales of whole tensors."""
+        return FP8_WIDTH if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.share.element
+
+    @property
+    def late(self) -> bool:
+        """Whether what tp ranks gather is cast only then, all tokens on every rank: where scales belong to rows or blocks,
+        torchtitan takes PyTorch's own tensor parallelism (apply_tp in torchtitan/models/llama3/infra/parallelize.py), and its
+        asynchronous one finds no product behind the gather (github.com/pytorch/torchtitan issue 866).
+        """
+        return self.fp8 is not None and self.moved != FP8_WIDTH
+
+    @property
+    def elements(self) -> int:
+        """Parameters that are multiplied in fp8."""
+        return self.count * self.outputs * self.inputs if self.fp8 else 0
+
+    def copies(self, elements: float) -> float:
+        """Bytes of an operand's two copies in fp8."""
+        return 2 * FP8_WIDTH * elements if self.fp8 else 0.0
+
+    def _run(self, what: str, phase: str, elements: float, passes: Passes) -> Items:
+        return self.share.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
+
+    @property
+    def _casts(self) -> Casts:
+        if self.fp8 is None:
+            return Casts()
+        return (_engine if self.engine else _torchao)(self.fp8, self.share.element)
+
+    def taken(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
+        """Before the forward product: the input (so many elements) and, where it is not there yet, the weight. arrived: the input
+        came in fp8, by rows, and is only turned.
+        """
+        casts, share = self._casts, self.share
+        first = share.resolved.microbatches if self.engine and share.resolved.data_parallel != "zero3" else 1
+        weight = self._run("weight", "forward", self.elements / first, casts.weight)
+        return (*self._run("input", "forward", elements, TURNED if arrived else casts.taken), *self._maximum(gathered), *weight)
+
+    def gradient(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
+        """Before the product that makes the input gradient: the output's gradient, and the weight if it did not stay."""
+        weight = self._run("weight", "backward", self.elements, self._casts.weight_again)
+        cast = self._run("gradient", "backward", elements, TURNED if arrived else self._casts.gradient)
+        return (*cast, *self._maximum(gathered), *weight)
+
+    def again(self, elements: float, gathered: bool = False) -> Items:
+        """Before the product that makes the weight gradient: the input, if it was not kept in fp8; one that was gathered in fp8
+        is turned, as torchao's product takes columns.
+        """
+        turned = gathered and not self.engine and not self.late and self.fp8 is not None
+        return self._run("input", "backward", elements, TURNED if turned else self._casts.again)
+
+    def _maximum(self, gathered: bool) -> Items:
+        """What tp ranks that gather parts of a tensor agree on before: its maximum."""
+        if not gathered or self.fp8 is None or self.fp8.scaling != "tensorwise" or self.moved != FP8_WIDTH:
+            return ()
+        return self.share.collective("all_reduce", f"{self.label} maximum", 4.0, 4)

@@ -1,0 +1,140 @@
+"""Layer work: what the embedding, one layer and the head cost on one rank for one microbatch.
+
+`parts(model, plan)` gives kernels, collectives, activation bytes and parameters; `saved_tensors(model, plan)` lists the
+activations of a layer by name. Which kernels there are and what they move is stated in `strategies.layers.operators`.
+
+FLOPs of a kernel are those that it executes: a causal flash kernel executes half of its products. `model_flops` follows the rule
+of Megatron-LM and most papers (arXiv:2104.04473 appendix): matrix products only, attention in full even when causal, backward
+twice forward, no recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from strategies.layers import selective_recomputation as operators
+from strategies.layers.embedding_and_head import embedding, head
+from strategies.layers.layer_cost import LayerCost, Tensors, joined, part_of, tensors_of
+from strategies.layers.operators import Operator
+from strategies.layers.pipeline_scatter import received, returned
+from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.small_kernels import batch
+from strategies.layers.tensor_overlap import Items
+from strategies.layers.transformer import transformer_layer
+from strategies.models.model import Experts, Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
+from strategies.plan.rules import refuse
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """A model under a plan: the embedding, one `LayerCost` per kind of layer, the head."""
+
+    plan: Plan
+    embedding: LayerCost
+    layers: tuple[LayerCost, ...]  # one per kind
+    kept: tuple[LayerCost, ...]  # the same without recomputation
+    kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
+    head: LayerCost  # final norm, language-model head and loss
+    batch: Items  # before every forward pass of every stage
+    received: Items  # before those of stages whose input comes from another rank
+    returned: Items  # before the backward passes of those whose result went to another rank
+    tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
+
+    def layer(self, index: int) -> LayerCost:
+        """Layer 0 … layers − 1 of the model."""
+        return self.layers[self.kinds[index]]
+
+    def stage(self, first: int, count: int) -> list[LayerCost]:
+        """Layers first … first + count − 1 of the model as a stage runs them: which of them recompute their activations, and
+        which do so together.
+        """
+        every = [self.layer(index) for index in range(first, first + count)]
+        number = self.plan.recompute_layers
+        if number is None:
+            return every
+        if self.plan.recompute_method == "uniform":
+            return [joined(tuple(every[start : start + number])) for start in range(0, count, number)]
+        again = range(number) if self.plan.recompute_method == "block" else range(number - 1, count, number)
+        return [part if place in again else self.kept[self.kinds[first + place]] for place, part in enumerate(every)]
+
+
+@lru_cache(maxsize=1024)
+def parts(model: Model, plan: Resolved) -> ModelCosts:
+    """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
+    _check(model, plan)
+    share, recompute = RankShapes(model, plan), plan.recompute
+    kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
+    layers, kept = (tuple(part_of("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
+    return ModelCosts(
+        plan=plan,
+        embedding=part_of("embedding", embedding(share), share, "none"),
+        layers=layers,
+        kept=kept,
+        kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
+        head=part_of("head", head(share), share, "none"),
+        batch=batch(share),
+        received=received(share),
+        returned=returned(share),
+        tied=share.rows * model.hidden if model.head and model.tied else 0,
+    )
+
+
+def _layer(share: RankShapes, moe: Experts | None) -> list[Operator]:
+    pieces = transformer_layer(share, moe)
+    return operators.chosen(share, pieces) if share.resolved.recompute == "operators" else pieces
+
+
+def _experts(model: Model, layer: int) -> Experts | None:
+    """The experts of a layer; None when it is dense."""
+    return model.experts if model.is_mixture(layer) else None
+
+
+def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
+    """Activations of a layer that a rank keeps from forward to backward of a microbatch: name -> bytes.
+
+    As arXiv:2205.05198 counts them, section 4: tensors of tokens × features and masks of a byte per element; the mean and
+    deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
+    """
+    _check(model, plan)
+    return tensors_of(_layer(RankShapes(model, plan), _experts(model, layer)), plan.recompute, plan.recomputed_modules)[0]
+
+
+def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
+    """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
+    _check(model, plan)
+    return tensors_of(_layer(RankShapes(model, plan), _experts(model, layer)), plan.recompute, plan.recomputed_modules)[1]
+
+
+def _check(model: Model, plan: Resolved) -> None:
+    refuse(f"model {model.name}", _unknown(model, plan))
+    if plan.recompute == "operators":
+        operators.check(RankShapes(model, plan))
+
+
+def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
+    """What of the model is not written down."""
+    if model.latent is not None and (plan.cp > 1 or not plan.fused_attention):
+        rule = f"latent attention with cp={plan.cp}, attention={plan.attention} is not simulated yet: only cp=1, flash is"
+        yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
+    if plan.kernels == "torch":
+        yield from _unknown_eager(model, plan)
+    if model.norms != 2:
+        yield f"norms={model.norms} is not simulated yet: layers must have 2 norms"
+    if model.window is not None and model.window < plan.sequence and plan.fused_attention:
+        rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
+        yield f"window={model.window}: {rule}"
+
+
+def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
+    """What PyTorch's own operators are not written down for."""
+    share = RankShapes(model, plan)
+    unknown = {
+        "dropout": share.dropout or share.attention_dropout, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
+        "recompute=selective": plan.recompute == "selective",
+    }  # fmt: skip
+    yield from (f"kernels=torch is not simulated with {what}: use kernels=megatron" for what, there in unknown.items() if there)

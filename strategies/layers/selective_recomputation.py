@@ -1,0 +1,115 @@
+"""Recomputation of chosen operators: `recompute: operators`, PyTorch's selective activation checkpointing as torchtitan sets it.
+
+The policy goes by operators, not by modules: results of the attention kernel, of reduce-scatters and of matrix products are kept,
+but of every second product, as they come in a layer; all else runs again (pytorch/torchtitan, parallelize_llama.py,
+`selective_ac_option = 'op'`). Of a dense layer, in the order of its model.py: queries are kept, keys run again, values are kept,
+the attention output runs again; of a gated MLP the gate is kept, the other factor runs again, the last product is kept, and of
+one without a gate the first is kept. With fp8 the maxima that scales come from are kept too.
+
+Eager PyTorch stops when the last tensor that backward needs is there, but runs all before it, needed or not, and keeps what the
+policy says; torch.compile runs and keeps only what backward uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sim.program import Item, Kernel
+from strategies.layers.operators import Operator
+from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.tensor_overlap import Items
+from topologies.reading import UserError
+
+
+def check(share: RankShapes) -> None:
+    """Raise UserError for what the policy is not written down for."""
+    model, plan = share.model, share.resolved
+    biased = model.attention_bias or model.output_bias or model.mlp_bias
+    for wrong, why in (
+        (not share.gathers_once, f"contradicts kernels={plan.kernels}: it is PyTorch's, with kernels=torch or compiled"),
+        (not plan.fused_attention, f"needs fused attention, and attention={plan.attention}"),
+        (not plan.separate_products, "is not simulated with joined_products=true: the policy counts products"),
+        (biased, f"is not simulated with biases, which {model.name} has: their products are another operator"),
+        (model.experts is not None, f"is not simulated with experts, which {model.name} has"),
+        (model.latent is not None, f"is not simulated with latent attention, which {model.name} has"),
+        (plan.cp > 1, f"with cp={plan.cp} is not simulated"),
+        (plan.fp8 is not None and share.eager, "with fp8 needs kernels=compiled: the policy has no name for others' products"),
+    ):
+        if wrong:
+            raise UserError(f"plan: recompute=operators {why}")
+
+
+def chosen(share: RankShapes, pieces: list[Operator]) -> list[Operator]:
+    """The pieces of a dense layer, each with what it keeps and what of it runs again."""
+    changes = {
+        "qkv input": _qkv, "queries": _core, "attention output input": _output, "mlp up input": _up, "mlp down input": _down,
+    }  # fmt: skip
+    repeated = [replace(one, again=tuple(item for item in one.forward if not _maximum(share, item))) for one in pieces]
+    return [next((changes[name](share, one) for name in one.saved if name in changes), one) for one in repeated]
+
+
+def repeated(pieces: Sequence[Operator]) -> list[Operator]:
+    """The same with only the work that runs again, and its part of their FLOPs."""
+    result = []
+    for piece in pieces:
+        assert piece.again is not None
+        all_of_it, rest = _flops(piece.forward), _flops(piece.again)
+        result.append(replace(piece, forward=piece.again, flops=piece.flops * (rest / all_of_it if all_of_it else 0.0)))
+    return result
+
+
+def _flops(items: Items) -> float:
+    return sum(item.flops for item in items if isinstance(item, Kernel))
+
+
+def _maximum(share: RankShapes, item: Item) -> bool:
+    """Whether it only finds the maximum of a tensor that is cast to fp8 next: rows find theirs while they are cast."""
+    fp8 = share.resolved.fp8
+    whole = fp8 is not None and fp8.scaling == "tensorwise"
+    return whole and isinstance(item, Kernel) and item.kind == "reduction" and item.label.endswith("in fp8")
+
+
+def _qkv(share: RankShapes, piece: Operator) -> Operator:
+    dim, element = share.model.head_dim, share.element * share.tokens
+    kept = {"query product": element * share.heads * dim, "values": element * share.kv_heads * dim}
+    return replace(piece, again=_second(piece, 3), made=kept)
+
+
+def _core(share: RankShapes, piece: Operator) -> Operator:
+    return replace(piece, again=(), made={**piece.inner, "attention output input": piece.saved["queries"]})
+
+
+def _output(share: RankShapes, piece: Operator) -> Operator:
+    """Its sum over tp ranks is kept when it is a reduce-scatter; of what is compiled nothing is then left to run."""
+    if not share.resolved.sequence_parallel:
+        return piece
+    again = tuple(item for item in piece.forward if isinstance(item, Kernel)) if share.eager else ()
+    return replace(piece, again=again, made={"attention output": share.element * share.stream})
+
+
+def _up(share: RankShapes, piece: Operator) -> Operator:
+    kept = {"mlp up output": float(share.element * share.tokens * (share.model.ffn // share.tp))}
+    return replace(piece, again=_second(piece, 2 if share.model.gated else 1), made=kept)
+
+
+def _down(share: RankShapes, piece: Operator) -> Operator:
+    """Nothing needs its result, which an eager layer keeps all the same when it is the seventh product, before any sum."""
+    if not (share.eager and share.model.gated):
+        return piece
+    hidden = share.model.hidden
+    scattered = share.stream if share.resolved.sequence_parallel else 0
+    return replace(piece, made={"mlp down output": float(share.element * (share.tokens * hidden + scattered))})
+
+
+def _second(piece: Operator, products: int) -> Items:
+    """What runs again of so many products of one input, of which the second is not kept, and of what it needs."""
+    assert piece.again is not None
+    number, again = 0, list[Item]()
+    for item in piece.again:
+        if isinstance(item, Kernel) and item.kind == "gemm":
+            number += 1
+            if number % products != 2 % products or products == 1:
+                continue
+        again.append(item)
+    return tuple(again)

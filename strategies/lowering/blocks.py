@@ -1,0 +1,136 @@
+"""A pass over the parts of a stage as a block: what runs in which order, and the workspace that it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby, zip_longest
+from typing import NamedTuple
+
+from sim.program import Block, Run
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.tensor_overlap import Items, interleaved
+
+FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
+
+
+def taking_turns(ahead: Sequence[LayerCost], back: Sequence[LayerCost], whole: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+    time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
+    """
+    direction = BACKWARD if whole else INPUT
+    layers = [part for part in ahead if part.name == "layer"], [part for part in back[::-1] if part.name == "layer"]
+    first = [(FORWARD, part) for part in ahead if part.name == "embedding"]
+    first += [(direction, part) for part in back if part.name == "head"]
+    last = [(FORWARD, part) for part in ahead if part.name == "head"]
+    last += [(direction, part) for part in back if part.name == "embedding"]
+    runs = [Run(1, items_of(part, way)) for way, part in first]
+    for pair, same in groupby(zip_longest(*layers)):
+        there, here = pair
+        items = items_of(here, direction) if here else ()
+        runs.append(Run(len(list(same)), interleaved(items, items_of(there, FORWARD)) if there else items))
+    return Block("forward + backward", (*runs, *(Run(1, items_of(part, way)) for way, part in last)))
+
+
+def runs(parts: Sequence[LayerCost], direction: str, start: int = 0, end: int = 0) -> tuple[Run, ...]:
+    """A pass over parts, each time as often as they follow each other; of a backward pass the last part's last `start` items only
+    (0: all), and of the first part all but the last `end`.
+    """
+    if direction == FORWARD or not (start or end):
+        order = parts if direction == FORWARD else parts[::-1]
+        return tuple(Run(len(list(same)), items_of(part, direction)) for part, same in groupby(order))
+    result: list[Run] = []
+    for number in range(len(parts) - 1, -1, -1):
+        items = items_of(parts[number], direction)
+        begin = len(items) - start if start and number == len(parts) - 1 else 0
+        items = _cut(_Same(items), begin, len(items) - (0 if number else end))
+        if result and result[-1].items is items:
+            result[-1] = Run(result[-1].times + 1, items)
+        elif items:
+            result.append(Run(1, items))
+    return tuple(result)
+
+
+class _Same:
+    """Items as a key: equal to nothing but themselves."""
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.items is other.items
+
+    def __hash__(self) -> int:
+        return id(self.items)
+
+
+@lru_cache(maxsize=4096)
+def _cut(key: _Same, begin: int, end: int) -> Items:
+    """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""
+    return key.items if (begin, end) == (0, len(key.items)) else key.items[begin:end]
+
+
+class Making(NamedTuple):
+    """Gradients that a piece of a backward pass takes at its start, and makes one by one: bytes per parameter, of each part that
+    it touches the bytes that it makes, and those of its earliest part that later pieces make.
+    """
+
+    width: int
+    made: tuple[float, ...]
+    later: float
+
+
+def workspace(
+    parts: Sequence[LayerCost],
+    direction: str,
+    absent: float,
+    stranded: float = 0.0,
+    making: Making | None = None,
+    begun: bool = False,
+) -> float:
+    """Bytes that a pass needs besides the activations that it takes at its start or gives back at its end.
+
+    A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already.
+    making: gradients of which not all are there yet, so that less than nothing may be needed besides all of them. absent: as in
+    `LayerCost.undo`. stranded: bytes that are counted where the loss runs. begun: the last part's pass has begun, with its loss.
+    """
+    if direction == INPUT:
+        return _halved(parts, absent, stranded)
+    most, after = (-math.inf, 0.0) if making else (0.0, 0.0)
+    width = making.width if making else 0
+    unmade = list(making.made) if making else [0.0] * len(parts)
+    for number in range(len(parts) - 1, -1, -1):
+        part, earlier = parts[number], sum(unmade[:number])
+        lost = stranded if part.loss > 0 else 0.0
+        if direction == FORWARD:
+            work = part.temporary + lost
+        elif begun and number == len(parts) - 1:
+            work = (part.passing if width else part.undoing) + part.restored
+        else:
+            work = part.undo(width, absent - lost) + part.restored
+        more = making.later if making and not number else 0.0
+        most = max(most, work + more - after - earlier)
+        after += part.saved
+    return most
+
+
+def _halved(parts: Sequence[LayerCost], absent: float, stranded: float) -> float:
+    """Of the first half of a split pass: what the weight gradients need takes the place of what is gone, so that less than
+    nothing may be needed besides all of both.
+    """
+    later, unmade = 0.0, sum(part.held for part in parts)
+    most = -sum(part.saved for part in parts)
+    for part in reversed(parts):
+        lost = stranded if part.loss > 0 else 0.0
+        most = max(most, part.halve(absent - lost) + part.restored - later - unmade)
+        later += part.saved
+        unmade -= part.held
+    return most
+
+
+def items_of(part: LayerCost, direction: str) -> Items:
+    """What runs in one direction of a part, in order."""
+    if direction == INPUT:
+        return part.recompute + part.input_gradient
+    return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]

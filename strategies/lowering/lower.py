@@ -1,0 +1,168 @@
+"""From model, plan and cluster to a program: layer work × schedule × data parallel hook."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.program import Cohort, Collective, Memory, Op, Program
+from strategies.data_parallel import hooks
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.model_costs import ModelCosts, parts
+from strategies.lowering.pipeline import Flow, Passes
+from strategies.lowering.stage import Stage, in_buckets
+from strategies.models.model import Model
+from strategies.plan.resolved import Resolved
+from strategies.schedules import schedules
+
+
+def lower(model: Model, plan: Resolved) -> Program:
+    """The program of one training step."""
+    work = parts(model, plan)
+    model_flops, hardware_flops = _flops(work, plan)
+    program = hooks[plan.data_parallel]().program(model, plan, work)
+    if program is None:
+        program = _Lowering(model, plan, work).program()
+    masked = _masked_flops(model, plan, model_flops)
+    return replace(
+        program, model_flops=model_flops, hardware_flops=hardware_flops, masked_flops=masked,
+        expandable=plan.expandable_segments,
+    )  # fmt: skip
+
+
+class _Lowering:
+    """Stages of all ranks, and what each pass of them waits for."""
+
+    def __init__(self, model: Model, plan: Resolved, work: ModelCosts) -> None:
+        self.plan, self.hook = plan, hooks[plan.data_parallel]()
+        self.model, self.schedule = model, schedules[plan.schedule]
+        ranks = plan.pp
+        self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
+        self.stages: dict[int, Stage] = {}
+        places = [(rank, chunk, self.schedule.stage(rank, ranks, chunk)) for rank in range(ranks) for chunk in range(plan.chunks)]
+        self.rank_of = {number: rank for rank, _, number in places}
+        for rank, chunk, number in places:
+            self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
+        self.last = len(plan.layers) - 1
+        # a head that shares the embedding's matrix has a copy of it when no stage of its rank has the embedding
+        self.tied = model.tied and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
+        if self.tied:
+            self.stages[self.last].tied = work.tied
+        self.flow = Flow(plan, self.hook, self.schedule, self.stages)
+        self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
+
+    def _parts(self, work: ModelCosts, stage: int) -> list[LayerCost]:
+        number = stage % len(self.plan.layers)  # of a second copy of the model
+        first = sum(self.plan.layers[:number])
+        chosen = work.stage(first, self.plan.layers[number])
+        if number == 0:
+            chosen.insert(0, work.embedding)
+        if number == len(self.plan.layers) - 1:
+            chosen.append(work.head)
+        if not chosen:
+            return chosen
+        own = self.rank_of[stage]
+        ahead = work.batch + (work.received if number and self.rank_of[stage - 1] != own else ())
+        if ahead:
+            chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
+        if work.returned and number < len(self.plan.layers) - 1 and self.rank_of[stage + 1] != own:
+            end, back = chosen[-1], work.returned
+            chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
+        return chosen
+
+    def program(self) -> Program:
+        """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
+        plan, pp = self.plan, self.plan.pp
+        size = plan.microbatch * (plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
+        if plan.sequence_parallel:
+            size //= plan.tp  # each tp rank holds, and sends, its part of the sequence
+        if plan.kernels == "torch" and pp > 1:
+            self._buffers(size)
+        for _ in range(plan.local_steps):
+            self._step(pp, size)
+        for stage in self.stages.values():
+            self.hook.synchronise(stage)
+        tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
+        return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.precision, tokens, psi, steps=plan.local_steps,
+                       eager=plan.kernels != "compiled", blocking=plan.blocking_launches)  # fmt: skip
+
+    def _buffers(self, size: float) -> None:
+        """What PyTorch's pipeline stages hold for transfers, besides activations."""
+        for number, stage in self.stages.items():
+            near = [self.stages.get(number + step) for step in (-1, 1)]
+            before, after = (other is not None and other.rank != stage.rank for other in near)
+            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(size, before, after))
+
+    def _step(self, ranks: int, size: float) -> None:
+        """Every rank's passes and updates, after those of the step before."""
+        for stage in self.stages.values():
+            stage.reduced.clear()
+        for rank in range(ranks):
+            Passes(self.flow, rank, self.cohorts[rank], size).add()
+        self.flow.connect()
+        for rank in range(ranks):
+            self._finish([stage for number, stage in sorted(self.stages.items()) if stage.rank == rank])
+
+    def _finish(self, stages: list[Stage]) -> None:
+        """Tied embeddings and copies of a stage, the update, and what is resident all the time."""
+        plan, ends = self.plan, (self.stages[0], self.stages[self.last])
+        for stage in stages:
+            if self.tied and stage in ends:
+                self._tie(stage, (ends[0].rank, ends[1].rank))
+        if self.schedule.copies > 1:
+            for stage in sorted(stages, key=lambda one: one.number % len(plan.layers)):  # in the same order on both ranks
+                self._add_copies(stage)
+        for stage in stages:
+            if not self.schedule.versions:
+                self.hook.update(stage)
+        states = plan.bytes_that_stay
+        states["optimizer"] += self.hook.outer
+        if self.schedule.versions:
+            states["parameter"] *= self.schedule.versions(stages[0].rank, plan.pp)
+        for kind in stages[0].host.takes(self.hook.shards):
+            states[kind] = 0
+        resident = tuple(
+            (kind, width * sum(stage.sharded(self.hook.shares(stage, kind)) for stage in stages))
+            for kind, width in states.items()
+        )
+        more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
+        stages[0].cohort.resident = resident + more
+        stages[0].cohort.hosted = sum((stage.host.held(plan.shards) for stage in stages), ())
+
+    def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
+        """First and last rank sum the gradients of the embedding that they share."""
+        width, shards = self.plan.bytes_per_gradient, self.plan.shards if "gradient" in self.hook.shards else 1
+        size = self.stages[self.last].tied * width / shards
+        pair = Collective("all_reduce", size, "pp", "tied embedding", self.plan.algorithm, 1, width, ranks)
+        computed = stage.last_compute()
+        assert computed is not None
+        stage.reduced.append(stage.add(Op("pp tied", pair, (computed, *stage.reduced[-1:]))))
+
+    def _add_copies(self, stage: Stage) -> None:
+        """The two ranks that have a copy of a stage sum its gradients, as soon as its last microbatch has come back."""
+        plan, count = self.plan, len(self.plan.layers)
+        width, shards = plan.bytes_per_gradient, plan.shards if self.hook.scatters else 1
+        size = stage.sharded(shards) * width
+        ranks = self.stages[stage.number % count].rank, self.stages[stage.number % count + count].rank
+        pieces = in_buckets(size, stage.limits.size * width)
+        label = f"copies of stage {stage.number % count}"
+        pair = Collective("all_reduce", size / pieces, "pp", label, plan.algorithm, pieces, width, ranks)
+        stage.reduced.append(stage.add(Op("pp copies", pair, (self.flow.ended[stage.number], *stage.reduced[-1:]))))
+
+
+def _flops(work: ModelCosts, plan: Resolved) -> tuple[float, float]:
+    """(model FLOPs, hardware FLOPs) of the whole job: recomputation counts in the second, by the same rule."""
+    passes = float(plan.microbatches * plan.dp)
+    every = [work.embedding, work.head]
+    for number, count in enumerate(plan.layers):
+        every += work.stage(sum(plan.layers[:number]), count)
+    model = sum(part.model_flops for part in every)
+    again = sum(part.recomputed_flops for part in every)
+    return model * passes, (model + again) * passes
+
+
+def _masked_flops(model: Model, plan: Resolved, flops: float) -> float | None:
+    """Of the model FLOPs of the whole job, those that a causal mask leaves; None without one."""
+    if model.family != "decoder":
+        return None
+    full, left = (model.forward_flops(plan.global_batch, plan.sequence, causal) for causal in (False, True))
+    return flops - 3.0 * (full - left)

@@ -1,0 +1,107 @@
+"""What an optimizer step runs on the parameters of a rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.program import Kernel
+
+if TYPE_CHECKING:
+    from strategies.plan.plan import Plan
+
+ZEROING = "gradient zeroing"
+SUB_GROUP = 1e9  # DeepSpeed's sub_group_size
+
+
+# An operator at a time, all in place but one: (name, fp32 numbers read and written). PyTorch's single-tensor loops, and as many
+# bytes with its foreach kernels (torch/optim/adam.py, sgd.py); Adam with decoupled weight decay.
+OPERATORS = {
+    "adam": (("decay", 2), ("first moment scale", 2), ("first moment", 3), ("second moment scale", 2), ("second moment", 3),
+             ("root", 2), ("root scale", 2), ("epsilon", 2), ("update", 4)),
+    "momentum": (("scale", 2), ("momentum", 3), ("update", 3)),
+    "sgd": (("update", 3),),
+}  # fmt: skip
+
+
+def passes_of(plan: Plan) -> list[tuple[str, int]]:
+    """The multi-tensor kernels of an update in order, and the bytes per parameter that each moves.
+
+    Mixed precision, as Megatron-LM does it (megatron/optimizer/optimizer.py): gradients of 16 bits are copied to fp32; in fp16
+    they are divided by the loss scale and checked for infinities, in place; their norm is taken, to clip them (they are scaled
+    only when it is too large, which is left out); each optimizer state is read and written with the fp32 master, whose copy in
+    16 bits is then made; a buffer in which gradients are accumulated is set to zero. PyTorch's FSDP shards masters and their
+    gradients: nothing is copied, and gradients are dropped.
+    """
+    width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.bytes_per_element == 2
+    copied = mixed and not plan.masters_only
+    main = 4 if mixed else gradient  # bytes of the gradients that the optimizer reads
+    update: list[tuple[str, int]] = [(plan.optimizer, main + 2 * plan.bytes_per_optimizer_state + (0 if mixed else 2 * width))]
+    if not plan.fused_optimizer:
+        update = [(f"{plan.optimizer} {name}", 4 * moved) for name, moved in OPERATORS[plan.optimizer]]
+    steps: list[tuple[str, int]] = [
+        ("gradient copy", gradient + main if copied and gradient != main else 0),
+        ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
+        ("gradient norm", main if plan.clip_gradients else 0),
+        *update,
+        ("parameter copy", 4 + width if copied else 0),
+        (ZEROING, gradient if _zeroed(plan) else 0),
+    ]
+    return [(label, moved) for label, moved in steps if moved]
+
+
+def _zeroed(plan: Plan) -> bool:
+    """Whether gradients stay: in a buffer of another type than the parameters', or by zero_grad(set_to_none=False)."""
+    return not plan.frees_gradients if plan.own_gradients else plan.bytes_per_gradient != plan.bytes_per_element
+
+
+def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
+    """What Megatron-LM runs on a rank's whole gradients before they are summed over `copies` ranks: names, bytes per parameter.
+
+    Today it takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
+    (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
+    In 2021 (kernels=apex; megatron/model/distributed.py, allreduce_gradients) the buffer of fp32 gradients was divided, and
+    gradients of 16 bits were joined, divided and copied back, over however many ranks. Its FSDP (zero2, zero3) scales in NCCL.
+    """
+    alone = copies == 1 or plan.data_parallel in ("local_sgd", "diloco")  # where all ways are one
+    if plan.copies_gradients and not alone:
+        return [("gradients from buckets", 2 * plan.bytes_per_gradient)]
+    if plan.deepspeed is not None or plan.kernels not in ("megatron", "apex"):
+        return []
+    if not alone and plan.data_parallel not in ("ddp", "zero1"):
+        return []
+    gradient = plan.bytes_per_gradient
+    scaling = ("gradient scale", 2 * gradient)
+    if plan.kernels == "apex":
+        apart = gradient == plan.bytes_per_element and (alone or plan.data_parallel == "ddp")
+        return [("gradient joining", 2 * gradient), scaling, ("gradient parting", 2 * gradient)] if apart else [scaling]
+    checked = plan.check_gradients and plan.precision != "fp16"
+    return [("gradient check", gradient)] * checked + [scaling] * (not alone and not plan.average_in_collective)
+
+
+def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:
+    """The kernels of a step on a rank that updates `count` parameters; copies: ranks that have the same `gradients` gradients."""
+    whole = [(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
+    update = [(label, moved * (gradients if label == ZEROING else count)) for label, moved in passes_of(plan)]
+    return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in whole + update]
+
+
+def taken_by(plan: Plan, count: float, largest: float) -> float:
+    """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements.
+
+    16-bit gradients are copied to fp32 (megatron/optimizer/optimizer.py). DeepSpeed's ZeRO takes the norm of each gradient as
+    fp64, then joins those of its own parameters in 16 bits and turns them to fp32 (deepspeed/runtime/zero/stage_1_and_2.py, step,
+    get_grad_norm_direct), in ZeRO-3 of at most SUB_GROUP parameters at a time (stage3.py). That the gradients of others'
+    parameters are dropped in between is left out: their blocks are no place for joined ones.
+    """
+    if plan.bytes_per_gradient != 2 or plan.masters_only:
+        return 0.0
+    if plan.deepspeed is None:
+        return 4.0 * count
+    norm = 8.0 * min(largest, count) if plan.clip_gradients else 0.0
+    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.data_parallel == "zero3" else count))
+
+
+def on_the_cpus(plan: Plan) -> int:
+    """Bytes per parameter of an update in one pass: the gradient is read, states are read and written, the weight is written."""
+    width = plan.bytes_per_element
+    return plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)

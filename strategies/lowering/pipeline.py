@@ -1,0 +1,149 @@
+"""The passes of a pipeline's ranks, in the schedule's order, and the transfers of their results between stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
+from strategies.data_parallel import Hook
+from strategies.lowering.blocks import taking_turns
+from strategies.lowering.stage import Stage
+from strategies.plan.resolved import Resolved
+from strategies.schedules import Action, Schedule, actions
+
+STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
+Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
+
+
+@dataclass
+class Flow:
+    """Stages of all ranks, what their passes wait for, and where results are."""
+
+    plan: Resolved
+    hook: Hook
+    schedule: Schedule
+    stages: dict[int, Stage]
+    waits: list[tuple[Op, Key]] = field(default_factory=list)
+    results: dict[Key, Ref] = field(default_factory=dict)  # the transfer, or on the same rank the pass, that makes them available
+    ended: dict[int, Ref] = field(default_factory=dict)  # the latest backward pass of a stage
+    pairs: dict[tuple[int, int, str], Block] = field(default_factory=dict)
+
+    def neighbour(self, stage: Stage, step: int) -> Stage | None:
+        """The stage after (1) or before (−1), of the same copy of the model."""
+        other, count = stage.number + step, len(self.plan.layers)
+        return self.stages[other] if other // count == stage.number // count else None
+
+    def connect(self) -> None:
+        """Let passes wait for the results that they need."""
+        for op, key in self.waits:
+            op.after = (*op.after, self.results[key])
+        self.waits.clear()
+
+
+class Passes:
+    """One rank's passes being added to its cohort."""
+
+    def __init__(self, flow: Flow, rank: int, cohort: Cohort, size: float) -> None:
+        self.flow, self.rank, self.cohort, self.ops, self.plan = flow, rank, cohort, cohort.ops, flow.plan
+        self.total = flow.plan.microbatches * (STEPS if flow.schedule.versions else 1)
+        self.order = actions(flow.plan.schedule, rank, flow.plan.pp, self.total, flow.plan.chunks)
+        self.left = dict.fromkeys(range(flow.plan.chunks), 0)  # backward passes still to come
+        for action in self.order:
+            self.left[action.chunk] += action.kind in "BW"
+        self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
+        self.near = {(one.number, step): flow.neighbour(one, step) for one in self.mine for step in (-1, 1)}
+        self.sends = self._sends(size)
+        self.ends: list[int] = []  # of steps
+        self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
+
+    def add(self) -> None:
+        """Add every pass, each with the transfer of its result to the next stage."""
+        before: tuple[Action, int, Ref] | None = None  # the first pass of a pair
+        for action in self.order:
+            position = len(self.ops)
+            stage, ref, last = self._pass(action)
+            if before is not None:
+                earlier, ref = self._turns(*before, action, position, ref)
+                self._send(before[0], self._stage(before[0]), earlier)
+            if action.beside:
+                before = action, position, ref
+                continue
+            before = None
+            self._send(action, stage, ref)
+            if self.flow.schedule.versions and action.kind == "B" and last:
+                self.flow.hook.update(stage)
+                stage.reduced.clear()
+                if not self.left[action.chunk] % self.plan.microbatches:
+                    self.ends.append(len(self.ops))
+        if self.flow.schedule.versions:
+            self.cohort.steady = self.ends[STEPS - 3], self.ends[STEPS - 2]
+
+    def _stage(self, action: Action) -> Stage:
+        return self.mine[action.chunk]
+
+    def _pass(self, action: Action) -> tuple[Stage, Ref, bool]:
+        """Add a pass; (its stage, the op that ends it, whether it is the last one back before an update)."""
+        flow, stage, position, last = self.flow, self._stage(action), len(self.ops), False
+        held_up, self.held_up = self.held_up, ()
+        if action.kind == "F":
+            ref = flow.hook.forward(stage, action.microbatch, held_up)
+        elif action.kind == "I":
+            ref = flow.hook.input_gradient(stage, action.microbatch, held_up)
+        else:
+            self.left[action.chunk] -= 1
+            last = not self.left[action.chunk] % (1 if flow.schedule.every_microbatch else self.plan.microbatches)
+            ref = flow.ended[stage.number] = flow.hook.backward(stage, action.microbatch, held_up, last, action.kind == "W")
+            # without overlap the next pass waits for the gradients that this one reduces
+            self.held_up = () if self.plan.overlap else tuple(stage.reduced[-1:])
+        way, step = ("F", -1) if action.kind == "F" else ("B", 1)
+        source = self.near[stage.number, step]
+        if action.kind != "W" and source is not None:
+            while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
+                position += 1
+            flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
+        plan = self.plan
+        if action.kind != "W" and (plan.timers or (plan.pp > 1 and not plan.overlap_p2p)):
+            first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
+            first.held = True
+        return stage, ref, last
+
+    def _send(self, action: Action, stage: Stage, ref: Ref) -> None:
+        """Pass the result on."""
+        if action.kind == "W":
+            return
+        way = "F" if action.kind == "F" else "B"
+        key = way, stage.number, action.microbatch
+        self.flow.results[key] = ref
+        if key[:2] in self.sends:
+            stream, send = self.sends[key[:2]]
+            sent = self.flow.results[key] = stage.add(Op(stream, send, (ref,), microbatch=action.microbatch))
+            self.held_up += () if self.plan.overlap_p2p else (sent,)
+
+    def _turns(self, first: Action, start: int, ended: Ref, second: Action, position: int, ref: Ref) -> tuple[Ref, Ref]:
+        """Make one op of two passes, if each is one; (the op that ends the first, the one that ends the second)."""
+        if len(self.ops) - position != 1 or position - start != 1:
+            return ended, ref
+        other, op = self.ops.pop(), self.ops[start]
+        forward, backward = (first, second) if first.kind == "F" else (second, first)
+        there, back = self._stage(forward), self._stage(backward)
+        key = there.number, back.number, backward.kind
+        if key not in self.flow.pairs:
+            self.flow.pairs[key] = taking_turns(there.parts, back.parts, whole=backward.kind == "B")
+        op.work, op.after = self.flow.pairs[key], op.after + other.after
+        op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
+        if self.flow.waits and self.flow.waits[-1][0] is other:  # what the second one waits for was noted last
+            self.flow.waits[-1] = op, self.flow.waits[-1][1]
+        if self.flow.ended.get(back.number) == ref:
+            self.flow.ended[back.number] = ended
+        return ended, ended
+
+    def _sends(self, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
+        """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
+        result, width = {}, self.plan.bytes_per_element
+        for number, stage in self.flow.stages.items():
+            for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
+                target = self.flow.neighbour(stage, step)
+                if stage.rank == self.rank and target is not None and target.rank != self.rank:
+                    part = size / self.plan.tp if self.plan.splits(way) else size
+                    result[way, number] = stream, Send(part, target.rank, label, width=width)
+        return result

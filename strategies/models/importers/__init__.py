@@ -1,0 +1,152 @@
+"""Readers of Hugging Face `config.json`: one function per model type, found in this folder without editing any other file.
+
+An importer takes a `Reader` of the file and returns fields of `strategies.models.model.Model`. What it does not ask the reader
+for is reported to the user as ignored, so the report is exact by construction, or refused where it may change the model's size
+(`strategies.models.importers.unread`). Defaults of absent keys are those of the
+configuration classes of transformers (github.com/huggingface/transformers, `models/*/configuration_*.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from strategies.models.importers.unread import may_change_sizes
+from topologies.reading import UserError, shown
+from topologies.registry import Registry
+
+MOST = 10**15  # of a number of things
+
+
+class Reader:
+    """The keys of one `config.json`; remembers which were read. `where` is the file, for messages."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self._data = data
+        self.read: set[str] = set()
+        self.known: set[str] = set()  # not read, and of no effect on sizes
+
+    def harmless(self, *keys: str) -> None:
+        """Name keys of a family that change neither parameters nor matrix products of the main model: they may be ignored."""
+        self.known |= set(keys)
+
+    def integer(self, key: str) -> int:
+        """A positive whole number that the file must have. Raises UserError when it is absent or something else."""
+        if key not in self._data:
+            raise UserError(f"{self.where}: field '{key}' is required")
+        value = self.optional(key)
+        if not value:
+            raise UserError(f"{self.where}: {key}={value} must be a positive whole number")
+        return value
+
+    def optional(self, key: str, absent: int | None = None) -> int | None:
+        """A whole number or null; `absent` when the key is not there."""
+        value = self.value(key, absent)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST):
+            raise UserError(f"{self.where}: {key}={shown(value)} must be a whole number, not negative and at most {MOST:g}")
+        return value
+
+    def flag(self, key: str, absent: bool) -> bool:
+        """true or false; `absent` when the key is not there or null."""
+        value = self.value(key)
+        if not isinstance(value, bool | None):
+            raise UserError(f"{self.where}: {key}={shown(value)} must be true or false")
+        return absent if value is None else value
+
+    def rate(self, key: str, absent: float = 0.0) -> bool:
+        """Whether a dropout probability is above zero."""
+        value = self.value(key, absent)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise UserError(f"{self.where}: {key}={shown(value)} must be a number")
+        return bool(value)
+
+    def value(self, key: str, absent: Any = None) -> Any:
+        """Whatever the file says, counted as read."""
+        self.read.add(key)
+        return self._data.get(key, absent)
+
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures`, or ''."""
+        names = self.value("architectures") or [""]
+        if not isinstance(names, list) or not isinstance(names[0], str):
+            raise UserError(f"{self.where}: architectures={shown(names)} must be a list of names")
+        return names[0]
+
+    @property
+    def has_language_head(self) -> bool:
+        """Whether the architecture predicts tokens (…ForCausalLM) or is the bare …Model. Raises UserError for other heads."""
+        name = self.architecture
+        if not name or name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+            return True
+        if name.endswith("Model"):
+            return False
+        raise UserError(f"{self.where}: architectures[0]='{name}': only language models (…ForCausalLM) and bare …Model are read")
+
+
+Importer = Callable[[Reader], dict[str, Any]]
+model_type: Registry[Importer] = Registry("model type", package="strategies.models.importers")
+
+
+def sizes(config: Reader) -> dict[str, Any]:
+    """Sizes that most families say with the same keys."""
+    keys = {
+        "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "ffn": "intermediate_size",
+        "vocabulary": "vocab_size", "context": "max_position_embeddings",
+    }  # fmt: skip
+    return {field: config.integer(key) for field, key in keys.items()}
+
+
+def is_hugging_face(data: Mapping[str, Any]) -> bool:
+    """Whether a file is a `config.json` rather than fields of `Model`."""
+    return any(key in data for key in ("model_type", "architectures", "text_config"))
+
+
+def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
+    """Fields of `Model` in a `config.json`, and the keys that were ignored, sorted (nested ones as `text_config.key`).
+
+    The language model of a multimodal file lies under `text_config`; what that does not say is looked up one level higher.
+    Raises UserError for an unknown model type, a missing key, or one that is not read and may change the model's size.
+    """
+    inner = data.get("text_config", {})
+    if not isinstance(inner, Mapping):
+        raise UserError(f"{where}: text_config={shown(inner)} must be a mapping")
+    reader = Reader({**data, **inner}, where)
+    fields = _importer(reader)(reader)
+    _all_alike(reader, fields)
+    _all_known(reader, inner or data)
+    outer_ignored = [key for key in data if key not in reader.read and key != "text_config"]
+    return fields, sorted(outer_ignored + [f"text_config.{key}" for key in inner if key not in reader.read])
+
+
+def _all_known(reader: Reader, data: Mapping[str, Any]) -> None:
+    """Refuse what nobody read and may change the size of the model."""
+    for key in data:
+        if key not in reader.read and may_change_sizes(str(key), data, reader.read, reader.known):
+            kind, value = reader.value("model_type") or reader.architecture, repr(data[key])
+            rule = f"is not known of a '{kind}', and may change its size: check model_type, or describe the model in a YAML"
+            raise UserError(f"{reader.where}: {key}={value if len(value) < 40 else value[:36] + ' …'} {rule}")
+
+
+def _all_alike(reader: Reader, fields: Mapping[str, Any]) -> None:
+    """Refuse layers that attend in different ways, or otherwise than the other keys say."""
+    kinds = reader.value("layer_types") or []
+    if not isinstance(kinds, list):
+        raise UserError(f"{reader.where}: layer_types={shown(kinds)} must be a list of names")
+    if any(kind != ("sliding_attention" if fields.get("window") else "full_attention") for kind in kinds):
+        found = ", ".join(sorted({str(kind) for kind in kinds}))
+        has = f"sliding_window={fields['window']}" if fields.get("window") else "no sliding window in use"
+        raise UserError(f"{reader.where}: layer_types has {found}, with {has}: only layers that are all alike are read")
+
+
+def _importer(reader: Reader) -> Importer:
+    kind = reader.value("model_type")
+    if kind is None:  # LlamaForCausalLM, GPT2LMHeadModel, DeepseekV3Model → llama, gpt2, deepseek_v3
+        stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", reader.architecture).lower()
+        kind = next((name for name in model_type if name.replace("_", "") == stem), stem)
+    try:
+        return model_type[str(kind).removesuffix("_text")]
+    except UserError as error:
+        raise UserError(f"{reader.where}: {error}") from None

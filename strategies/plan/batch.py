@@ -1,0 +1,29 @@
+"""The global batch of a plan that says nothing of it: one default for every command, said in the answer."""
+
+from __future__ import annotations
+
+import math
+
+from strategies.plan.plan import Plan
+from strategies.schedules import schedules
+
+PER_GPU = 4  # sequences
+
+
+def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with a global batch, and what is to be said of it.
+
+    Where neither `global_batch` nor `accumulation` nor a schedule that was written down says it, it is PER_GPU sequences for each
+    GPU, rounded up to whole microbatches of all dp ranks. framework: the plan is of a framework's settings, where it is then one
+    microbatch of each dp rank (DeepSpeed, Megatron-LM, torchtitan, accelerate).
+    """
+    if plan.global_batch or plan.accumulation or schedules[plan.schedule].microbatches:
+        return plan, ()
+    if framework:
+        return plan.model_copy(update={"accumulation": 1}), ()
+    least = plan.microbatch * (plan.dp or gpus // (plan.tp * plan.cp * plan.pp))
+    if not least:  # more ranks than GPUs, which is refused later
+        return plan, ()
+    batch = least * math.ceil(PER_GPU * gpus / least)
+    told = f"{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
+    return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} sequences by default, {told}",)

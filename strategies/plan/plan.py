@@ -1,0 +1,313 @@
+"""The plan: how a model is trained. One frozen class of fields, those of how a rank computes in `strategies.plan.computing`;
+`Resolved` fills in what depends on a model and a cluster.
+
+The same `Plan` drives the simulation and a real execution. Every field is honoured or refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from sim.collectives import algorithms
+from sim.grid import ORDER
+from sim.pricing.protocols import split
+from strategies.data_parallel import hooks
+from strategies.models.model import LAYERS, WIDTH, Layers, Model, Tokens
+from strategies.plan.computing import Computing
+from strategies.plan.options import DeepSpeed, Offload, PowerSGD
+from strategies.schedules import schedules
+from topologies.cluster import MOST
+from topologies.reading import nearest
+from topologies.units import Bytes
+
+LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
+Ranks = Annotated[int, Field(gt=0, le=MOST)]
+SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
+
+TensorOverlap = Literal["none", "weight_gradient", "pieces"]
+ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
+GradientSync = Literal["every", "last"]
+
+
+class Plan(Computing):
+    """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
+
+    tp: Ranks = Field(1, description="tensor parallel degree (Megatron-LM)")
+    pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
+    dp: Ranks | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
+    cp: Ranks = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
+    cp_method: Literal["ring", "ulysses"] = Field(
+        "ring",
+        description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
+        "exchanges tokens for heads (arXiv:2309.14509)",
+    )
+    ep: Ranks = Field(
+        1,
+        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
+        "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
+    )
+    imbalance: float = Field(1.0, ge=1, le=MOST, description="tokens of the busiest of the ep ranks relative to the mean")
+    capacity_factor: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e3,
+        description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
+    )
+    pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
+    expert_tp: Ranks | None = Field(
+        None,
+        description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
+        "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
+    )
+    ep_nodes: Ranks = Field(
+        1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
+    )
+    routed_nodes: Ranks | None = Field(
+        None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
+    )
+    sequence_parallel: bool = Field(
+        False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
+    )
+    sync_norm: bool = Field(
+        False,
+        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
+        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
+    )
+    schedule: str = Field(
+        "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
+    )
+    chunks: Layers | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
+    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
+    shard: Ranks | None = Field(
+        None,
+        description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
+    )
+    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    deepspeed: DeepSpeed | None = Field(
+        None, description="zero1, zero2, zero3 as DeepSpeed does it: its buckets, prefetch and ZeRO++; {} takes its defaults"
+    )
+    offload: Offload | None = Field(
+        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+    )
+    local_steps: PositiveInt | None = Field(
+        None, le=LOCAL, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
+    )
+    reshard: bool = Field(
+        True, description="zero3: release parameters after the forward pass and gather them again for the backward"
+    )
+    flat_parameters: bool = Field(
+        False,
+        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
+        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
+    )
+    gradient_sync: GradientSync | None = Field(
+        None,
+        description="zero2 and zero3: in which microbatches gradients are reduced: every, or the last; until then whole ones "
+        "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
+        "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
+    )
+    set_to_none: bool | None = Field(
+        None,
+        description="kernels=torch or compiled: gradients are freed after the update and made anew by the next backward pass "
+        "(PyTorch's Optimizer.zero_grad), the default; otherwise they stay, as they always do in the buffers of Megatron-LM, "
+        "DeepSpeed, zero1 and zero2",
+    )
+    gradient_as_bucket_view: bool | None = Field(
+        None,
+        description="DDP with kernels=torch or compiled: gradients live in its buckets; otherwise, PyTorch's default, beside "
+        "them, and are copied there and, when they are reduced, back",
+    )
+    microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
+    global_batch: PositiveInt | None = Field(
+        None, le=10**15, description="sequences in one step of the whole job; by default 4 for each GPU, in whole microbatches"
+    )
+    accumulation: PositiveInt | None = Field(
+        None, le=10**15, description="microbatches per step and dp rank, instead of global_batch"
+    )
+    sequence: Tokens | None = Field(
+        None,
+        description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
+        "contexts see in most of their pretraining)",
+    )
+    bucket: Bytes | None = Field(
+        None,
+        description="bytes of gradients from which on DDP and ZeRO reduce those that there are, whole parameters, at once; by "
+        "default as the framework: PyTorch's DDP 25 MiB, at first 1 MiB; Megatron-LM max(40e6, 1e6·dp) parameters in the first "
+        "chunk of the first pipeline rank, and all gradients at once elsewhere and without overlap",
+        gt=0,
+    )
+    overlap: bool = Field(True, description="overlap dp collectives with compute")
+    overlap_tp: TensorOverlap | None = Field(
+        None,
+        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
+        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=compiled and torch",
+    )
+    overlap_p2p: bool = Field(
+        True,
+        description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
+        "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
+    )
+    scatter_gather: ScatterGather | None = Field(
+        None,
+        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
+        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
+        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
+    )
+    layers_per_stage: tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...] | None = Field(
+        None,
+        max_length=LAYERS,
+        description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be",
+    )
+    first_stage_layers: Layers | None = Field(
+        None, description="layers of the first stage, the others alike (Megatron-LM's --decoder-first-pipeline-num-layers)"
+    )
+    last_stage_layers: Layers | None = Field(None, description="layers of the last stage (--decoder-last-pipeline-num-layers)")
+    embedding_as_layer: bool = Field(
+        False, description="the embedding counts as a layer (Megatron-LM's --account-for-embedding-in-pipeline-split)"
+    )
+    loss_as_layer: bool = Field(
+        False, description="head and loss count as a layer (Megatron-LM's --account-for-loss-in-pipeline-split)"
+    )
+    algorithm: str = Field(
+        "auto",
+        description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …; also with a protocol: "
+        "ring/ll128, all_reduce/tree/simple, auto/ll",
+    )
+    order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
+
+    @field_validator("sequence", "global_batch", mode="before")
+    @classmethod
+    def _no_prefix(cls, value: object) -> object:
+        """8k tokens are 8,000 to some and 8,192 to others."""
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+ *[kKMG]i?", value.strip()):
+            raise ValueError("may be powers of 1000 or of 1024: write the whole number, such as 8192")
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule(cls, name: str) -> str:
+        schedules[name]
+        return name
+
+    @field_validator("data_parallel")
+    @classmethod
+    def _hook(cls, name: str) -> str:
+        if name == "hsdp":
+            raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
+        name = "zero3" if name == "fsdp" else name
+        hooks[name]
+        return name
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, choice: str) -> str:
+        known = {"auto", *algorithms, *(full.split("/")[1] for full in algorithms)}
+        for name in split(choice)[0].split(", "):
+            if name not in known:
+                raise ValueError(f"'{name}' is not an algorithm of any collective{nearest(name, known)}")
+        return choice
+
+    @field_validator("order")
+    @classmethod
+    def _order(cls, text: str) -> str:
+        if sorted(text.split("-")) != sorted(ORDER):
+            raise ValueError(f"must name each of {', '.join(ORDER)} once, joined by '-'")
+        return text
+
+    def sequence_of(self, model: Model) -> int:
+        """Tokens of a sequence of `model`."""
+        return self.sequence or min(model.context, SEQUENCE)
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether tp ranks have whole experts, each its own."""
+        return self.expert_tp == 1 and self.tp > 1
+
+    @property
+    def ep_of_dp(self) -> int:
+        """How many dp ranks the experts are spread over; with whole experts the tp ranks are among the ep ranks, too."""
+        return self.ep // self.tp if self.whole_experts else self.ep
+
+    @property
+    def beside_products(self) -> TensorOverlap:
+        """`overlap_tp`, or its default."""
+        return self.overlap_tp or ("weight_gradient" if self.kernels == "megatron" else "none")
+
+    @property
+    def scatters(self) -> ScatterGather:
+        """`scatter_gather`, or its default."""
+        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or ("deepspeed" if engine else "none")
+
+    @property
+    def syncs_gradients(self) -> GradientSync:
+        """`gradient_sync`, or its default.
+
+        Stages of torch.distributed.pipelining switch FSDP2's reductions off until the last microbatch (torch 2.13, stage.py,
+        backward_maybe_with_nosync). Megatron-LM's FSDP reduces in every backward pass where gradients are sharded
+        (megatron_fsdp.py, grad_reduce_every_bprop), and so does DeepSpeed, which has no pipelines with them.
+        """
+        pipelined = self.pp > 1 and self.of_pytorch and self.deepspeed is None and self.offload is None
+        return self.gradient_sync or ("last" if pipelined and "gradient" in hooks[self.data_parallel].shards else "every")
+
+    @property
+    def own_gradients(self) -> bool:
+        """Whether each parameter has a gradient by itself on the GPU (PyTorch's .grad), in no buffer of a framework."""
+        return self.of_pytorch and self.deepspeed is None and self.offload is None and not hooks[self.data_parallel].flat
+
+    @property
+    def frees_gradients(self) -> bool:
+        """`set_to_none`, or its default."""
+        return self.own_gradients if self.set_to_none is None else self.set_to_none
+
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether DDP's buckets are beside the gradients."""
+        return self.own_gradients and hooks[self.data_parallel].of_ddp and not self.gradient_as_bucket_view
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
+        return self.scatters in ("deepspeed", "deepspeed_forward")
+
+    def splits(self, way: str) -> bool:
+        """Whether tp ranks send a part each of what all of them have, forward (F) or backward (B)."""
+        return way in {"none": "", "deepspeed_forward": "F", "deepspeed": "FB", "megatron": "FB"}[self.scatters]
+
+    @property
+    def pytorch_fsdp(self) -> bool:
+        """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
+        return self.data_parallel == "zero3" and self.of_pytorch and self.deepspeed is None
+
+    @property
+    def masters_only(self) -> bool:
+        """Whether what is sharded is the fp32 master, cast when it is gathered, and reduced gradients become fp32 (torch 2.13,
+        FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
+        """
+        return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+
+    @property
+    def casts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
+        wider = self.bytes_per_gradient > self.bytes_per_element
+        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
+
+    @property
+    def bytes_of_states(self) -> dict[str, int]:
+        """Bytes per parameter of each model state, before sharding."""
+        if self.masters_only:
+            return {"parameter": 4, "gradient": 4, "optimizer": self.bytes_per_optimizer_state - 4}
+        return {
+            "parameter": self.bytes_per_element,
+            "gradient": self.bytes_per_gradient,
+            "optimizer": self.bytes_per_optimizer_state,
+        }
+
+    @property
+    def bytes_that_stay(self) -> dict[str, int]:
+        """The same of what is there all the time."""
+        return self.bytes_of_states | ({"gradient": 0} if self.frees_gradients else {})

@@ -1,0 +1,205 @@
+"""A plan with what depends on the model and the cluster filled in; every rule that is broken is a UserError with the numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from sim.grid import Grid
+from strategies.data_parallel import hooks
+from strategies.models.model import Model
+from strategies.plan.layer_placement import placement
+from strategies.plan.plan import Plan
+from strategies.plan.rules import refuse
+from strategies.plan.rules.computing import computes, recomputed
+from strategies.plan.rules.data_parallel import belongs, neighbours, quantises, shares
+from strategies.plan.rules.degrees import divides, exchanges, synchronised
+from strategies.plan.rules.experts import experts
+from strategies.plan.rules.schedules import asynchronous, blocks
+from strategies.schedules import schedules
+from topologies.reading import UserError
+
+NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
+PASSES = 200_000  # of all stages in one step
+
+
+class Resolved(Plan):
+    """A plan with every default filled in for one model and one cluster."""
+
+    dp: int
+    sequence: int
+    global_batch: int
+    microbatches: int
+    local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
+    chunks: int  # virtual stages of each pipeline rank
+    layers: tuple[int, ...]  # per virtual stage
+    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
+
+    @classmethod
+    def of(cls, plan: Plan, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
+        """Fill in what depends on model and cluster; every rule that is broken is a UserError with the numbers.
+
+        per_node: GPUs of a node, by default all.
+        """
+        dp, per_node = _data_parallel(plan, gpus, where), per_node or gpus
+        sequence = plan.sequence_of(model)
+        microbatches = _microbatches(plan, dp, where)
+        refuse(where, divides(model, plan, sequence), exchanges(plan))
+        chunks = _chunks(plan, where)
+        refuse(
+            where, shares(plan, dp), asynchronous(plan, model, microbatches), belongs(plan, model), computes(plan, model),
+            blocks(plan, microbatches, chunks), experts(model, plan, dp),
+        )  # fmt: skip
+        local = _local_steps(plan, microbatches, where)
+        layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
+        refuse(where, recomputed(plan, layers), synchronised(plan, dp), quantises(plan, dp, per_node))
+        filled = {
+            "dp": dp, "sequence": sequence, "microbatches": microbatches, "global_batch": dp * plan.microbatch * microbatches,
+            "chunks": chunks, "local_steps": local, "layers": layers, "inner": neighbours(plan, dp, per_node),
+        }  # fmt: skip
+        return cls._filled(plan, filled)
+
+    @classmethod
+    def _filled(cls, plan: Plan, filled: dict[str, Any]) -> Resolved:
+        """Without the checks that `model_validate` makes: a search resolves hundreds of thousands of plans."""
+        resolved = cls.__new__(cls)
+        for name, value in (
+            ("__dict__", plan.__dict__ | filled), ("__pydantic_fields_set__", plan.model_fields_set),
+            ("__pydantic_extra__", None), ("__pydantic_private__", None),
+        ):  # fmt: skip
+            object.__setattr__(resolved, name, value)
+        return resolved
+
+    def for_plan(self, plan: Plan) -> Resolved:
+        """The same values filled into another plan, whose degrees, schedule and layers are the same."""
+        return self._filled(plan, {name: getattr(self, name) for name in FILLED})
+
+    @property
+    def grid(self) -> Grid:
+        """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, the ep
+        ranks one of their own, and the nodes that they are on one outside it.
+        """
+        outside = self.replicas if self.inner == 1 else self.dp // self.inner
+        return _grid(self.order, self.tp, self.cp, self.ep_of_dp, self.ep_nodes, self.dp, outside, self.pp)
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same parameters before any sharding: they are replicated along dp and cp."""
+        return self.dp * self.cp
+
+    @property
+    def reduces_each(self) -> bool:
+        """Whether every microbatch reduces its gradients, so that it makes them anew: only a rank's part is added to."""
+        sharded = "gradient" in hooks[self.data_parallel].shards and self.syncs_gradients == "every"
+        return sharded and self.copies > 1
+
+    @property
+    def expert_copies(self) -> int:
+        """The same for routed experts, which differ from ep rank to ep rank."""
+        return self.copies // self.ep_of_dp
+
+    @property
+    def shards(self) -> int:
+        """How many of them share one sharded copy of the states that the strategy shards (all cp ranks are among them)."""
+        return (self.shard or self.dp) * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """How many such groups there are."""
+        return self.copies // self.shards
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The axes along which those ranks differ."""
+        if 1 < self.inner < self.dp:
+            return ("dp", "replica")
+        if self.ep_of_dp == 1:
+            return self.expert_sharing
+        nodes = (NODES,) if self.ep_nodes > 1 else ()
+        return (*self.expert_sharing[:-1], "ep", *nodes, "dp")
+
+    @property
+    def summing(self) -> tuple[str, ...]:
+        """Those along which gradients are summed in every step: of dp ranks that train by themselves only cp."""
+        return self.sharing if not hooks[self.data_parallel].local else ("cp",)
+
+    @property
+    def expert_sharing(self) -> tuple[str, ...]:
+        """The same for the experts, which differ from ep rank to ep rank."""
+        return ("cp", "dp") if self.cp > 1 else ("dp",)
+
+
+FILLED = tuple(Resolved.__annotations__)
+
+
+@lru_cache(maxsize=16384)
+def _grid(ranks: str, tp: int, cp: int, ep: int, ep_nodes: int, dp: int, outside: int, pp: int) -> Grid:
+    """See `Resolved.grid`. outside: replicas of a sharded copy."""
+    degrees = {"tp": tp, "cp": cp, "ep": ep // ep_nodes, "dp": dp // outside // ep, "pp": pp}
+    order = ranks.split("-")
+    for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, ep_nodes)):
+        if degree > 1:
+            order.insert(order.index(inner) + 1, outer)
+            degrees[outer] = degree
+    return Grid.of(tuple(order), **degrees)
+
+
+def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
+    degrees = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
+    if plan.dp is not None:
+        degrees["dp"] = plan.dp
+    product = math.prod(degrees.values())
+    if product == gpus or (plan.dp is None and gpus % product == 0):
+        return plan.dp or gpus // product
+    told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+    formula = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)} = {product}"
+    raise UserError(f"{where}: {formula} {'does not divide' if plan.dp is None else '≠'} {gpus} GPUs")
+
+
+def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
+    local = hooks[plan.data_parallel].local
+    if local and plan.local_steps is None:
+        raise UserError(f"{where}: data_parallel={plan.data_parallel} needs local_steps, such as local_steps=100")
+    if plan.local_steps is not None and not local:
+        raise UserError(f"{where}: local_steps={plan.local_steps} contradicts data_parallel={plan.data_parallel}")
+    _playable(microbatches * (plan.local_steps or 1), plan, where)
+    return plan.local_steps or 1
+
+
+def _microbatches(plan: Plan, dp: int, where: str) -> int:
+    if plan.global_batch is None:
+        return _playable(plan.accumulation or schedules[plan.schedule].microbatches or 1, plan, where)
+    quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
+    if rest or not quotient:
+        raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
+    if plan.accumulation not in (None, quotient):
+        product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
+        raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
+    return _playable(quotient, plan, where)
+
+
+def _playable(microbatches: int, plan: Plan, where: str) -> int:
+    """Every pass of every stage is played; a schedule that was written down has so many and no others."""
+    written = schedules[plan.schedule]
+    for name, is_for, asked in (("pp", written.ranks, plan.pp), ("microbatches", written.microbatches, microbatches)):
+        if is_for not in (None, asked):
+            raise UserError(f"{where}: {name}={asked} contradicts schedule={plan.schedule}, which is for {name}={is_for}")
+    if microbatches * plan.pp > PASSES:
+        product = f"microbatches·pp = {microbatches}·{plan.pp}"
+        raise UserError(
+            f"{where}: {product} passes in a step are too many to play (at most {PASSES:,}); take a larger microbatch"
+        )
+    return microbatches
+
+
+def _chunks(plan: Plan, where: str) -> int:
+    """Virtual stages per rank: what the schedule needs, or for those that take any number what the plan says."""
+    needed = schedules[plan.schedule].chunks
+    if needed is None:
+        if plan.chunks == 1:
+            raise UserError(f"{where}: chunks=1 contradicts schedule={plan.schedule}, which takes 2 or more")
+        return plan.chunks or 2
+    if plan.chunks not in (None, needed):
+        raise UserError(f"{where}: chunks={plan.chunks} contradicts schedule={plan.schedule}, which takes {needed}")
+    return needed

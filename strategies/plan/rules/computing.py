@@ -1,0 +1,129 @@
+"""What kernels, types and recomputation exclude (`strategies.plan.computing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strategies.models.model import Model
+
+if TYPE_CHECKING:
+    from strategies.plan.options import Fp8
+    from strategies.plan.plan import Plan
+
+ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # of Transformer Engine
+SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}  # torchao's with compiled
+
+
+def computes(plan: Plan, model: Model) -> Iterator[str]:
+    """What the plan's kernels have, and are written down for."""
+    if plan.persistent_norm and plan.kernels != "apex":
+        yield f"persistent_norm=true is for kernels=apex, not {plan.kernels}"
+    if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
+        yield "unpad=true is for fused attention without cp and without latent attention"
+    for field in ("complex_rotary", "repeated_keys"):
+        if getattr(plan, field) and not plan.of_pytorch:
+            yield f"{field}=true contradicts kernels={plan.kernels}: it is of models in PyTorch's own operators"
+    if plan.repeated_keys and not plan.fused_attention:
+        yield "repeated_keys=true needs fused attention; attention=materialised repeats them anyway"
+    for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={plan.loss_metrics}", plan.loss_metrics)):
+        if there and plan.tp > 1:
+            yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
+    if plan.fp8 is not None:
+        yield from _fp8(plan, plan.fp8, model)
+    if plan.deterministic:
+        yield from _deterministic(plan, model)
+    for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if getattr(plan, field) != "fp32":
+            yield from _moments(plan, f"{field}={getattr(plan, field)}")
+    if plan.recompute_modules is not None:
+        yield from _modules(plan, model, plan.recompute_modules)
+
+
+def _moments(plan: Plan, said: str) -> Iterator[str]:
+    """Who keeps Adam's moments in 16 bits."""
+    if plan.optimizer != "adam":
+        yield f"{said} contradicts optimizer={plan.optimizer}: it is of Adam's moments"
+    if not plan.fused_optimizer:
+        yield f"{said} contradicts fused_optimizer=false: PyTorch's operators keep moments in the type of what they update"
+    if plan.deepspeed is not None:
+        yield f"{said} contradicts deepspeed, whose moments are fp32"
+
+
+def _modules(plan: Plan, model: Model, modules: tuple[str, ...]) -> Iterator[str]:
+    """What can be recomputed of the model's layers."""
+    said = f"recompute_modules=[{', '.join(modules)}]"
+    if plan.recompute != "selective":
+        yield f"{said} needs recompute=selective, and recompute={plan.recompute}"
+    if not modules:
+        yield f"{said}: name at least one, or take recompute=none"
+    moe = {"moe", "moe_act", "shared_experts"}
+    if model.experts is None and moe.intersection(modules):
+        yield f"{said} needs a mixture of experts, and {model.name} has none"
+    if model.experts is not None and not model.experts.shared and "shared_experts" in modules:
+        yield f"{said} needs shared experts, and {model.name} has none"
+    if model.latent is None and "mla_up_proj" in modules:
+        yield f"{said} needs latent attention, and {model.name} has none"
+    if "mlp" in modules and all(map(model.is_mixture, range(model.layers))):
+        yield f"{said}: {model.name} has no dense MLP"
+
+
+def _deterministic(plan: Plan, model: Model) -> Iterator[str]:
+    """What the deterministic mode excludes (megatron/training/arguments.py), and what it is not written down for."""
+    if plan.overlap_tp == "pieces" or plan.loss not in (None, "operators"):
+        said = "overlap_tp=pieces" if plan.overlap_tp == "pieces" else f"loss={plan.loss}"
+        yield f"deterministic=true contradicts {said}, which Megatron-LM's --deterministic-mode refuses"
+    unknown = {
+        f"kernels={plan.kernels}": plan.kernels != "megatron",
+        f"attention={plan.attention}": plan.attention not in ("flash", "flash2"),
+        "fp8": plan.fp8 is not None, f"cp={plan.cp}": plan.cp > 1, "experts": model.experts is not None,
+        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "sync_norm=true": plan.sync_norm,
+    }  # fmt: skip
+    yield from (f"deterministic=true is not simulated with {what}" for what, there in unknown.items() if there)
+
+
+def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
+    """What Transformer Engine (kernels=megatron, torch) and torchao (compiled) have of fp8."""
+    if plan.kernels not in SCALINGS:
+        rule = "needs kernels=megatron or torch (Transformer Engine) or compiled (torchao with torch.compile)"
+        yield f"fp8 {rule}, not {plan.kernels}"
+    if fp8.scaling not in SCALINGS[plan.kernels]:
+        has = ", ".join(SCALINGS[plan.kernels])
+        yield f"fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}"
+    if plan.bytes_per_element != 2:
+        yield f"fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits"
+    for field in ("dispatch", "activation_func_input_store", "attention_output"):
+        if field in fp8.model_fields_set and plan.kernels != "megatron":
+            yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
+    if fp8.dispatch and model.experts is None:
+        yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
+    if not fp8.gather:
+        return
+    said, known = "fp8.gather=true contradicts", ("zero3",) if plan.kernels == "compiled" else ("zero1", "zero2", "zero3")
+    if plan.data_parallel not in known:
+        yield f"{said} data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it"
+    if plan.kernels == "compiled" and fp8.scaling != "tensorwise":
+        yield f"{said} fp8.scaling={fp8.scaling}: torchao gathers tensorwise only"
+    if plan.deepspeed is not None:
+        yield f"{said} deepspeed, which quantises by itself (zero_quantized_weights)"
+    if plan.offload is not None:
+        yield f"{said} offload, which is not simulated with it"
+
+
+def recomputed(plan: Plan, layers: tuple[int, ...]) -> Iterator[str]:
+    """Rules of recomputing some layers."""
+    method, number = plan.recompute_method, plan.recompute_layers
+    if plan.early_stop is not None and plan.recompute != "full":
+        yield f"early_stop={str(plan.early_stop).lower()} needs recompute=full, and recompute={plan.recompute}"
+    if (method is None) != (number is None):
+        has, lacks = ("recompute_method", "recompute_layers") if method else ("recompute_layers", "recompute_method")
+        yield f"{has}={method or number} needs {lacks}"
+    if number is None:
+        return
+    if plan.recompute != "full":
+        yield f"recompute_method={method} needs recompute=full, and recompute={plan.recompute}"
+    if number > max(layers):
+        yield f"recompute_layers={number} exceeds the {max(layers)} layers of the largest stage"
+    if method == "uniform" and number > 1 and plan.data_parallel == "zero3":
+        said = f"recompute_method=uniform with recompute_layers={number} contradicts data_parallel=zero3"
+        yield f"{said}, which gathers one layer at a time"

@@ -1,0 +1,78 @@
+"""What of a model tensor, sequence and context parallelism can divide, and what their ranks can send and overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strategies.models.model import Model
+
+if TYPE_CHECKING:
+    from strategies.plan.plan import Plan
+
+
+def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
+    """What tp and cp ranks share must divide by their number."""
+    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
+        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
+        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
+            yield f"tp={plan.tp} does not divide {count} {what}"
+    if plan.sequence_parallel and plan.tp == 1:
+        yield "sequence_parallel=true needs tp > 1, and tp=1"
+    if plan.sequence_parallel and sequence % plan.tp:
+        yield f"tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs"
+    if plan.cp > 1:
+        yield from _context(model, plan, sequence)
+    if model.positions == "learned" and sequence > model.context:
+        yield f"sequence={sequence} exceeds the {model.context} learned positions of {model.name}"
+
+
+def _context(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
+    """Rules of context parallelism."""
+    if not plan.fused_attention:
+        yield f"cp={plan.cp} needs attention=flash, and attention={plan.attention}"
+    if model.pooler:
+        yield f"cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone"
+    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
+        pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
+    else:
+        pieces, what = plan.cp, f"cp = {plan.cp}"
+        for count, of in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
+            if count % (plan.tp * plan.cp):
+                product = f"tp·cp = {plan.tp}·{plan.cp} = {plan.tp * plan.cp}"
+                yield f"{product} does not divide {count} {of}, which cp_method=ulysses spreads"
+    if sequence % pieces:
+        yield f"{what} does not divide sequence={sequence}, which cp_method={plan.cp_method} needs"
+    if plan.sequence_parallel and sequence // plan.cp % plan.tp:
+        has = f"sequence/cp = {sequence}/{plan.cp} tokens"
+        yield f"tp={plan.tp} does not divide {has}, which sequence_parallel needs"
+
+
+def exchanges(plan: Plan) -> Iterator[str]:
+    """What tp ranks can send in parts, or beside products."""
+    if plan.scatter_gather not in (None, "none"):
+        said = f"scatter_gather={plan.scatter_gather}"
+        if plan.tp == 1 or plan.pp == 1:
+            yield f"{said} needs tp > 1 and pp > 1, and tp={plan.tp}, pp={plan.pp}"
+        if plan.sequence_parallel:
+            yield f"{said} contradicts sequence_parallel=true, with which tp ranks have different tokens to send"
+    if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
+        rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
+        yield f"overlap_tp={plan.overlap_tp} {rule}"
+    if plan.kernels == "compiled" and plan.overlap_tp == "weight_gradient":
+        rule = "contradicts kernels=compiled: PyTorch's tensor parallelism waits for each collective, or takes pieces"
+        yield f"overlap_tp=weight_gradient {rule}"
+    if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
+        yield "overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for"
+
+
+def synchronised(plan: Plan, dp: int) -> Iterator[str]:
+    """Rules of norms over all ranks."""
+    if not plan.sync_norm:
+        return
+    if dp * plan.cp == 1:
+        yield "sync_norm=true needs dp or cp above 1"
+    if plan.local_steps:
+        yield f"sync_norm=true contradicts local_steps={plan.local_steps}: dp ranks would meet in every layer"
+    if plan.sequence_parallel:
+        yield "sync_norm=true with sequence_parallel=true is not simulated: tp ranks would share statistics too"

@@ -1,0 +1,72 @@
+"""What mixtures of experts and expert parallelism exclude."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strategies.models.model import Experts, Model
+
+if TYPE_CHECKING:
+    from strategies.plan.plan import Plan
+
+
+def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
+    """Rules of mixtures of experts and expert parallelism."""
+    moe, ep = model.experts, plan.ep
+    asked = {"capacity_factor": plan.capacity_factor, "expert_tp": plan.expert_tp, "ep": ep if ep > 1 else None}
+    for name, value in asked.items():
+        if moe is None and value is not None:
+            yield f"{name}={value:g} needs a mixture of experts, and {model.name} has none"
+    if moe is None or (ep == 1 and not plan.whole_experts):
+        if plan.imbalance != 1:
+            yield f"imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
+    else:
+        yield from _spread(moe, plan, dp)
+    if moe:
+        yield from _expert_columns(moe, plan)
+    if plan.pad_to_capacity and plan.capacity_factor is None:
+        yield "pad_to_capacity=true needs capacity_factor"
+    yield from _nodes(moe, plan)
+
+
+def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:
+    """Experts on several ranks: as many ranks as divide the experts and the dp (with whole experts the tp·dp) ranks."""
+    ep, whole = plan.ep, plan.whole_experts
+    if plan.tp > 1 and not plan.sequence_parallel:
+        asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
+        yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
+    if whole and ep % plan.tp:
+        yield f"ep={ep} with expert_tp=1 must be a multiple of tp={plan.tp}: a part of the tp ranks as ep ranks is not simulated"
+    ranks = f"tp·dp = {plan.tp}·{dp} = {plan.tp * dp} ranks" if whole else f"dp={dp}"
+    for count, what in ((moe.experts, f"{moe.experts} experts"), (plan.tp * dp if whole else dp, ranks)):
+        if count % ep:
+            yield f"ep={ep} does not divide {what}: {count} % {ep} = {count % ep}"
+    if plan.shard and plan.ep_of_dp > 1:
+        yield f"shard={plan.shard} with ep={ep} is not simulated yet"
+
+
+def _expert_columns(moe: Experts, plan: Plan) -> Iterator[str]:
+    """How experts are cut, or spread, over the tp ranks."""
+    if plan.expert_tp not in (None, 1, plan.tp):
+        yield f"expert_tp={plan.expert_tp} is not simulated: only tp={plan.tp} and 1 are"
+    for count in (*(() if plan.expert_tp == 1 else (moe.ffn,)), moe.shared * moe.shared_ffn):
+        if count % plan.tp:
+            yield f"tp={plan.tp} does not divide {count} columns of an expert"
+
+
+def _nodes(moe: Experts | None, plan: Plan) -> Iterator[str]:
+    """Exchanges in two steps, across nodes and inside them."""
+    if (plan.ep_nodes == 1) != (plan.routed_nodes is None):
+        wanted = "routed_nodes: to how many of these nodes each token goes" if plan.routed_nodes is None else "ep_nodes above 1"
+        given = f"ep_nodes={plan.ep_nodes}" if plan.routed_nodes is None else f"routed_nodes={plan.routed_nodes}"
+        yield f"{given} needs {wanted}"
+    if plan.ep_nodes == 1:
+        return
+    if plan.ep % plan.ep_nodes:
+        yield f"ep_nodes={plan.ep_nodes} does not divide ep={plan.ep}"
+    if plan.whole_experts:
+        yield f"ep_nodes={plan.ep_nodes} with expert_tp=1 is not simulated yet"
+    most = min(moe.chosen if moe else 1, plan.ep_nodes)
+    if plan.routed_nodes is not None and plan.routed_nodes > most:
+        yield f"routed_nodes={plan.routed_nodes} exceeds {most}, the least of a token's experts and ep_nodes"

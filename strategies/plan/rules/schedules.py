@@ -1,0 +1,45 @@
+"""What orders of passes exclude, and what excludes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strategies.models.model import Model
+from strategies.schedules import actions, schedules
+
+if TYPE_CHECKING:
+    from strategies.plan.plan import Plan
+
+
+def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
+    """What stages that are updated at different times can do."""
+    if schedules[plan.schedule].versions is None:
+        return
+    said = f"schedule={plan.schedule} is asynchronous"
+    if plan.data_parallel != "ddp":
+        yield f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
+    if model.tied and plan.pp > 1:
+        yield f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
+    if microbatches < plan.pp:
+        why = "the steady state repeats, and two versions suffice, from then on"
+        yield f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}"
+
+
+def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:
+    """What would run beside a kernel that the host waits for."""
+    if not plan.blocking_launches:
+        return
+    order = actions(plan.schedule, 0, plan.pp, microbatches, chunks)
+    beside = {
+        "overlap=true": plan.overlap,
+        "overlap_p2p=true": plan.pp > 1 and plan.overlap_p2p,
+        f"overlap_tp={plan.beside_products}": plan.tp > 1 and plan.beside_products != "none",
+        f"schedule={plan.schedule}": any(action.beside for action in order),
+        "offload": plan.offload is not None,
+    }
+    yield from (
+        f"blocking_launches=true contradicts {what}: nothing runs beside a kernel" for what, runs in beside.items() if runs
+    )
+    if plan.data_parallel not in ("ddp", "zero1", "zero2"):
+        yield f"blocking_launches=true with data_parallel={plan.data_parallel} is not simulated"

@@ -1,0 +1,197 @@
+"""Which way to train: the usual candidates simulated on the job's model and cluster, and the questions asked first.
+
+Each candidate is a plan of the space that `shardyard plan` searches (`strategies.planner.search.space.default_space`): what the
+job says of its plan stays where it applies to the candidate, and is left out where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sim.analysis.summary import Summary
+from strategies.frameworks import EVERYTHING
+from strategies.job import Job
+from strategies.layers.model_costs import parts
+from strategies.plan.plan import SEQUENCE
+from strategies.planner.applicable import applicable
+from strategies.planner.fixes import OPTIMIZER
+from strategies.planner.ranking import rank
+from strategies.planner.search.space import MICROBATCHES, doubling
+from topologies.reading import UserError
+
+Changes = dict[str, Any]
+Answer = Callable[[Job], Summary]
+OWN = "the job's plan"
+_PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
+_OF_ONE_GPU = (
+    "sequence",
+    "microbatch",
+    "attention",
+    "kernels",
+    "precision",
+    "gradients",
+    "optimizer",
+    "clip_gradients",
+    "dropout",
+)
+"""Fields of a plan that one GPU alone has too."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train: its name, what it changes of the plan, the job with it, and the answer; dropped: fields of the job's own
+    plan that do not apply.
+    """
+
+    name: str
+    changes: Changes
+    job: Job
+    summary: Summary
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others."""
+
+    questions: tuple[tuple[str, str], ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits."""
+        first = self.candidates[0] if self.candidates else None
+        return first if first is not None and first.summary.fits else None
+
+    @property
+    def dropped(self) -> dict[str, list[str]]:
+        """Fields of the job's own plan that some candidates leave out, and which."""
+        found: dict[str, list[str]] = {}
+        for one in self.candidates:
+            for field in one.dropped:
+                found.setdefault(field, []).append(one.name)
+        return found
+
+
+def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
+    """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
+    UserError when none can be simulated.
+
+    run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
+    """
+    batch = job.global_batch
+    found: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
+    for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job), _own(job)], _offloading(job)):
+        if not any(one.summary.fits for one in found.values()):
+            ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
+            for one in filter(None, run(partial(_try, job, answer), ways)):
+                found.setdefault(one.job.hash, one)
+    if not found:
+        raise UserError(
+            f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
+        )
+    ranked = sorted(found.values(), key=lambda one: rank(one.summary, dict(one.job.plan), one.job.hash))
+    return Advice(tuple(_questions(job, answer)), tuple(ranked))
+
+
+def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None:
+    """The candidate without recomputation, or when it does not fit with it, without a pipeline with the microbatch that is the
+    fastest; None when it is refused.
+    """
+    name, changes = way
+    if name == OWN:
+        return _simulated(job, answer, name, changes)
+    found = _simulated(job, answer, name, changes | {"recompute": "none"})
+    if found is not None and not found.summary.fits:
+        found = _simulated(job, answer, f"{name} + recompute", changes | {"recompute": "full"}) or found
+    again = " + recompute" if found is not None and found.changes["recompute"] == "full" else ""
+    if found is None or not found.summary.fits or found.changes["pp"] > 1:
+        return found
+    for microbatch in (size for size in MICROBATCHES if size > job.plan.microbatch):  # fewer passes, where memory is left
+        more = {"recompute": found.changes["recompute"], "microbatch": microbatch}
+        larger = _simulated(job, answer, f"{name}{again}, microbatch {microbatch}", changes | more)
+        if larger is None or not larger.summary.fits or larger.summary.step_seconds >= found.summary.step_seconds:
+            break
+        found = larger
+    return found
+
+
+def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
+    """The candidate; None when it is refused."""
+    wanted = {"dp": None, "accumulation": None} | changes
+    try:
+        asked, _, dropped = applicable(job, wanted)
+        return Candidate(name, wanted | dropped, asked, answer(asked), tuple(dropped))
+    except UserError:
+        return None
+
+
+def _own(job: Job) -> tuple[str, Changes]:
+    """The job's own plan; it is refused, and no candidate, when it does not fit the model or the cluster."""
+    return OWN, {}
+
+
+def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
+    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
+        yield name, _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1}
+    if job.cluster.nodes > 1:
+        yield f"HSDP, shards of {node}", _PLAIN | {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
+    for tp in doubling(node):
+        for pp in doubling(min(gpus // tp, depth, job.model.layers)):
+            if tp * pp > 1:
+                degrees = " × ".join(f"{axis}{degree}" for axis, degree in (("TP", tp), ("PP", pp)) if degree > 1)
+                sequence = {"sequence_parallel": True} if tp > 1 else {}
+                yield f"{degrees} + ZeRO-1", _PLAIN | {"data_parallel": "zero1", "tp": tp, "pp": pp} | sequence
+
+
+def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
+    """Ranks that share long sequences, each with at least SEQUENCE tokens of one."""
+    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    for cp in doubling(min(gpus, job.plan.sequence_of(job.model) // SEQUENCE))[1:]:
+        for tp in doubling(min(node, gpus // cp)):
+            degrees = f"TP{tp} × CP{cp}" if tp > 1 else f"CP{cp}"
+            shared = {"cp": cp, "tp": tp, "pp": 1} | ({"sequence_parallel": True} if tp > 1 else {})
+            for hook, name in (("zero1", "ZeRO-1"), ("zero3", "ZeRO-3 (FSDP)")):
+                yield f"{degrees} + {name}", _PLAIN | {"data_parallel": hook} | shared
+
+
+def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
+    if job.cluster.topology().cpu is not None:
+        for hook, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3")):
+            yield f"{name}, optimizer on CPUs", _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1, "offload": OPTIMIZER}
+        yield "ZeRO-3, everything on CPUs", _PLAIN | {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
+
+
+def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
+    """Does it fit a GPU, does its largest layer, does it fit a node?"""
+    memory = job.cluster.node.gpu.memory
+    small = {"accumulation": 1, "recompute": "full"}
+    one = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
+    alone = replace(job, plan=one, cluster=_cluster(job, 1, 1))
+    peak = answer(alone).worst.peak
+    yield "fits one GPU", _fits(peak, memory)
+    work = parts(job.model, alone.resolve())
+    width = sum(one.bytes_of_states[kind] for kind in ("parameter", "gradient"))
+    largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
+    held = largest.parameters * width + largest.saved + largest.restored + largest.undoing
+    yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
+    if job.cluster.node.gpus > 1:
+        sharded = one.model_copy(update={"data_parallel": "zero3"})
+        whole = answer(replace(job, plan=sharded, cluster=_cluster(job, job.cluster.node.gpus, 1)))
+        yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
+
+
+def _cluster(job: Job, gpus: int, nodes: int) -> Any:
+    """The first GPUs of the job's cluster; one GPU alone has no links that matter."""
+    if gpus == job.cluster.node.gpus:
+        return job.cluster.model_copy(update={"nodes": nodes})
+    node = job.cluster.node.model_copy(update={"gpus": gpus, "nics": min(job.cluster.node.nics, gpus)})
+    return job.cluster.model_copy(update={"nodes": nodes, "node": node})
+
+
+def _fits(size: float, memory: float) -> str:
+    return f"{'yes' if size <= memory else 'no'}: {size / 1e9:,.1f} of {memory / 1e9:,.1f} GB"

@@ -1,0 +1,85 @@
+"""A job with other degrees or another strategy: what its plan says that does not apply there is left out, and named.
+
+A job that says `sequence_parallel: true` is no reason to refuse every plan with tp=1. Rules name the fields that they are about
+(`strategies.plan.rules`), so what a reason names and the job says is left out, as long as that is no matter of what is trained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from strategies.job import Job
+from strategies.plan.computing import Computing
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
+from topologies.reading import UserError
+
+Changes = dict[str, Any]  # fields of a plan
+# What is never left out: degrees, how much is trained at a time, and what a rank computes but for how and where it does so.
+HOW = frozenset({
+    "recompute", "recompute_method", "recompute_layers", "recompute_modules", "early_stop", "loss", "fused_optimizer",
+})  # fmt: skip
+KEPT = Computing.model_fields.keys() - HOW | {
+    "tp", "pp", "dp", "cp", "ep", "sequence", "microbatch", "global_batch", "accumulation", "bucket", "sync_norm",
+}  # fmt: skip
+ONE_STAGE = ("schedule", "chunks")  # what means nothing without a pipeline
+_NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)?")
+
+
+class Applied(NamedTuple):
+    """A job with a changed plan, the plan with its defaults filled in, and what was left out of it, by its default."""
+
+    job: Job
+    resolved: Resolved
+    dropped: Changes
+
+
+def stated(plan: Plan) -> tuple[str, ...]:
+    """Fields that a plan has at other values than their defaults, in their order."""
+    return tuple(field for field in Plan.model_fields if getattr(plan, field) != _default(field))
+
+
+def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None = None) -> Applied:
+    """The job with `changes` of its plan, without fields of its own plan that do not apply to them.
+
+    own: what the job's plan states, where that is known. Raises UserError where the changes themselves break a rule.
+    """
+    fields = [field for field in (stated(job.plan) if own is None else own) if field not in changes]
+    plan = job.plan.model_copy(update=dict(changes))
+    dropped = {field: _default(field) for field in ONE_STAGE if changes.get("pp") == 1 and field in fields}
+    while True:
+        asked = replace(job, plan=plan.model_copy(update=dropped) if dropped else plan)
+        try:
+            return Applied(asked, asked.resolve(), dropped)
+        except UserError as error:
+            without = next(_without(asked.plan, str(error).removeprefix(job.where), fields), None) if fields else None
+            if without is None:
+                raise
+            dropped |= without
+
+
+def _default(field: str) -> Any:
+    return Plan.model_fields[field].get_default(call_default_factory=True)
+
+
+def _without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
+    """What of these fields a reason names, without it: a field's default, or a group of fields without the one named."""
+    for name in _NAME.findall(reason):
+        field, _, part = name.partition(".")
+        value = getattr(plan, field, None) if field in fields else None
+        if isinstance(value, BaseModel) and part in value.model_fields_set:
+            yield {field: _without_part(value, part)}
+        elif value is not None and not part and field not in KEPT and value != _default(field):
+            yield {field: _default(field)}
+
+
+def _without_part(group: BaseModel, part: str) -> BaseModel | None:
+    try:
+        return type(group).model_validate(group.model_dump(exclude_unset=True, exclude={part}))
+    except ValidationError:  # of nothing else
+        return None

@@ -1,0 +1,231 @@
+"""Lower bounds on the step and the memory of every plan at once, from the prices and parts that the simulation plays.
+
+Step. A rank's compute stream runs its passes one after the other. The first waits for a microbatch to come through all stages
+before (the fill); after its last backward pass that microbatch still goes back through them (the drain). So for every rank
+
+    step ≥ fill + microbatches · (forward + backward of its chunks) + drain
+
+with nothing else in the way; weight gradients of split backward passes may fill the drain. On the first rank the optimizer's pass
+follows, and what is gathered after it. Steps of asynchronous schedules and local steps follow each other without fill and drain.
+And the NICs of a node must carry what its ranks gather and reduce (`strategies.planner.bounds.network_bound`), where nothing runs
+beside it after all passes of a rank.
+
+Memory. What the first and the last rank keep when a pass begins, by the schedule's order, and the sharded model states.
+
+Both are never more than what is simulated: waiting, contention, slower kernels beside communication, and gathered parameters only
+add. Strategies that write their own programs are not bounded (0).
+
+Passes that run beside each other take at least as long as the kernels of both. What is offloaded takes no memory of a GPU, and
+the CPUs of a node must read and write what its ranks update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.pricing.prices import Prices
+from sim.program import Kernel
+from strategies.data_parallel import Hook, hooks
+from strategies.lowering.optimizer_step import ZEROING, passes_of
+from strategies.plan.resolved import Resolved
+from strategies.planner.bounds.layer_cost_table import Floats, Kinds
+from strategies.planner.bounds.layer_layout import Layout, Moments, layout_of, moments, splits, through
+from strategies.planner.bounds.plan_features import columns
+from strategies.planner.search.candidates import Candidates
+from strategies.schedules import schedules
+
+TWICE = 2
+SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
+Ids = NDArray[np.int64]
+
+
+@dataclass
+class Bounds:
+    """Of each plan, at least: seconds of a step, seconds until the first rank's last pass ends and of its update, bytes of the
+    fullest rank. `possible`: its schedule can be made; `slower`: what it offloads is updated there in at least TWICE the time.
+    """
+
+    step: Floats
+    first: Floats
+    update: Floats
+    memory: Floats
+    possible: NDArray[np.bool_]
+    slower: NDArray[np.bool_]
+    reasons: dict[str, int]  # of plans that are not possible
+
+
+def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
+    """Bounds of every plan."""
+    return _Bounding(plans, kinds, prices).result
+
+
+def bounded(plan: Resolved) -> bool:
+    """Whether its schedule makes its program."""
+    return hooks[plan.data_parallel].program is Hook.program
+
+
+def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
+    """Each value of `keys`, and where it is."""
+    order = np.argsort(keys, kind="stable")
+    values, start = np.unique(keys[order], return_index=True)
+    yield from zip(values.tolist(), np.split(order, start[1:]), strict=True)
+
+
+class _Bounding:
+    """One evaluation: plans by the shape of their pipeline, and within it all at once."""
+
+    def __init__(self, plans: Candidates, kinds: Kinds, prices: Prices) -> None:
+        self.plans, self.kinds, self.prices = plans, kinds, prices
+        count = len(plans)
+        step, first, update, memory = np.zeros((4, count))
+        possible, slower = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+        self.result = Bounds(step, first, update, memory, possible, slower, {})
+        shapes: dict[tuple[object, ...], int] = {}
+        self.shapes: list[Resolved] = []
+        of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
+        for number, one in enumerate(plans.resolved):
+            key = (
+                one.schedule, one.pp, one.microbatches, one.chunks, one.layers,
+                hooks[one.data_parallel].local, bounded(one),
+            )  # fmt: skip
+            if key not in shapes:
+                shapes[key] = len(self.shapes)
+                self.shapes.append(one)
+            of_rule[number] = shapes[key]
+        self.shape_of = of_rule[plans.rule] if count else plans.rule
+        self.rules = columns(plans, prices.profile)
+        self.in_turn = self.rules["in turn"][plans.rule] * (plans.column("overlap") == 0)
+        for shape, members in _groups(self.shape_of):
+            if bounded(self.shapes[shape]):
+                self._bound(self.shapes[shape], members)
+
+    def _bound(self, one: Resolved, members: Ids) -> None:
+        layout, pp, m = layout_of(one), one.pp, one.microbatches
+        copies = schedules[one.schedule].copies
+        found = {rank: moments(one.schedule, rank, pp, m, one.chunks) for rank in sorted({0, pp - 1})}
+        wrong = next((text for text in found.values() if isinstance(text, str)), None)
+        if wrong is not None:
+            self.result.possible[members] = False
+            self.result.reasons[wrong] = self.result.reasons.get(wrong, 0) + len(members)
+            return
+        kinds, of = np.unique(self.kinds.of[members], return_inverse=True)
+        chosen = [self.kinds.kinds[kind] for kind in kinds.tolist()]
+        time = layout.times(chosen)
+        elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
+        if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
+            elements[:, -1] += [kind.tied for kind in chosen]
+        self._step(one, layout, members, of, time, elements, experts)
+        spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
+        spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
+        spaces["last"] = layout.last_part(chosen)
+        for rank, those in found.items():
+            assert isinstance(those, Moments)
+            mine = list(layout.stages[rank])
+            held = {name: value[:, mine][of] for name, value in spaces.items()}
+            versions = schedules[one.schedule].versions
+            self._memory(members, those, held, elements[:, mine][of], experts[:, mine][of], versions(rank, pp) if versions else 1)
+
+    def _step(
+        self, one: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
+    ) -> None:  # fmt: skip
+        flowing = not schedules[one.schedule].versions and not hooks[one.data_parallel].local
+        split = splits(one.schedule, one.pp, one.microbatches, one.chunks)
+        mine, passes = list(layout.stages[0]), through(one)
+        anywhere, first, own = _compute(passes, layout, time, split, flowing)
+        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        in_turn = self.in_turn[members]
+        dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
+        alone = rule["dense alone"][:, None] * dense + rule["experts alone"][:, None] * spread  # of the quickest group
+        # seconds, of each chunk, once for a byte: of all groups of a node, unless these are not played at the same time
+        crossing = rule["dense"][:, None] * dense + rule["experts"][:, None] * spread
+        crossing = np.where(rule["unlike"][:, None] > 0, alone, crossing)
+        step = np.maximum(anywhere[of], crossing.sum(axis=1) * (rule["moved"] + rule["last"]))
+        end = first[of]
+        if flowing:
+            last = time["weight" if split else "backward"][:, mine][of]
+            late = (crossing * (rule["moved"] * rule["late"])[:, None] - last * (1 - in_turn)[:, None]).min(axis=1)
+            updated, zeroed = (
+                dense.sum(axis=1) / shards + spread.sum(axis=1) / np.maximum(1, shards // rule["ep"])
+                for shards in (rule["updated"], rule["zeroed"])
+            )
+            update, hosted = self._updates(members, updated, zeroed), rule["host"] * updated
+            self.result.slower[members] = (hosted == 0) | (hosted >= TWICE * update)
+            update = np.where(hosted > 0, hosted, update)
+            self.result.first[members], self.result.update[members] = first[of], update
+            late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
+            end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
+            step = np.maximum(step, first[of] + crossing.sum(axis=1) * rule["last"])
+            exchange = alone.sum(axis=1) * (rule["moved"] + rule["last"])
+            step = np.maximum(step, in_turn * (own[of] + exchange + (update if one.chunks == 1 else 0.0)))
+        self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
+
+    def _memory(
+        self, members: Ids, those: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
+    ) -> None:  # fmt: skip
+        """Memory of a rank that holds these parameters, by chunk."""
+        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        parameter, gradient, optimizer = self._widths[members, :3].T
+        dense, spread = elements - experts, experts.sum(axis=1)
+        kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
+        whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
+        made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
+        back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
+        early = whole * (1 - rule["after loss"])[:, None]  # when a backward pass begins
+        space = np.where(those.forward, (spaces["forward"] + whole)[:, those.chunk], back + early[:, those.chunk])
+        total = (spaces["saved"] @ those.saved.T + kept @ those.there.T + spaces["held"] @ those.held.T + space).max(axis=1)
+        for state, width in (
+            ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])
+        ):  # fmt: skip
+            total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
+        overhead = self.prices.profile.overhead
+        total += rule["reserve"] * overhead.reserve * total + overhead.context + rule["communicators"] * overhead.communicator
+        self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
+
+    def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
+        """Seconds of the optimizer's passes over so many parameters, whose prices are linear in their bytes."""
+        nothing, much = (self.prices.seconds(Kernel("optimizer", "", "optimizer", 0.0, size, "fp32")) for size in (0.0, 1e12))
+        passes, update, zeroing = self._widths[members, 3:].T
+        result: Floats = nothing * passes + (much - nothing) * (update * updated + zeroing * zeroed) / 1e12
+        return result
+
+    @cached_property
+    def _widths(self) -> Floats:
+        """Of each plan: bytes per parameter of weight, gradient and optimizer states; passes of an update, bytes that they move
+        per parameter that is updated, and per gradient that is set to zero.
+        """
+        rows = []
+        for one in self.plans.resolved:
+            passes, states = dict(passes_of(one)), one.bytes_that_stay.values()
+            zeroing = passes.get(ZEROING, 0)
+            rows.append((*states, len(passes), sum(passes.values()) - zeroing, zeroing))
+        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]
+        return result
+
+
+def _compute(
+    microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool
+) -> tuple[Floats, Floats, Floats]:
+    """(end of the last pass on any rank, end of the last on the first rank, time of all passes of the first rank), at least;
+    seconds, per kind.
+    """
+    forward, back = time["forward"], time["input"] + time["weight"] if split else time["backward"]
+    anywhere = first = own = np.zeros(len(forward))
+    for rank, mine in enumerate(map(list, layout.stages)):
+        before = slice(0, min(mine))
+        work = microbatches * (forward[:, mine] + back[:, mine]).sum(axis=1)
+        if flowing:
+            fill = forward[:, before].sum(axis=1)
+            drain = (time["input"] if split else back)[:, before].sum(axis=1)
+            inputs = work - microbatches * time["weight"][:, mine].sum(axis=1) if split else work
+            anywhere = np.maximum(anywhere, fill + work)
+            first = np.maximum(first, fill + inputs + drain)
+        else:
+            anywhere = np.maximum(anywhere, work)
+        if rank == 0:
+            own, first = work, np.maximum(first, work)
+    return np.maximum(anywhere, first), first, own

@@ -1,0 +1,141 @@
+"""The tightest bounds on one plan: the longest path through its program, and what the program holds (`held`).
+
+Every op takes at least as long as with nothing in its way, and starts when its stream and all that it waits for are done. Blocks
+cost what `strategies.planner.bounds.layer_cost_table` says; collectives among dp ranks their price on two pipeline ranks, and
+nothing on others; sends between nodes their bytes over one rank's NICs. Where ranks of a stage differ, the path is that of ranks
+one of each stage, those that communicate longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sim.pricing.op_costs import Pricing
+from sim.pricing.prices import Prices
+from sim.program import Block, Cohort, Collective, Op, Program, Send
+from strategies.job import Job
+from strategies.lowering.lower import lower
+from strategies.plan.resolved import Resolved
+from strategies.planner.bounds.every_plan import SLACK, bounded
+from strategies.planner.bounds.layer_cost_table import inside
+from strategies.planner.bounds.memory_bound import least_memory
+from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
+from topologies.topology import Values
+
+Seconds = dict[int, float]  # of each distinct piece of work, by identity; what is not in it takes no time
+
+
+def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float]:
+    """Seconds of a step of `plan` and bytes of its fullest rank, at least."""
+    if not bounded(plan):
+        return 0.0, 0.0
+    program = lower(job.model, plan)
+    if program.cohorts[0].steady or len(program.cohorts) != plan.pp:
+        return 0.0, 0.0
+    if alike(job.cluster, plan.grid) and stages_alike(job.cluster, plan.grid, inside(plan)):
+        durations = _alike(job, plan, program, prices)
+    else:
+        durations = _apart(job, plan, program, prices)
+    seconds = _longest(program, durations) / program.steps * (1 - SLACK)
+    return seconds, least_memory(program, prices)
+
+
+def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
+    """By stage, where one sibling group, and one stage, stands for all."""
+    topology, grid = job.cluster.topology(), inside(plan)
+    blocks = {id(op.work): op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
+    at = {"pp": 0} if grid.degree("pp") > 1 else {}
+    local = Pricing(Program(grid, [Cohort(at, list(blocks.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
+    result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
+    for number in _talking(program):
+        cohort = program.cohorts[number]
+        own = {id(work): Op("", work) for work in _own(program, number)}
+        talk = Pricing(Program(plan.grid, [Cohort(cohort.at, list(own.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
+        result |= {key: talk.collective(op.work, 0).alone for key, op in own.items() if not isinstance(op.work, Block)}
+    return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
+
+
+def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
+    """By stage, of one of its ranks."""
+    every = OfOne(program, job.cluster.topology(), prices)
+    if not every.alike:
+        every = every.of(int(np.argmax(sum(_busy(program, number, every) for number in range(len(program.cohorts))))))
+    result: list[Seconds] = []
+    for number, cohort in enumerate(program.cohorts):
+        blocks = {id(op.work): op.work for op in cohort.ops if isinstance(op.work, Block)}
+        times = {key: every.block(work, number).busy for key, work in blocks.items()}
+        if number in _talking(program):
+            times |= {id(work): every.collective(work, number).alone for work in _own(program, number)}
+        result.append(times | _sent(job, program, number, max(every.index, 0), prices))
+    return result
+
+
+def _busy(program: Program, number: int, pricing: OfOne) -> Values:
+    """Seconds of communication of each rank of a stage, with nothing in its way."""
+    works, counts = dict[int, Collective | Send](), dict[int, float]()
+    for op in program.cohorts[number].ops:
+        inside_blocks = pricing.talk(op.work) if isinstance(op.work, Block) else []
+        for times, work in (*inside_blocks, *([(1, op.work)] if isinstance(op.work, Collective) and not op.work.cohorts else [])):
+            works[id(work)] = work
+            counts[id(work)] = counts.get(id(work), 0.0) + times
+    none: Values = np.zeros(program.grid.world // len(program.cohorts))
+    return sum((counts[key] * pricing.soonest(work, number)[pricing.groups(work, number)] for key, work in works.items()), none)
+
+
+def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -> Seconds:
+    """Sends of a stage's rank number `index` to other nodes."""
+    node, fabric = job.cluster.node, job.cluster.fabric
+    if not node.nics or fabric.direct:
+        return {}
+    rate = node.nic * max(1.0, node.nics / node.gpus) * prices.profile.links["nic"].efficiency
+    where = [int(program.grid.groups((), cohort.at).ravel()[index]) // node.gpus for cohort in program.cohorts]
+    return {
+        id(op.work): op.work.bytes / rate
+        for op in program.cohorts[number].ops
+        if isinstance(op.work, Send) and op.work.route is None and where[number] != where[op.work.to]
+    }
+
+
+def _talking(program: Program) -> set[int]:
+    """The first pipeline rank, and the one whose ranks exchange most: what they exchange is priced."""
+    sizes = [
+        sum(op.work.bytes * op.work.repeat for op in cohort.ops if isinstance(op.work, Collective) and not op.work.cohorts)
+        for cohort in program.cohorts
+    ]
+    return {0, sizes.index(max(sizes))}
+
+
+def _own(program: Program, number: int) -> Iterator[Collective | Send]:
+    """What is between the ranks of one stage; on the first, and of each with its host."""
+    works = {id(op.work): op.work for op in program.cohorts[number].ops}
+    for work in works.values():
+        if (isinstance(work, Collective) and not work.cohorts) or (isinstance(work, Send) and work.route and not number):
+            yield work
+
+
+def _longest(program: Program, seconds: list[Seconds]) -> float:
+    """When the last op ends. Ranks take turns: each goes on until an op waits for one that has not been timed."""
+    ends: list[list[float]] = [[] for _ in program.cohorts]
+    streams: list[dict[str, float]] = [{} for _ in program.cohorts]
+    moving = True
+    while moving:
+        moving = False
+        for number, cohort in enumerate(program.cohorts):
+            mine, free = ends[number], streams[number]
+            for op in cohort.ops[len(mine) :]:
+                start = free.get(op.stream, 0.0)
+                for other, position in op.after:
+                    theirs = ends[other]
+                    if position >= len(theirs):
+                        break
+                    if theirs[position] > start:
+                        start = theirs[position]
+                else:
+                    end = free[op.stream] = start + seconds[number].get(id(op.work), 0.0)
+                    mine.append(end)
+                    moving = True
+                    continue
+                break
+    return max((max(mine) for mine in ends if mine), default=0.0)

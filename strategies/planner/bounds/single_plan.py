@@ -1,0 +1,111 @@
+"""A tighter bound on one plan: the schedule's own order, and the exchange of its first rank with other dp ranks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from sim.pricing.prices import Prices
+from strategies.data_parallel import hooks
+from strategies.plan.resolved import Resolved
+from strategies.planner.bounds.critical_path import Critical, critical
+from strategies.planner.bounds.every_plan import SLACK, Bounds, bounded
+from strategies.planner.bounds.exchange_bound import BESIDE, Exchange, Exchanges
+from strategies.planner.bounds.layer_cost_table import Kinds
+from strategies.planner.bounds.layer_layout import layout_of, splits, through
+from strategies.planner.search.candidates import Candidates
+from strategies.schedules import schedules
+
+
+class Refiner:
+    """Refines bounds of plans one by one; what plans share is worked out once, for all kinds of layer work together."""
+
+    def __init__(self, plans: Candidates, kinds: Kinds, bounds: Bounds, prices: Prices) -> None:
+        self.plans, self.kinds, self.bounds = plans, kinds, bounds
+        self.exchanges = Exchanges(plans.job, prices)
+        self._known: dict[tuple[object, ...], tuple[Critical, dict[int, int]]] = {}
+
+    def passes(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, when nothing but the passes of its schedule and the update takes time."""
+        one = self.resolved(plan)
+        if not self._flows(one):
+            return 0.0
+        found, column = self._critical(plan, one)
+        return max(float(found.end[column]), float(found.first[column]) + float(self.bounds.update[plan])) * (1 - SLACK)
+
+    def _flows(self, one: Resolved) -> bool:
+        """Whether steps are filled and drained one by one, by a schedule."""
+        return bounded(one) and not hooks[one.data_parallel].local and not schedules[one.schedule].versions
+
+    def exchange(self, plan: int) -> float:
+        """Seconds of a step of plan i, at least, with what its first rank exchanges with other dp ranks.
+
+        Every stream works through its communication in order. Gradients that are reduced last wait for the pass that makes them,
+        chunk after chunk; then comes the update, and what is gathered after it. On the first rank a pass waits for its first
+        gather after the pass before.
+        """
+        one = self.resolved(plan)
+        if not self._flows(one) or (one.copies == 1 and one.offload is None):
+            return 0.0
+        found, column = self._critical(plan, one)
+        talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
+        own = self._own(plan, one)
+        passes, reduced = max(float(found.first[column]), own + talk.waiting(one)), self._reduced(found, column, talk)
+        if one.offload:
+            update = 0.0  # which is among what streams of the host do
+        if one.chunks == 1:
+            passes = max(passes, reduced)
+        end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
+        streams = talk.busy(one)
+        hosted = max((time for name, time in streams.items() if name in BESIDE), default=0.0)
+        busy = max((time for name, time in streams.items() if name not in BESIDE), default=0.0)
+        if not one.overlap and hooks[one.data_parallel].in_turn(one):
+            busy += own + (update if one.chunks == 1 else 0.0)
+        return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)
+
+    def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
+        """When the first rank's gradients are reduced, where only those of the last microbatch are."""
+        time = 0.0
+        for chunk, begin in zip(found.chunks, found.final[:, column].tolist(), strict=True):
+            if not talk.backward[chunk].get("dp"):
+                time = max(time, begin) + talk.final[chunk].get("dp", 0.0)
+        return time
+
+    def _own(self, plan: int, one: Resolved) -> float:
+        """The first rank's passes one after the other."""
+        layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
+        mine = list(layout.stages[0])
+        halves = splits(one.schedule, one.pp, one.microbatches, one.chunks)
+        time = layout.times(kind)
+        seconds = sum(
+            float(time[name][0, mine].sum()) for name in (("forward", "input", "weight") if halves else ("forward", "backward"))
+        )
+        return through(one) * seconds
+
+    def resolved(self, plan: int) -> Resolved:
+        """Plan i with its defaults filled in."""
+        one = self.plans.resolved[int(self.plans.rule[plan])]
+        return one.for_plan(self.plans.job_of(plan).plan)
+
+    def _critical(self, plan: int, one: Resolved) -> tuple[Critical, int]:
+        """The passes of all plans of this shape, and which column is this plan's."""
+        key = self._shape(one)
+        if key not in self._known:
+            rules = self._rules_of.get(key, [])
+            kinds = np.unique(self.kinds.of[np.isin(self.plans.rule, rules)]).tolist()
+            layout, chosen = layout_of(one), [self.kinds.kinds[kind] for kind in kinds]
+            self._known[key] = critical(one, layout, layout.times(chosen)), {kind: column for column, kind in enumerate(kinds)}
+        found, columns = self._known[key]
+        return found, columns[int(self.kinds.of[plan])]
+
+    @cached_property
+    def _rules_of(self) -> dict[tuple[object, ...], list[int]]:
+        """The rules of each shape of pipeline."""
+        result: dict[tuple[object, ...], list[int]] = {}
+        for number, one in enumerate(self.plans.resolved):
+            result.setdefault(self._shape(one), []).append(number)
+        return result
+
+    def _shape(self, one: Resolved) -> tuple[object, ...]:
+        return one.schedule, one.pp, one.microbatches, one.chunks, one.layers

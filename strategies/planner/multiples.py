@@ -1,0 +1,74 @@
+"""Multiples of what a job has, as `nodes=x2` or `cluster.node.nic=x0.5`, turned into values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator
+
+from strategies.planner.search.space import Axis
+from topologies.costs import rates
+from topologies.reading import UserError
+from topologies.units import flops, rate, seconds, show, size
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+
+_MULTIPLE = re.compile(r"[x×](\d+\.?\d*|\.\d+)")
+_UNITS = {size: "B", rate: "B/s", seconds: "s", flops: "FLOP/s"}
+
+
+def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
+    """The axis with values in place of multiples. Raises UserError for a multiple of what is no number."""
+    return replace(axis, choices=tuple({field: _value(field, value, job, price) for field, value in choice.items()}
+                                       for choice in axis.choices))  # fmt: skip
+
+
+def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
+    found = _MULTIPLE.fullmatch(value) if isinstance(value, str) else None
+    if not found:
+        return value
+    own, unit = _own(field, job, price)
+    if isinstance(own, bool) or not isinstance(own, int | float):
+        raise UserError(f"--vary {field}={value}: {field} is {own!r} here, of which there is no multiple")
+    result = own * float(found[1])
+    if unit:
+        return show(result, unit, 6)
+    if isinstance(own, float):
+        return result
+    if result < 1 or not result.is_integer():
+        raise UserError(f"--vary {field}={value}: {field}={own} times {found[1]} is no whole number of at least 1")
+    return round(result)
+
+
+def _own(field: str, job: Job, price: float | None) -> tuple[Any, str]:
+    """What the job has, and the unit that it is written in."""
+    if field == "price":
+        return rates(job.cluster.node.gpu, price).usd, ""
+    room, _, rest = ("cluster.nodes" if field == "nodes" else field).partition(".")
+    resolved = job.resolve()
+    filled = {"sequence": resolved.sequence, "global_batch": resolved.global_batch, "accumulation": resolved.microbatches}
+    if room == "plan" and rest in filled:
+        return filled[rest], ""
+    here: Any = {"plan": job.plan, "model": job.model, "cluster": job.cluster}.get(room)
+    annotation: Any = None
+    for name in rest.split("."):
+        if isinstance(here, Mapping) and name in here:
+            here = here[name]
+        elif isinstance(here, BaseModel) and name in type(here).model_fields:
+            known = type(here).model_fields[name]
+            annotation, here = (known.annotation, *known.metadata), getattr(here, name)
+        else:
+            return None, ""
+    return here, _unit(annotation)
+
+
+def _unit(annotation: Any) -> str:
+    """The unit of a field by how it is read; "" of a plain number."""
+    if isinstance(annotation, BeforeValidator):
+        return next((unit for reader, unit in _UNITS.items() if annotation.func is reader), "")
+    inside = annotation if isinstance(annotation, tuple) else (*get_args(annotation), *getattr(annotation, "__metadata__", ()))
+    return next(filter(None, map(_unit, inside)), "")

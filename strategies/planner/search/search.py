@@ -1,0 +1,363 @@
+"""The search: bounds over the whole space, then simulations of the most promising plan first until the best is proven.
+
+A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.planner.bounds.every_plan`), by
+its schedule alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The
+queue always holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat
+them. After `PROBING` simulations every other one is a probe (`strategies.planner.search.probes`).
+
+Simulations are decided in the order in which they were asked for, at most `window` ahead, so that the answer does not depend on
+the engine or on how many workers it has.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from strategies.job import Job
+from strategies.planner.arguments import differences
+from strategies.planner.bounds.longest_path import longest_path
+from strategies.planner.search.answer import Answer, Progress, order
+from strategies.planner.search.candidates import Candidates, candidates
+from strategies.planner.search.deadline import Deadline, TimeUp
+from strategies.planner.search.evaluate import evaluate, version_of
+from strategies.planner.search.executors import Engine, Task
+from strategies.planner.search.objective import Limits, Objective
+from strategies.planner.search.probes import Probes
+from strategies.planner.search.results import Results, Row
+from strategies.planner.search.site import RuledOut, Site, budget, scale_of, started
+from strategies.planner.search.space import Space
+from strategies.predict import prices_of, uncollected
+from topologies.costs import rates
+from topologies.reading import UserError, plain
+
+PROBING = 16  # simulations after which bounds are thought to be loose
+TIGHT = 3  # ways to tighten a bound
+Entry = tuple[float, int, int, int]  # bound, site and plan in order, level
+WINDOW = 2  # simulations that may be under way beyond the one that is decided next
+
+
+@dataclass
+class Search:
+    """One search. read: makes the job with other fields of cluster or model; tokens: of the whole training."""
+
+    read: Callable[[dict[str, Any]], Job]
+    space: Space
+    objective: Objective
+    engine: Engine
+    limits: Limits = field(default_factory=Limits)
+    tokens: float = 1e9
+    price: float | None = None
+    top: int = 1  # that are proven
+    front: bool = False  # prove the Pareto front of time, cost and memory, too
+    seconds: float = float("inf")  # after which it stops, wherever it is
+    within: float = 0.0  # stop when nothing that is left can be better by more than this part
+    results: Results = field(default_factory=Results)
+    tell: Callable[[Progress], None] = lambda _: None
+    window: int = WINDOW
+    began: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> Answer:
+        """Search. Raises UserError for a space without plans."""
+        self.deadline = Deadline(self.seconds, self.began)
+        self.rows: list[Row] = []
+        self.refused: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.out = RuledOut()
+        self.ended: KeyboardInterrupt | None = None
+        self.heap: list[Entry] = []
+        self.hand: Entry | None = None  # the entry that is being looked at
+        self.sites: list[Site] = []
+        self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
+        self.probes = Probes()
+        self.probing = False  # whether the next simulation is a probe
+        self.asked: set[tuple[int, int]] = set()  # for the simulation of which site and plan
+        self.behind: dict[tuple[int, int], list[Entry]] = {}  # what waits for one of them
+        self.seen: set[str] = set()
+        self.counts = dict.fromkeys(
+            ("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside", "unseen"), 0
+        )
+        seen, sites = 0, list(self.space.sites())
+        with uncollected(), suppress(TimeUp):
+            for changes in sites:
+                with self.deadline.cut():
+                    found = self._bounded(changes)
+                seen += 1
+                self._queue(*found)
+        self.counts["unseen"] = self.space.size // len(sites) * (len(sites) - seen)
+        bounded = time.perf_counter() - self.began
+        if not self.counts["allowed"] and seen == len(sites):
+            raise UserError(self._empty())
+        stopped = self._best_first()
+        total = time.perf_counter() - self.began
+        self.rows.sort(key=order)
+        open_ = [bound for bound, *place, _ in self.heap if tuple(place) not in self.asked]
+        left = min(open_, default=float("inf"))
+        self.counts["open"] = sum(bound < self._worst() for bound in open_)
+        if seen < len(sites):
+            missing = f"{len(sites) - seen} of {len(sites)} clusters not looked at"
+            stopped, left = f"{stopped}, {missing if len(sites) > 1 else 'before all bounds were known'}", 0.0
+        elif not self.counts["open"] and not self.front and not self.ended:
+            stopped = ""  # whatever the clock says now
+        elif not stopped and left < self._worst():
+            stopped = f"within the {self.within:.3g} that was asked for"
+        done = sum(row["value"] <= left for row in self.rows)
+        return Answer(
+            self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
+            {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
+            self.front and not stopped, self.examples, self.ended,
+        )  # fmt: skip
+
+    # -- bounds ----------------------------------------------------------------------------------------------------------
+
+    def _bounded(self, changes: dict[str, Any]) -> tuple[Candidates, str | None, Site | None]:
+        """The plans of one site; if there are any, the constraint that rules out all of them, or them with their bounds."""
+        asked = self.read(changes)
+        job = started(asked)
+        found, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
+        why = self.limits.of_site(scale_of(found, 0, self.tokens, price)) if len(found) else None
+        if why is not None or not len(found):
+            return found, why, None
+        self.tell(Progress(f"bounding {len(found):,} plans"))
+        return found, None, Site.of(job, changes | differences(asked, job), found, self.tokens, price)
+
+    def _queue(self, found: Candidates, why: str | None, site: Site | None) -> None:
+        """Put the plans of one site that no constraint rules out into the queue."""
+        self.refused += found.refused
+        self.examples = found.examples | self.examples
+        self.counts["allowed"] += len(found)
+        self.counts["same"] += found.same
+        if why is not None:
+            name, needed = why.split(":")
+            self.out.add(name, len(found), float(found.job.cluster.gpus), f"the smallest needs{needed}")
+        if site is None:
+            return
+        self.refused += Counter(site.limits.reasons)
+        self.counts["bounded"] += int(site.limits.possible.sum())
+        keep, value = site.promising(self.limits, self.objective, self.out)
+        self.probes.add(site, keep, value)
+        number = len(self.sites)
+        self.sites.append(site)
+        self.heap += [
+            (bound, number, int(plan), 0) for plan, bound in zip(np.flatnonzero(keep), value[keep].tolist(), strict=True)
+        ]
+        heapq.heapify(self.heap)
+
+    def _empty(self) -> str:
+        reasons = "; ".join(f"{count:,} × {self.examples.get(one, one)}" for one, count in self.refused.most_common(4))
+        return f"none of the {self.space.size:,} combinations of the space is a plan: {reasons}"
+
+    # -- simulations -----------------------------------------------------------------------------------------------------
+
+    def _best_first(self) -> str:
+        """Simulate until the best are proven; why it stopped before, or nothing."""
+        pending: deque[tuple[int, int, Task | Row]] = deque()
+        gc.freeze()  # plans and bounds stay to the end
+        try:
+            while True:
+                while len(pending) < self.window and not self._late():
+                    entry = self._probe() or self._next()
+                    if entry is None:
+                        break
+                    self.probing = not self.probing
+                    pending.append(self._start(*entry))
+                if not pending:
+                    return self._late()
+                number, plan, task = pending[0]
+                row = self._row(task)
+                self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
+                pending.popleft()
+                self._release(number, plan)
+        except TimeUp:
+            self._reopen(pending)
+            return self._late()
+        except KeyboardInterrupt as error:
+            self.ended = error
+            self._reopen(pending)
+            return "interrupted"
+        finally:
+            gc.unfreeze()
+            self.results.close()
+
+    def _row(self, task: Task | Row) -> Row:
+        """What was simulated, waited for until the time is over."""
+        if not isinstance(task, Task):
+            return task
+        try:
+            row: Row = task.result(None if self.deadline.left == float("inf") else self.deadline.left)
+        except TimeoutError:
+            raise TimeUp from None
+        return row
+
+    def _reopen(self, pending: Iterable[tuple[int, int, Task | Row]]) -> None:
+        """Give up what is under way: those plans are open again, and so are all that waited for them."""
+        tasks = [task for _, _, task in pending if isinstance(task, Task)]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.engine.abandon()
+        for number, plan in sorted(self.started):
+            bound = self.sites[number].value(plan, self.sites[number].limits.step[plan], self.objective)
+            heapq.heappush(self.heap, (bound, number, plan, TIGHT))
+        self.asked -= self.started
+        for entry in (*([self.hand] if self.hand else []), *chain.from_iterable(self.behind.values())):
+            heapq.heappush(self.heap, entry)
+        self.behind.clear()
+
+    def _late(self) -> str:
+        """Which limit is over."""
+        return f"the time limit of {self.seconds:g} s" if self.deadline.over else ""
+
+    def _worst(self) -> float:
+        """What the next plan must beat: the last of the top."""
+        values = sorted(row["value"] for row in self.rows)
+        return values[self.top - 1] if len(values) >= self.top else float("inf")
+
+    def _probe(self) -> tuple[int, int, Job] | None:
+        """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
+        due = self.probing and len(self.asked) >= PROBING
+        found = self.probes.next(self._least()) if due else None
+        return self._ask(*found) if found else None
+
+    def _least(self) -> float:
+        """What is left must have a lower bound to be looked at."""
+        return self._worst() * (1 - self.within)
+
+    def _ask(self, number: int, plan: int) -> tuple[int, int, Job] | None:
+        """The plan's job to be simulated, unless it was."""
+        job = self.sites[number].plans.job_of(plan)
+        if job.hash not in self.seen:
+            self.started.add((number, plan))
+        self.asked.add((number, plan))
+        self.probes.simulated(number, plan)
+        if job.hash in self.seen:
+            return None
+        self.seen.add(job.hash)
+        return number, plan, job
+
+    def _next(self) -> tuple[int, int, Job] | None:
+        """The plan with the least bound, tightened; None when none can beat what was found, or the time is over."""
+        while self.heap and (self.heap[0][0] < self._least() or self.front):
+            if self._late():
+                return None
+            self.hand = self.heap[0]
+            heapq.heappop(self.heap)
+            try:
+                chosen = self._look(*self.hand)
+            except TimeUp:  # what is under way may be done
+                heapq.heappush(self.heap, self.hand)
+                chosen = None
+            self.hand = None
+            if chosen:
+                return chosen
+        return None
+
+    def _look(self, bound: float, number: int, plan: int, level: int) -> tuple[int, int, Job] | None:
+        """The plan, if it is to be simulated; otherwise it goes back into the queue with a tighter bound, or is ruled out."""
+        site = self.sites[number]
+        if (number, plan) in self.asked:
+            return None
+        if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
+            return None
+        if self._follows(bound, number, plan, level):
+            return None
+        if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
+            return None
+        if level == TIGHT:
+            return self._ask(number, plan)
+        self.counts["tightened"] += level == 0
+        with self.deadline.cut():
+            finer = self._tighter(site, plan, level)
+        site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
+        if site.limits.memory[plan] > site.capacity(self.limits):
+            site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
+        else:
+            heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
+        return None
+
+    def _follows(self, bound: float, number: int, plan: int, level: int) -> bool:
+        """Whether the same plan without offload puts this one further back, or is being simulated."""
+        site = self.sites[number]
+        base = number, int(site.base[plan])
+        if base in self.started:
+            self.behind.setdefault(base, []).append((bound, number, plan, level))
+            return True
+        floor = site.value(plan, site.floor(plan), self.objective)
+        if floor > bound:
+            heapq.heappush(self.heap, (floor, number, plan, level))
+        return floor > bound
+
+    def _release(self, number: int, plan: int) -> None:
+        """A simulation is over, or given up: what waited for it is open again."""
+        self.started.discard((number, plan))
+        for entry in self.behind.pop((number, plan), ()):
+            heapq.heappush(self.heap, entry)
+
+    def _tighter(self, site: Site, plan: int, level: int) -> float:
+        if level < TIGHT - 1:
+            return (site.refiner.passes, site.refiner.exchange)[level](plan)
+        try:
+            longest, held = longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
+        except UserError:  # what cannot be lowered is refused by its simulation, with the reason
+            return 0.0
+        site.limits.memory[plan] = max(held, site.limits.memory[plan])
+        return longest
+
+    def _dominated(self, site: Site, plan: int, bound: float) -> bool:
+        """Whether a simulated plan is at least as good in time, cost and memory as this one can be."""
+        step, scale = bound / self.objective.per_second(site.scale(plan)), site.scale(plan)
+        here = (step / scale.tokens_per_step, step * scale.gpus / scale.tokens_per_step * (scale.rates.usd or 1.0))
+        memory = float(site.limits.memory[plan])
+        return any(row["pace"] <= here[0] and row["spend"] <= here[1] and row["memory"] <= memory for row in self.rows)
+
+    def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Task | Row]:
+        """Ask for its simulation, unless one by the same prices and code is known."""
+        known = self.results.rows.get(job.hash)
+        if known is not None and known["version"] == version_of(job):
+            return number, plan, known
+        self.counts["set aside"] += known is not None
+        return number, plan, self.engine.submit(evaluate, job)
+
+    def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
+        changes = site.changes | site.plans.changes(plan)
+        row = row | {"changes": {name: plain(value) for name, value in changes.items()}}  # of this job, whose a known row is not
+        if fresh:
+            self.results.add(row)
+        self.counts["simulated" if fresh else "known"] += 1
+        site.steps[plan] = row["step"] or 0.0
+        if row["error"]:
+            self.refused[row["error"]] += 1
+        elif not row["fits"] or row["memory"] > site.capacity(self.limits):
+            self.counts["too big"] += 1
+            site.too_big(row, self.limits, self.out)
+        else:
+            self._take(site, plan, row)
+        best = min((one["value"] for one in self.rows), default=None)
+        gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
+        counts, out = self.counts, self.out.plans.total()
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.told, out))
+
+    def _take(self, site: Site, plan: int, row: Row) -> None:
+        scale = site.scale(plan)
+        late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
+        for name, most in late.items():
+            needed = budget(name, getattr(self.limits, name))(row["step"] / most)
+            self.out.add(name, 1, row["step"] / most, f"the best that was simulated needs {needed}")
+        if late:
+            return
+        value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step
+        spend = per_token * scale.gpus * (scale.rates.usd or 1.0)
+        self.rows.append(row | {"value": value, "pace": per_token, "spend": spend, "scale": scale, "bound": None})
+
+    def _open(self) -> int:
+        worst = self._worst()
+        return sum(entry[0] < worst for entry in self.heap)

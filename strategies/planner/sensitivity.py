@@ -1,0 +1,220 @@
+"""Which price moves an answer: a job is played again with one price changed, everything else as it was.
+
+Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `bandwidth inside nodes` at 1.1 the
+transfers on every NVLink. One rule for algorithms and protocols of collectives: what asks how wrong a price may be (`effects`,
+intervals) keeps them as they were chosen, because a library does not know of our errors; what asks for other hardware (`faster`,
+as `strategies.planner.whatif`) chooses them anew, because a library would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sim.engine.player import run
+from sim.pricing.prices import Prices, Profile
+from sim.program import Block, Kernel
+from strategies.schedules import schedules
+
+if TYPE_CHECKING:
+    from sim.pricing.protocols import LinkPrice
+    from sim.program import Program
+    from strategies.job import Job
+
+NETWORK = ("nic", "leaf", "spine")
+INSIDE = ("nvlink", "pcie", "host", "loopback")
+
+
+@dataclass(frozen=True)
+class Price:
+    """A group of prices that are wrong together. kernels: whose seconds it scales; profile: how it scales a profile."""
+
+    name: str
+    kernels: frozenset[str] = frozenset()
+    profile: Callable[[Profile, float], Profile] | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one price does to a step: seconds of the step with the price divided and multiplied by `factor`."""
+
+    name: str
+    factor: float
+    low: float
+    high: float
+
+    @property
+    def swing(self) -> float:
+        """Seconds between the two."""
+        return abs(self.high - self.low)
+
+
+def group_of(kernel: Kernel) -> str:
+    """The price group of a kernel; whatever is bound by memory traffic is `memory`."""
+    kind = kernel.kind
+    return "attention" if kind.startswith("attention") else kind if kind in ("gemm", "optimizer") else "memory"
+
+
+def _bandwidth(kinds: tuple[str, ...]) -> Callable[[Profile, float], Profile]:
+    return lambda profile, factor: _links(profile, kinds, {"efficiency": 1 / factor})
+
+
+def _latency(kinds: tuple[str, ...]) -> Callable[[Profile, float], Profile]:
+    return lambda profile, factor: _links(profile, kinds, {"latency": factor, "fill": factor})
+
+
+def _links(profile: Profile, kinds: tuple[str, ...], factors: Mapping[str, float]) -> Profile:
+    """A profile whose links of these kinds, under every protocol, have fields multiplied."""
+
+    def scaled(links: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
+        return {kind: price.model_copy(update={name: getattr(price, name) * by for name, by in factors.items()})
+                if kind in kinds else price for kind, price in links.items()}  # fmt: skip
+
+    protocols = {name: one.model_copy(update={"links": scaled(one.links)}) for name, one in profile.protocols.items()}
+    return profile.model_copy(update={"links": scaled(profile.links), "protocols": protocols})
+
+
+def _start(profile: Profile, factor: float) -> Profile:
+    protocols = {name: one.model_copy(update={"base": one.base * factor}) for name, one in profile.protocols.items()}
+    return profile.model_copy(update={"collective_launch": profile.collective_launch * factor, "protocols": protocols})
+
+
+PRICES = (
+    Price("kernels", frozenset({"gemm", "attention", "memory", "optimizer"})),
+    Price("clock", frozenset({"gemm", "attention"})),
+    Price("gemm", frozenset({"gemm"})),
+    Price("attention", frozenset({"attention"})),
+    Price("memory", frozenset({"memory"})),
+    Price("optimizer", frozenset({"optimizer"})),
+    Price("launch", profile=lambda profile, factor: profile.model_copy(
+        update={"launch": profile.launch * factor, "eager": profile.eager * factor})),
+    Price("slowdown", profile=lambda profile, factor: profile.model_copy(
+        update={"slowdown": 1 + (profile.slowdown - 1) * factor})),
+    Price("bandwidth inside nodes", profile=_bandwidth(INSIDE)),
+    Price("latency inside nodes", profile=_latency(INSIDE)),
+    Price("bandwidth between nodes", profile=_bandwidth(NETWORK)),
+    Price("latency between nodes", profile=_latency(NETWORK)),
+    Price("collective start", profile=_start),
+)  # fmt: skip
+
+
+class _Scaled(Prices):
+    """`base` with the seconds of some kernels, and some of the profile, multiplied. anew: collectives are chosen by these."""
+
+    def __init__(self, base: Prices, price: Price, factor: float, anew: bool) -> None:
+        super().__init__(price.profile(base.profile, factor) if price.profile else base.profile, base.gpu)
+        self._base, self._price, self._factor = base, price, factor
+        if not anew:
+            self.choices = base.choices
+
+    def _seconds(self, kernel: Kernel) -> float:
+        return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
+
+
+class Play:
+    """A job lowered once and played under many prices.
+
+    A step of many microbatches is longer by the same time for each more: then two short ones are played, of m₁ and m₂
+    microbatches, and the step is step(m₂) + (m − m₂)·(step(m₂) − step(m₁))/(m₂ − m₁).
+    """
+
+    def __init__(self, job: Job, prices: Prices) -> None:
+        from strategies.lowering.lower import lower
+
+        self.prices, self.topology = prices, job.cluster.topology()
+        pairs = [(weight, lower(one.model, one.resolve())) for weight, one in _brief(job)]
+        self.programs = [(weight, program) for weight, program in pairs if weight]
+        self.timelines = [run(program, self.topology, prices) for _, program in self.programs]
+        self._base = [timeline.step for timeline in self.timelines]
+
+    @classmethod
+    def of(cls, job: Job) -> Play:
+        """The job under its own prices. Raises UserError."""
+        from strategies.predict import prices_of
+
+        return cls(job, prices_of(job))
+
+    @property
+    def program(self) -> Program:
+        """Of the longest step that is played."""
+        return self.programs[-1][1]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step under the job's own prices."""
+        return self._total(self._base)
+
+    def at(self, price: Price, factor: float, anew: bool = False) -> float:
+        """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
+        scaled = _Scaled(self.prices, price, factor, anew)
+        return self._total([run(program, self.topology, scaled).step for _, program in self.programs])
+
+    def _total(self, steps: Sequence[float]) -> float:
+        return sum(weight * step / program.steps for (weight, program), step in zip(self.programs, steps, strict=True))
+
+    def effects(self, factors: Mapping[str, float]) -> list[Effect]:
+        """What each price does when divided and multiplied by its factor; the strongest first, without those that do nothing."""
+        found = []
+        for price in self.relevant():
+            if price.name in factors:
+                by = factors[price.name]
+                found.append(Effect(price.name, by, self.at(price, 1 / by), self.at(price, by)))
+        return sorted((effect for effect in found if effect.swing), key=lambda effect: -effect.swing)
+
+    def faster(self, by: float) -> list[tuple[str, float]]:
+        """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
+        inside nodes or between. What is the only kind of its group is told once. Collectives are chosen anew.
+        """
+        kinds = sorted({kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind})
+        single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
+        every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
+        grouped = {price.name: self.at(price, 1 / by, anew=True) for price in every}
+        alone = {price.name: self.at(price, 1 / by, anew=True) for price in single}
+        return [*grouped.items(), *((name, step) for name, step in alone.items() if step not in grouped.values())]
+
+    def relevant(self) -> Iterable[Price]:
+        """Prices of which the program has something to pay."""
+        kernels = {group_of(kernel) for kernel in kernel_seconds(self.program, self.prices)}
+        kinds = {kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind}
+        for price in PRICES:
+            if price.kernels:
+                if price.kernels & kernels:
+                    yield price
+            elif price.name.endswith("between nodes"):
+                if kinds & set(NETWORK):
+                    yield price
+            elif price.name == "launch" or kinds:
+                yield price
+
+
+SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
+
+
+def _brief(job: Job) -> list[tuple[float, Job]]:
+    """The job itself, or two with few microbatches whose weighted sum is its step."""
+    resolved = job.resolve()
+    schedule, ranks = schedules[resolved.schedule], resolved.pp
+    period = ranks * -(-SETTLED // ranks)  # a host that is slower than the GPU is ahead of it in the first microbatches
+    short, longer = schedule.settled * period, (schedule.settled + 1) * period
+    if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
+        return [(1.0, job)]
+    rest = (resolved.microbatches - longer) / (longer - short)
+    return [(-rest, _with(job, short)), (1 + rest, _with(job, longer))]
+
+
+def _with(job: Job, microbatches: int) -> Job:
+    return replace(job, plan=job.plan.model_copy(update={"global_batch": None, "accumulation": microbatches}))
+
+
+def kernel_seconds(program: Program, prices: Prices) -> dict[Kernel, float]:
+    """Seconds that each distinct kernel takes in a step, on all cohorts together."""
+    result: dict[Kernel, float] = {}
+    blocks = {id(op.work): op.work for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
+    times = Counter(id(op.work) for cohort in program.cohorts for op in cohort.ops)
+    for key, block in blocks.items():
+        for repeat, item in block.items():
+            if isinstance(item, Kernel):
+                result[item] = result.get(item, 0.0) + times[key] * repeat * prices.seconds(item)
+    return result

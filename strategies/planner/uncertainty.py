@@ -1,0 +1,167 @@
+"""Error bars: how wrong each group of prices may be, and what that does to a step.
+
+Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
+kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, found
+by playing the job again (`strategies.planner.sensitivity`); independent groups add in squares:
+
+    σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
+
+All GPUs of a synchronous step wait for the slowest of them, which is not simulated: this widens the interval upwards only.
+
+What a simulation leaves out of the step, and how it puts kernels and collectives together, has its own σ (COMPOSITION), measured
+where all prices are known: on executed jobs, none of them published.
+
+Two plans of one model on one cluster share most of this: their difference is surer than either step. How sure, published pairs of
+plans say (TIE, ORDERED).
+
+Within a group, errors of single shapes are independent (those kept out of the fit show them) and average out over the shapes of a
+step, as Σ w² for shares w of the group's seconds; what all shapes share (clock, fused or not, another network) does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sim.analysis.summary import Interval, Summary
+from sim.pricing.prices import Provenance
+from strategies.planner.sensitivity import PRICES, Play, group_of, kernel_seconds
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+
+LEVEL = 0.8  # of the intervals
+NORMAL = 1.2815515655446004  # half of a normal distribution's central 80 %, in standard deviations
+MEDIAN = 0.6744897501960817  # median of its absolute value
+
+# Standard deviations of the logarithm of what all kernels or collectives of a group share, with where each comes from.
+CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
+CARD = 0.02  # one card among its like: those 8 % as four standard deviations
+FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
+UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
+LAUNCH = 0.5  # host seconds per kernel: one published measurement from Python (38 us, an EPYC of 2019), and 5 us assumed of which
+# the bare launch is 2.6 us (profiles, part launch): a factor of 1.6 to 1.9 to other hosts
+SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficient is used for every GPU
+BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
+OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
+NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
+COMPOSITION = 0.08  # of the step, from prices that were all measured on the machine: jobs executed on a CPU, 18 strategies with a
+# median error of 2.6 %, 10 of another model's shape with 8.1 % (README), as root mean square of the two normal distributions
+
+# Of 2,771 pairs of plans of one model on the same A100 with the same batch (vTrain's 386 rows) 372 were predicted less than TIE
+# apart: ORDERED of them came out in that order; of the 333 that were 10 to 20 % apart 86 %, of the 2,066 others 99.7 %.
+TIE = 0.1
+ORDERED = 0.6
+KERNELS = ("gemm", "attention", "memory", "optimizer")
+STEP = 1.1  # factor by which a price is moved to find its elasticity
+
+
+def with_interval(job: Job, summary: Summary) -> Summary:
+    """The summary of `job` with the interval around its step. Raises UserError for impossible jobs."""
+    return replace(summary, interval=interval(job, summary.step_seconds))
+
+
+def interval(job: Job, seconds: float) -> Interval:
+    """The interval around `seconds`, the job's step. Raises UserError for impossible jobs."""
+    return interval_of(Play.of(job), seconds)
+
+
+def interval_of(play: Play, step: float) -> Interval:
+    """The same of a job that was played already."""
+    groups = _groups(play)
+    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {"composition": COMPOSITION}
+    both = math.hypot(*parts.values())
+    # the slowest of N normal deviates is about sqrt(2 ln N) standard deviations off
+    slowest = CARD * math.sqrt(2 * math.log(play.program.grid.world)) * groups["clock"][0]
+    low, high = step * math.exp(-NORMAL * both), step * math.exp(NORMAL * math.hypot(both, slowest))
+    return Interval(low, high, LEVEL, {**parts, "slowest card": slowest})
+
+
+def tied(one: float, other: float) -> bool:
+    """Whether steps (or costs) of two plans, priced by one profile, are too near to each other for their order to mean much."""
+    return max(one, other) < (1 + TIE) * min(one, other)
+
+
+def spreads(play: Play) -> dict[str, float]:
+    """σ of each group of prices that the job pays; `clock` is what matrix products and attention share."""
+    links = play.prices.profile.provenance.get("links")
+    inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
+    every = {
+        "launch": LAUNCH, "slowdown": SLOWDOWN, "bandwidth inside nodes": inside, "latency inside nodes": 2 * inside,
+        "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK, "collective start": 2 * inside,
+    }  # fmt: skip
+    paid = {price.name: every[price.name] for price in play.relevant() if price.name in every}
+    return {"clock": CLOCK, **_kernel_spreads(play), **paid}
+
+
+def _groups(play: Play) -> dict[str, tuple[float, float]]:
+    """Elasticity and σ of each group. That of all kernels together is shared out by their seconds."""
+    seconds = kernel_seconds(play.program, play.prices)
+    total, base = sum(seconds.values()), play.seconds
+    by_name = {price.name: price for price in PRICES}
+
+    def elasticity(name: str) -> float:
+        return math.log(play.at(by_name[name], STEP) / base) / math.log(STEP)
+
+    kernels = elasticity("kernels")
+    shares = {name: sum(time for kernel, time in seconds.items() if group_of(kernel) == name) / total for name in KERNELS}
+    result = {}
+    for name, sigma in spreads(play).items():
+        share = shares["gemm"] + shares["attention"] if name == "clock" else shares.get(name)
+        result[name] = (elasticity(name) if share is None else share * kernels, sigma)
+    return result
+
+
+def _kernel_spreads(play: Play) -> dict[str, float]:
+    """σ of kernels by group: what single shapes miss, averaged over the step's shapes, and what all of them share."""
+    prices, seconds = play.prices, kernel_seconds(play.program, play.prices)
+    gemm = prices.profile.provenance.get("gemm")
+    fp8 = _shape_error(gemm, "fp8 large")
+    own = {
+        "gemm": _shape_error(gemm, "large"),
+        "attention": _shape_error(prices.profile.provenance.get("attention"), "large"),
+        "memory": CLOCK,
+        "optimizer": CLOCK,
+    }
+    shared = {"gemm": 0.0, "attention": BACKWARD, "memory": FUSED, "optimizer": FUSED / 2}
+    result = {}
+    for group, single in own.items():
+        shapes = {kernel: time for kernel, time in seconds.items() if group_of(kernel) == group}
+        total = sum(shapes.values())
+        if total:
+            each = {kernel: fp8 if kernel.dtype == "fp8" else single for kernel in shapes}
+            alone = math.sqrt(sum((time / total * each[kernel]) ** 2 for kernel, time in shapes.items()))
+            part = prices.profile.provenance.get(group if group in ("gemm", "attention") else "memory")
+            derived = 0.0 if part is not None and part.measured else UNMEASURED
+            outside = sum(time * _distance(kernel.shape, part, group) for kernel, time in shapes.items()) / total
+            result[group] = math.hypot(alone, shared[group], derived, OUTSIDE * outside)
+    return result
+
+
+def _shape_error(part: Provenance | None, kind: str) -> float:
+    """σ of single shapes or sizes kept out of the fit: from percentiles where a profile has them, else from the median error."""
+    if part is None:
+        return UNMEASURED
+    for low, _, high in (part.spread[name] for name in (kind, "all") if name in part.spread):
+        return (math.log1p(high) - math.log1p(low)) / (2 * NORMAL)
+    median = part.errors.get(kind, part.heldout_error)
+    return UNMEASURED if median is None else median / MEDIAN
+
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("batch", "m", "n", "k"),
+    "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"),
+}
+
+
+def _distance(shape: tuple[float, ...], part: Provenance | None, group: str) -> float:
+    """By how many factors of e a shape lies outside what was measured, over all its sizes."""
+    if part is None or group not in NAMES:
+        return 0.0
+    result = 0.0
+    for name, value in zip(NAMES[group], shape, strict=False):
+        low, high = part.measured_range.get(name, (value, value))
+        result += max(0.0, math.log(low / value), math.log(value / high))
+    return result

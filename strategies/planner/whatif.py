@@ -1,0 +1,140 @@
+"""What if: a job simulated with other inputs, all combinations of them or one at a time, by one plan or by several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+from sim.analysis.summary import Summary
+from strategies.job import Job
+from strategies.planner.search.executors import Engine
+from strategies.planner.search.space import Axis
+from strategies.predict import predict
+from topologies.costs import Cost, cost, rates
+from topologies.reading import UserError
+
+Changes = Mapping[str, Any]
+Read = Callable[[dict[str, Any]], Job]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs, and the answer: None and the reason where the job is refused."""
+
+    changes: Changes
+    plan: str  # which of the plans that are compared
+    summary: Summary | None
+    training: Cost | None
+    refused: str = ""
+
+
+def _answer(job: Job) -> Summary | str:
+    try:
+        return predict(job)
+    except UserError as error:
+        return str(error)
+
+
+def ask(
+    read: Read, cases: Sequence[tuple[Changes, str, Changes]], engine: Engine, tokens: float, price: float | None
+) -> list[Case]:
+    """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once."""
+    jobs: list[Job | str] = []
+    for changes, _, plan in cases:
+        own = {name: value for name, value in {**plan, **changes}.items() if name != "price"}
+        try:
+            jobs.append(read(own))
+        except UserError as error:
+            jobs.append(str(error))
+    tasks = {job.hash: engine.submit(_answer, job) for job in {j.hash: j for j in jobs if isinstance(j, Job)}.values()}
+    result = []
+    for (changes, name, _), job in zip(cases, jobs, strict=True):
+        found = job if isinstance(job, str) else tasks[job.hash].result()
+        if isinstance(found, str) or isinstance(job, str):
+            result.append(Case(changes, name, None, None, str(found)))
+            continue
+        rate = rates(job.cluster.node.gpu, changes.get("price", price), "price")
+        whole = cost(rate, found.gpus, found.step_seconds, found.tokens_per_second * found.step_seconds, tokens)
+        result.append(Case(changes, name, found, whole))
+    return result
+
+
+def impossible(cases: Sequence[Case]) -> list[tuple[str, Any]]:
+    """Fields and values that no case with them has an answer for."""
+    possible: dict[tuple[str, str], bool] = {}
+    values: dict[tuple[str, str], tuple[str, Any]] = {}
+    for case in cases:
+        for field, value in case.changes.items():
+            key = field, str(value)
+            values[key] = field, value
+            possible[key] = possible.get(key, False) or not case.refused
+    return [values[key] for key, able in possible.items() if not able]
+
+
+def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    """Every combination of the axes' values."""
+    return [{k: v for choice in chosen for k, v in choice.items()} for chosen in product(*(axis.choices for axis in axes))]
+
+
+def one_at_a_time(axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    """Each value of each axis, the others as the job has them."""
+    return [dict(choice) for axis in axes for choice in axis.choices]
+
+
+def scaling(read: Read, axis: Axis, weak: bool) -> list[dict[str, Any]]:
+    """The values of `nodes`; weak: the global batch grows with them. Raises UserError for a batch that cannot."""
+    if axis.name != "nodes" or len(axis.choices) < 2:
+        raise UserError("--weak, --strong: need at least two values of nodes, as --vary nodes=8,16,32")
+    base = read({})
+    batch, gpus, each = base.resolve().global_batch, base.cluster.gpus, base.cluster.node.gpus
+    result = []
+    for choice in axis.choices:
+        grown, rest = divmod(batch * int(choice["nodes"]) * int(choice.get("cluster.node.gpus", each)), gpus)
+        if weak and rest:
+            raise UserError(
+                f"--weak: global_batch={batch} of {base.cluster.nodes} nodes is no whole number at nodes={choice['nodes']}"
+            )
+        plan: dict[str, Any] = {"plan.global_batch": grown if weak else batch, "plan.accumulation": None, "plan.dp": None}
+        result.append({**choice, **plan})
+    return result
+
+
+def sizes(job: Job, smaller: int = 3, larger: int = 2) -> Axis:
+    """The job's nodes halved and doubled so many times, and below one node parts of it that still hold a copy of the model."""
+    plan, node = job.resolve(), job.cluster.node
+    least = job.cluster.gpus // plan.copies
+    choices: list[dict[str, Any]] = [{"nodes": job.cluster.nodes * 2**times} for times in range(larger + 1)]
+    nodes, gpus = job.cluster.nodes, node.gpus
+    for _ in range(smaller):
+        if nodes % 2 == 0:
+            nodes //= 2
+            choice: dict[str, Any] = {"nodes": nodes}
+        elif nodes == 1 and gpus % 2 == 0:
+            gpus //= 2
+            choice = {"nodes": 1, "cluster.node.gpus": gpus, "cluster.node.nics": min(node.nics, gpus)}
+        else:
+            break
+        if nodes * gpus < least:
+            break
+        choices.insert(0, choice)
+    return Axis("nodes", tuple(choices))
+
+
+def crossovers(cases: Sequence[Case], value: Callable[[Case], float]) -> list[tuple[Case, Case]]:
+    """Where the best plan changes along the inputs: (last of the old winner, first of the new one)."""
+    winners: list[Case] = []
+    for changes in _distinct(cases):
+        able = [case for case in cases if case.changes == changes and case.summary is not None and case.summary.fits]
+        if able:
+            winners.append(min(able, key=value))
+    return [(a, b) for a, b in pairwise(winners) if a.plan != b.plan]
+
+
+def _distinct(cases: Sequence[Case]) -> list[Changes]:
+    result: list[Changes] = []
+    for case in cases:
+        if case.changes not in result:
+            result.append(case.changes)
+    return result
