@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from reports.inputs import describe
     from sim.analysis.summary import Summary, summarise
     from sim.timeline import Timeline
-    from strategies.job import Job, read_job
+    from strategies.job import Job
     from strategies.predict import predict, simulate
+    from strategies.read_job import read_job
     from topologies.reading import UserError
 
 __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "predict", "read_job", "simulate", "summarise"]
 
 _LAZY = {
     "Job": "strategies.job", "Summary": "sim.analysis.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
-    "describe": "reports.inputs", "main": "reports.commands", "predict": "strategies.predict", "read_job": "strategies.job",
+    "describe": "reports.inputs", "main": "reports.commands", "predict": "strategies.predict", "read_job": "strategies.read_job",
     "simulate": "strategies.predict", "summarise": "sim.analysis.summary",
 }  # fmt: skip
 

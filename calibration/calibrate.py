@@ -16,7 +16,8 @@ from calibration.fit.machine import kernels as fit_kernels
 from calibration.fit.machine.links import fit_links, transports
 from calibration.fit.machine.profile import Fit, Fitted
 from calibration.fit.published_collectives.rows import Row
-from calibration.launch.ranks import Device, RankError, available_cores, crowded, find_device, is_root, launch, under_launcher
+from calibration.launch.place import Device, RankError, available_cores, crowded, find_device, is_root, under_launcher
+from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, known_gpu, own_cluster
 from calibration.measure.layer_check import Check, checks
 from calibration.samples import Head, Journal, Merged, Sample, merge, read_journal

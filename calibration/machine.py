@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from calibration.launch.ranks import Device
+from calibration.launch.place import Device
 from sim.pricing.prices import Profile
 from topologies.cluster import Cluster, cluster_names, gpu_names, inline_cluster, load_cluster
 from topologies.reading import UserError

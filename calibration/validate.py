@@ -10,7 +10,8 @@ from typing import Any
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
 from calibration.launch.emulation import PROBE, Emulation, cluster, probe
-from calibration.launch.ranks import Hear, launch, need_torch, under_launcher
+from calibration.launch.place import Hear, need_torch, under_launcher
+from calibration.launch.ranks import launch
 from calibration.machine import elsewhere
 from sim.analysis.summary import Summary
 from strategies.job import Job

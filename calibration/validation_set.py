@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from strategies.job import Job, read_job
+from strategies.job import Job
+from strategies.read_job import read_job
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
 SHIPPED = Path(__file__).parent / "validation.yaml"

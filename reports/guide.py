@@ -17,10 +17,11 @@ from reports.formatting import digits, gigabytes, percent, seconds
 from sim.analysis.summary import Summary, summarise
 from sim.timeline import Timeline
 from strategies.data_parallel import hooks
-from strategies.job import Job, read_job
+from strategies.job import Job
 from strategies.lowering.lower import lower
 from strategies.lowering.parameter_servers import Answer, parameter_servers
 from strategies.predict import prices_of, simulate
+from strategies.read_job import read_job
 from strategies.schedules import schedules
 from topologies.reading import UserError
 from topologies.writing import write_whole

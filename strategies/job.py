@@ -1,38 +1,22 @@
-"""A job: model + plan + cluster (+ profile), everything that determines a prediction, read from one YAML file or from its parts.
-
-model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
-cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
-nodes: 8
-plan: {tp: 8, pp: 2, global_batch: 128}
-profile: h100                 # optional: by default the one measured on the cluster's GPU
-"""
+"""A job: model + plan + cluster (+ profile), everything that determines a prediction."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from strategies.data_parallel import hooks
-from strategies.frameworks import Found, frameworks
-from strategies.models.importers import is_hugging_face
-from strategies.models.model import Model, load_model
-from strategies.plan.batch import with_batch
+from strategies.data_parallel.hook import hook_of
+from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
 from strategies.plan.rules.data_parallel import hosted
 from strategies.schedules import schedules
-from topologies.cluster import Cluster, inline_cluster, load_cluster
-from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
-
-NAME = 200  # letters of a name
-DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
-FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
+from topologies.cluster import Cluster
+from topologies.reading import UserError
 
 
 @dataclass(frozen=True)
@@ -59,7 +43,7 @@ class Job:
                 known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
                 raise UserError(f"{self.where}: {asked} is not possible: {known}")
         refuse(self.where, hosted(self.plan, self.cluster.node.cpu))
-        hooks[self.plan.data_parallel].check(self.plan, self.cluster.nodes, self.where)
+        hook_of(self.plan.data_parallel).check(self.plan, self.cluster.nodes, self.where)
         return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
 
     @property
@@ -95,179 +79,3 @@ class Job:
         parts = [part.model_dump(mode="json") for part in (self.model, self.plan, self.cluster)]
         written = [text] if (text := schedules[self.plan.schedule].text) else []
         return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]
-
-
-def read_job(
-    path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any
-) -> Job:
-    """The job in a file (or its fields), with the fields `given` in place of the file's and `overrides` in place of both.
-
-    overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}. given: fields of a job, and files of frameworks'
-    settings as from_deepspeed="ds_config.json", which go before the job's own plan, model and nodes, but not before `given`.
-
-    Names of files inside the file are relative to it. Raises UserError.
-    """
-    settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
-    fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
-    folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
-    data = _checked(load_yaml(Path(path)) if path else dict(fields), where)
-    found = [one for one in settings if one]
-    for one in found:
-        data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
-    data |= {field: value for field, value in given.items() if value is not None}
-    from_file = {field for field in data if given.get(field) is None}
-    changes = parse_changes(overrides)
-    for field in changes:
-        if field not in FIELDS:
-            raise UserError(f"--set {field}…: unknown field '{field}'{nearest(field, FIELDS)}")
-    for field in ("model", "cluster"):
-        if field not in data and field not in changes:
-            raise UserError(f"{where}: field '{field}' is required")
-    base = {field: _near(data.get(field), folder if field in from_file else Path()) for field in FIELDS}
-    for field in FIELDS:  # replaced as a whole by --set FIELD=VALUE
-        if field in changes and not isinstance(changes[field], dict):
-            base[field] = changes.pop(field)
-    for field in ("name", "profile"):
-        if not isinstance(base[field], str | None):
-            raise UserError(f"{where}: {field}={shown(base[field])}: must be a text")
-        if isinstance(base[field], str) and len(base[field]) > NAME:
-            raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
-    model, ignored, derived = _model(base["model"], changes.get("model", {}), where)
-    cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
-    wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
-    plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
-    plan, assumed = with_batch(plan, cluster.gpus, framework=bool(found))
-    name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
-
-
-def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fields of a job."""
-    if is_hugging_face(data):
-        raise UserError(f"{where}: is a model and no job: give it as --model {where}, with --cluster")
-    for field in data:
-        if field not in FIELDS:
-            raise UserError(f"{where}: unknown field '{field}'{nearest(field, FIELDS)}")
-    return data
-
-
-def _settings(field: str, file: str | Path | None) -> Found | None:
-    """What a framework's file says; `field` is from_FRAMEWORK."""
-    return frameworks[field.removeprefix("from_")].read(Path(file)) if file else None
-
-
-def _remarks(found: Found, cluster: Cluster) -> Iterable[str]:
-    if found.ignored:
-        yield f"{found.where}: not used: {', '.join(found.ignored)}"
-    yield from (f"{found.where}: {remark}" for remark in found.remarks)
-    if found.gpus not in (None, cluster.gpus):
-        yield f"{found.where}: is for {found.gpus} GPUs, and the cluster has {cluster.gpus}"
-
-
-def _near(value: Any, folder: Path) -> Any:
-    """A file named inside a file lies beside it."""
-    if isinstance(value, str) and ("/" in value or "." in value) and is_there(folder / value):
-        return str(folder / value)
-    return value
-
-
-class Whole(dict[str, Any]):
-    """A group of a plan's fields, given as a whole: it takes the place of the group that was there."""
-
-
-def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["plan.tp=4", "nodes=2"]` or `{"plan.tp": 4, "nodes": 2}` as nested mappings; values of texts are YAML.
-
-    `plan.offload={optimizer: cpu}` replaces the whole group, `plan.offload.optimizer=cpu` one field of it.
-    """
-    result: dict[str, Any] = {}
-    if isinstance(overrides, str):
-        overrides = [overrides]
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
-    for name, value in pairs:
-        *path, last = str(name).split(".")
-        if len(path) > DEEPEST:
-            raise UserError(f"--set {name}: more than {DEEPEST} fields inside each other")
-        into = result
-        for part in path:
-            into = into.setdefault(part, {})
-            if not isinstance(into, dict):
-                raise UserError(f"--set {name}: '{part}' is already set as a whole")
-        into[last] = Whole(value) if isinstance(value, Mapping) and path == ["plan"] else value
-    return result
-
-
-def _parsed(text: object) -> tuple[str, Any]:
-    """`"plan.tp=4"` as ("plan.tp", 4)."""
-    name, equals, value = str(text).partition("=")
-    if not equals or not name:
-        raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
-    return name, parse_value(value, f"--set {text}")
-
-
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for field, value in changes.items():
-        old = merged.get(field)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and not isinstance(value, Whole):
-            value = _merge(old, value)
-        merged[field] = value
-    return merged
-
-
-def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, list[str], list[str]]:
-    """The model, keys of its file that were ignored, and what else the changes changed."""
-    if isinstance(value, Mapping):
-        stated, ignored, at, before = value, list[str](), f"{where}: model", None
-    else:
-        before, ignored = load_model(str(value))
-        stated, at = before.model_dump(exclude_unset=True), f"--set model of '{value}'"
-    if before is not None and not changes:
-        return before, ignored, []
-    model = build(Model, _merge(_following(stated, changes), changes), at)
-    return model, ignored, [] if before is None else list(_derived(before, model, changes))
-
-
-def _following(stated: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields that a model states, without kv_heads where they are as many as the heads that change."""
-    equal = stated.get("kv_heads") == stated.get("heads") and "heads" in changes and "kv_heads" not in changes
-    return {field: value for field, value in stated.items() if not (equal and field == "kv_heads")}
-
-
-def _derived(before: Model, model: Model, changes: Mapping[str, Any]) -> Iterable[str]:
-    """What follows from changed sizes of a model, and what its file states and keeps nevertheless."""
-    asked = [field for field in ("hidden", "heads") if field in changes and getattr(before, field) != getattr(model, field)]
-    of = {"hidden": ("head_dim", "ffn"), "heads": ("kv_heads", "head_dim")}  # what has a default by them
-    followers = [field for field in dict.fromkeys(field for size in asked for field in of[size]) if field not in changes]
-    differ = [field for field in followers if getattr(model, field) != getattr(before, field)]
-    moved = [f"{field}={getattr(model, field)} (was {getattr(before, field)})" for field in differ]
-    kept = [f"{field}={getattr(model, field)}" for field in followers if field not in differ and field in before.model_fields_set]
-    said = [f"with it {', '.join(moved)}"] * bool(moved) + [f"{', '.join(kept)} as {model.name} states"] * bool(kept)
-    if said:
-        yield f"{', '.join(f'model.{field}={getattr(model, field)}' for field in asked)}: {'; '.join(said)}"
-
-
-def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Cluster:
-    nodes = changes.pop("nodes", nodes)  # --set cluster.nodes goes before the job's nodes
-    if nodes is not None and (type(nodes) is not int or nodes < 1):
-        raise UserError(f"{where}: nodes={shown(nodes)}: must be a whole number of at least 1")
-    if isinstance(value, Mapping):
-        changes = _merge(value, changes)
-        value = changes.pop("based_on", None)
-        if value is None:
-            return inline_cluster(changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
-    return load_cluster(str(value), nodes, changes)
-
-
-def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str]:
-    """The plan, and where it was written; a schedule's file lies beside it."""
-    if isinstance(value, str):
-        data, at, folder = load_yaml(Path(value)), value, Path(value).parent
-    elif value is None or isinstance(value, Mapping):
-        data, at = dict(value or {}), f"{where}: plan" if where != "job" else "plan"
-    else:
-        raise UserError(f"{where}: plan={shown(value)}: expected fields or the name of a file")
-    if "schedule" in data:
-        data["schedule"] = _near(data["schedule"], folder)
-    return build(Plan, _merge(data, changes), at), at

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sim.pricing.prices import Prices, Profile
-from strategies.job import Job, read_job
+from strategies.job import Job
+from strategies.read_job import read_job
 from strategies.schedules import schedules
 from topologies.cluster import Cluster
 from topologies.reading import build

@@ -24,10 +24,10 @@ from calibration.readers.nccl_tests import read_nccl_tests
 from calibration.samples import merge, read_journal
 from calibration.validation_set import SHIPPED, read_set
 from sim.pricing.shipped import load_profile
-from strategies.job import read_job
 from strategies.planner.multiples import absolute
 from strategies.planner.search.results import Results
 from strategies.planner.search.space import load_space, parse_axis
+from strategies.read_job import read_job
 from topologies.cluster import load_cluster
 from topologies.reading import LONGEST, UserError, load_yaml
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibration.execute.limits import ready
-from calibration.launch.ranks import Device, Hear, crowded, find_device, launch, need_torch
+from calibration.launch.place import Device, Hear, crowded, find_device, need_torch
+from calibration.launch.ranks import launch
 from strategies.job import Job
 from topologies.reading import UserError
 

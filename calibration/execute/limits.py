@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calibration.launch.ranks import available_cores, under_launcher
+from calibration.launch.place import available_cores, under_launcher
 from strategies.job import Job
 from strategies.models.model import Model
 from strategies.plan.plan import Plan

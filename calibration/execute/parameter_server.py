@@ -26,7 +26,7 @@ from calibration.execute.counting import Counting
 from calibration.execute.model import loss
 from calibration.execute.optimizers import make_optimizer
 from calibration.execute.setup import SEED, Setup
-from calibration.launch.ranks import Place
+from calibration.launch.place import Place
 from strategies.job import Job
 
 Order = list[int]  # workers, as their gradients came

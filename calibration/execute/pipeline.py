@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from calibration.execute.setup import Setup
-from strategies.schedules.schedule_csv import cells
+from strategies.schedules.table import cells
 
 CLASSES = {
     "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",

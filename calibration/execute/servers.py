@@ -8,7 +8,8 @@ from typing import Any
 
 from calibration.execute import device_of
 from calibration.execute.limits import ready
-from calibration.launch.ranks import launch, need_torch
+from calibration.launch.place import need_torch
+from calibration.launch.ranks import launch
 from strategies.job import Job
 from strategies.lowering.parameter_servers import bound_of
 from topologies.reading import UserError

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from calibration.launch.ranks import Place
+from calibration.launch.place import Place
 from sim.grid import Grid
 from strategies.data_parallel.buckets import limits
 from strategies.job import Job
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
-from strategies.schedules import Schedule, schedules
+from strategies.schedules import schedules
+from strategies.schedules.order import Schedule
 
 SEED = 20  # of initial parameters and tokens
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -20,7 +20,7 @@ from calibration.execute.memory import Memory
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from calibration.execute.timing import measure
-from calibration.launch.ranks import Place, under_launcher
+from calibration.launch.place import Place, under_launcher
 from calibration.machine import describe
 from strategies.job import Job
 from topologies.reading import UserError

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from calibration.launch.local import DEVICE
-from calibration.launch.ranks import under_launcher, uninterrupted
+from calibration.launch.place import under_launcher, uninterrupted
 from sim.pricing.prices import Profile
 from strategies.job import Job
 from topologies.reading import Config, UserError, build
 from topologies.units import BytesPerSecond
 
 if TYPE_CHECKING:
-    from calibration.launch.ranks import Place
+    from calibration.launch.place import Place
 
 NAME = "shardyard"  # namespaces: NAME-<process>-<node or switch>
 MTU, ETHERNET, HEADERS = 1500, 14, 52  # bytes of a packet, of its frame's header, and of IPv4's and TCP's with timestamps

@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from calibration.launch.ranks import ALLOCATOR
+from calibration.launch.place import ALLOCATOR
 from topologies.reading import UserError
 
 KINDS = ("local", "slurm", "k8s")

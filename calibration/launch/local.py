@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from calibration.launch.ranks import (
+from calibration.launch.place import (
     ALLOCATOR,
     PATIENCE,
     Device,

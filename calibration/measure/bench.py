@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from calibration.launch.ranks import Place
+from calibration.launch.place import Place
 from calibration.measure.interference import busy
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibration.launch.ranks import Place
+from calibration.launch.place import Place
 from calibration.measure import collectives, kernels, layer, side_effects
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid

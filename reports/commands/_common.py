@@ -131,7 +131,7 @@ def report_folder(report: str | None, option: str = "--report") -> Path | None:
 
 def timeout_option(command: Any) -> Any:
     """How long ranks wait for each other, for all that the command launches."""
-    from calibration.launch.ranks import PATIENT, patience
+    from calibration.launch.place import PATIENT, patience
 
     @functools.wraps(command)
     def waiting(timeout: float, **given: Any) -> Any:
@@ -189,8 +189,8 @@ def check_positive(**values: float | None) -> None:
 
 def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:
     """A function that reads the job with other fields."""
-    from strategies.job import read_job
     from strategies.planner.arguments import settings
+    from strategies.read_job import read_job
 
     def read(changes: dict[str, Any]) -> Any:
         return read_job(job, [*overrides, *settings(changes)], **given)

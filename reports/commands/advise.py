@@ -21,12 +21,12 @@ from topologies.reading import plain
 @AS_JSON
 def command(job: str | None, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
-    from strategies.job import read_job
     from strategies.planner.advise import advise
     from strategies.planner.arguments import as_arguments, differences
     from strategies.planner.search.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
+    from strategies.read_job import read_job
 
     asked = read_job(job, **given)
     tell = seldom(lambda text: echo(text, err=True))

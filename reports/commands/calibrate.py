@@ -82,7 +82,7 @@ def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
 
 def _words(given: dict[str, Any]) -> list[str]:
     """This command as every rank runs it; how many ranks there are, the launcher says."""
-    from calibration.launch.ranks import PATIENCE, PATIENT
+    from calibration.launch.place import PATIENCE, PATIENT
 
     waits = PATIENCE.get()
     words = ["calibrate", *([] if waits == PATIENT else ["--timeout", f"{waits:g}"])]

@@ -23,9 +23,9 @@ from reports.terminal import echo
 def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], overrides: tuple[str, ...], **given: Any) -> None:
     """Several jobs side by side: what differs, and what it does. The exit code is 2 when none fits in memory."""
     from reports.inputs import describe
-    from strategies.job import read_job
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
+    from strategies.read_job import read_job
 
     asked = [read_job(job, overrides, **given) for job in jobs]
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list

@@ -36,7 +36,7 @@ def command(
 
     A cluster without GPUs, such as cpu-gloo, runs as processes over gloo, others over NCCL. Under torchrun: all its ranks.
     """
-    from strategies.job import read_job
+    from strategies.read_job import read_job
     from topologies.reading import UserError
 
     if servers is None and (staleness is not None or steps is not None):

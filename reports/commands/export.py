@@ -21,7 +21,7 @@ from reports.terminal import echo
 def command(job: str | None, target: str, output: str | None, as_json: bool, **given: Any) -> None:
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
     from strategies.export import export
-    from strategies.job import read_job
+    from strategies.read_job import read_job
     from topologies.writing import write_whole
 
     written = export(target, read_job(job, **given))

@@ -49,11 +49,11 @@ def command(
     from reports.page.job_report import report
     from reports.page.page import write_report
     from sim.analysis.summary import summarise
-    from strategies.job import read_job
     from strategies.planner.fixes import fixes
     from strategies.planner.search.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
+    from strategies.read_job import read_job
 
     folder = report_folder(output, "--output")
     assert folder is not None

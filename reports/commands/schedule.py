@@ -22,7 +22,7 @@ def command(
     name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None, as_json: bool
 ) -> None:  # fmt: skip
     """The order in which each rank of a pipeline runs its passes: stage, F B I W, microbatch; one line per rank."""
-    from strategies.schedules.schedule_csv import cells, text_table, write_schedule
+    from strategies.schedules.table import cells, text_table, write_schedule
 
     rows, notes = cells(name, pp, microbatches, chunks)
     if file:

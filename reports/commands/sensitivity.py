@@ -24,9 +24,9 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     """Which price moves the answer: the step with each price lower and higher, the strongest first."""
     from math import exp
 
-    from strategies.job import read_job
     from strategies.planner.sensitivity import PRICES, Play
     from strategies.planner.uncertainty import spreads
+    from strategies.read_job import read_job
     from topologies.reading import UserError
 
     if not 0 < by <= 10:

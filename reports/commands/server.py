@@ -35,9 +35,9 @@ def command(
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
-    from strategies.job import read_job
     from strategies.lowering.parameter_servers import parameter_servers
     from strategies.predict import prices_of
+    from strategies.read_job import read_job
 
     folder, asked = report_folder(report), read_job(job, **given)
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)

@@ -34,10 +34,10 @@ def command(
     from reports.inputs import describe
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
-    from strategies.job import read_job
     from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
+    from strategies.read_job import read_job
     from topologies.costs import rates
 
     asked = read_job(job, **given)

@@ -15,7 +15,7 @@ from reports.terminal import terminal
 
 if TYPE_CHECKING:
     from calibration.execute.servers import Served
-    from calibration.launch.ranks import Hear
+    from calibration.launch.place import Hear
     from calibration.validate import Row, Validated
 
 CLOSE = 0.10  # of the measurement

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from strategies.data_parallel import hooks
-from strategies.layers.gradients import Shape
+from strategies.layers.operators import Shape
 from strategies.plan.resolved import Resolved
 
 MIB = 2.0**20

@@ -8,9 +8,10 @@ one pass before the update, where PyTorch has one per bucket beside the backward
 from __future__ import annotations
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel import hooks
 from strategies.data_parallel.buckets import Bucket
 from strategies.data_parallel.ddp import DDP
+from strategies.data_parallel.hook import Moves
 from strategies.lowering.stage import Stage
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Program, Ref, Run
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import Hook
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts
 from strategies.layers.tensor_overlap import Items

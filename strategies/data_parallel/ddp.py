@@ -9,8 +9,9 @@ import math
 from functools import partial
 
 from sim.program import Memory, Ref
-from strategies.data_parallel import Hook, Moves, hooks
+from strategies.data_parallel import hooks
 from strategies.data_parallel.buckets import Bucket
+from strategies.data_parallel.hook import Hook, Moves
 from strategies.lowering.stage import Stage
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import Hook
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.plan.plan import Plan
 from topologies.reading import UserError

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
-from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel import hooks
 from strategies.data_parallel.buckets import Bucket
 from strategies.data_parallel.ddp import DDP
+from strategies.data_parallel.hook import Moves
 from strategies.layers.weight_matrices import Matrix, size
 from strategies.lowering.stage import Stage
 from strategies.plan.options import PowerSGD

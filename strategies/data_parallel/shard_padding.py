@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from strategies.data_parallel import hooks
-from strategies.layers.gradients import Shape
+from strategies.layers.operators import Shape
 from strategies.plan.plan import Plan
 
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from sim.program import Collective, Memory, Op, Ref
-from strategies.data_parallel import Hook, Moves, hooks
+from strategies.data_parallel import hooks
 from strategies.data_parallel.buckets import Bucket
+from strategies.data_parallel.hook import Hook, Moves
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved

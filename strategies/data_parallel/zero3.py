@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.program import Memory, Ref
-from strategies.data_parallel import Hook, Moves, hooks
+from strategies.data_parallel import hooks
 from strategies.data_parallel.deepspeed_2021 import OneByOne
 from strategies.data_parallel.deepspeed_prefetch import Step, steps
+from strategies.data_parallel.hook import Hook, Moves
 from strategies.data_parallel.parameter_gather import Gathering
 from strategies.data_parallel.zero_plus_plus import Quantised
 from strategies.lowering.blocks import BACKWARD, FORWARD

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from strategies.job import Job
 from strategies.models.importers import Reader
 from strategies.plan.options import Offload
 from topologies.registry import Registry
-
-if TYPE_CHECKING:
-    from strategies.job import Job
-
 
 EVERYTHING = Offload.model_validate({"optimizer": "cpu", "parameters": "cpu"})  # FSDP's CPU offload
 

@@ -19,16 +19,13 @@ maxima over ranks except before a gather of tp ranks. Products of all recipes ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from strategies.layers.elementwise import Pass, Passes
+from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.plan.options import FP8_WIDTH, Fp8
 
-if TYPE_CHECKING:
-    from strategies.layers.rank_shapes import RankShapes
-    from strategies.plan.options import Fp8
-
-FP8_WIDTH = 1  # bytes of an fp8 number
 TURNED: Passes = (Pass("memory", 2.0 * FP8_WIDTH),)  # what is there by rows is written by columns
 
 

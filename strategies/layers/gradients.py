@@ -8,14 +8,10 @@ complete when that is over: the function waits for it before it returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sim.program import Item, Join, Kernel, Start
-
-if TYPE_CHECKING:
-    from strategies.layers.operators import Operator
-
-Shape = tuple[int, ...]  # of a parameter: (rows, columns) of a matrix, (features,) of a vector
+from strategies.layers.operators import Operator, Shape
 
 
 class Made(NamedTuple):

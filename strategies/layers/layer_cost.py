@@ -11,10 +11,10 @@ from itertools import chain
 from sim.program import Collective, Item, Kernel
 from strategies.layers import gradients
 from strategies.layers import selective_recomputation as operators
-from strategies.layers.fp8 import FP8_WIDTH
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.plan.options import FP8_WIDTH
 
 Tensors = dict[str, float]  # name -> bytes
 

@@ -34,11 +34,12 @@ import math
 from dataclasses import replace
 
 from sim.program import Collective, Kernel
-from strategies.layers.fp8 import FP8_WIDTH, Fp8Products
+from strategies.layers.fp8 import Fp8Products
 from strategies.layers.operators import Operator, activation, column_linear, pointwise, row_linear, whole_linear
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items, pipelined
 from strategies.models.model import Experts
+from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
 
 INPUT = "mlp input"

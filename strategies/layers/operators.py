@@ -34,10 +34,12 @@ from itertools import chain
 
 from sim.program import Kernel
 from strategies.layers import elementwise as passes
-from strategies.layers.fp8 import FP8_WIDTH, Fp8Products
-from strategies.layers.gradients import Shape
+from strategies.layers.fp8 import Fp8Products
 from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.tensor_overlap import Items, beside
+from strategies.plan.options import FP8_WIDTH
+
+Shape = tuple[int, ...]  # of a parameter: (rows, columns) of a matrix, (features,) of a vector
 
 
 @dataclass(frozen=True, slots=True)

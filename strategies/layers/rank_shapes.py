@@ -8,9 +8,9 @@ from typing import Literal
 
 from sim.program import ALIGNED, EARLY, Collective, Kernel
 from strategies.layers import elementwise as passes
-from strategies.layers.fp8 import FP8_WIDTH
 from strategies.layers.tensor_overlap import Items, gathered, scattered
 from strategies.models.model import Model
+from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import Resolved
 
 VECTOR = 16  # bytes that a kernel loads at once

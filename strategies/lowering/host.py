@@ -10,13 +10,12 @@ Ranks of a node share the CPUs' memory, the disks and PCIe switches; copies are 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from sim.program import COMPUTE, Memory, Op, Ref, Send
-
-if TYPE_CHECKING:
-    from strategies.lowering.stage import Stage
-    from strategies.plan.options import Offload
+from strategies.layers.layer_cost import LayerCost
+from strategies.plan.options import Offload
+from strategies.plan.resolved import Resolved
 
 _WAYS = {  # (from, to) -> stream, axis
     ("gpu", "cpu"): ("to host", "host"), ("cpu", "gpu"): ("from host", "host"), ("cpu", "cpu"): ("cpu", "cpu"),
@@ -34,10 +33,10 @@ def offloaded(options: Offload | None, sharded: frozenset[str]) -> tuple[str, ..
 
 
 class Host:
-    """The part of a stage's rank outside of the GPU."""
+    """The part of a pipeline rank outside of its GPU. add: puts an op into the rank's program."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.options = stage, stage.plan.offload
+    def __init__(self, plan: Resolved, rank: int, add: Callable[[Op], Ref]) -> None:
+        self.plan, self.rank, self.add, self.options = plan, rank, add, plan.offload
         self._works: dict[tuple[str, str, float, str], Send] = {}  # each distinct piece of work is priced once
         self._fetched: list[Ref] = []  # copies of parameters to the GPU so far
 
@@ -58,31 +57,31 @@ class Host:
     @property
     def checkpoints(self) -> bool:
         """Whether it has inputs of layers until these are recomputed."""
-        options = self.stage.plan.deepspeed
+        options = self.plan.deepspeed
         return options is not None and options.cpu_checkpointing
 
     def checkpoint(self, source: str, target: str, kept: Memory) -> Ref:
         """Copy the input of a layer, for which the compute stream waits (tensor.to of DeepSpeed's checkpointing.py)."""
         size, there = sum(size for _, size in kept), kept if target == "gpu" else ()
-        return self._move(source, target, size, self.stage.plan.bytes_per_element, "checkpoint", (), there, stream=COMPUTE)
+        return self._move(source, target, size, self.plan.bytes_per_element, "checkpoint", (), there, stream=COMPUTE)
 
     def _move(self, source: str, target: str, size: float, width: float, label: str, after: tuple[Ref, ...],
               allocate: Memory = (), free: Memory = (), stream: str = "") -> Ref:  # fmt: skip
         usual, axis = _WAYS[source, target]
         key = source, target, size, label
         if key not in self._works:
-            self._works[key] = Send(size, self.stage.rank, label, axis, width, (source, target))
-        return self.stage.add(Op(stream or usual, self._works[key], after, allocate, free))
+            self._works[key] = Send(size, self.rank, label, axis, width, (source, target))
+        return self.add(Op(stream or usual, self._works[key], after, allocate, free))
 
     def gradients(self, elements: float, after: tuple[Ref, ...], free: Memory = ()) -> Ref:
         """Copy reduced gradients out."""
-        width = self.stage.plan.bytes_per_gradient
-        piece: Memory = () if free or self.stage.plan.copies == 1 else (("temporary", elements * width),)
+        width = self.plan.bytes_per_gradient
+        piece: Memory = () if free or self.plan.copies == 1 else (("temporary", elements * width),)
         return self._move("gpu", "cpu", elements * width, width, "gradients", after, piece, piece + free)
 
     def fetch(self, elements: float, after: tuple[Ref, ...], whole: Memory = ()) -> Ref:
         """Copy the rank's part of parameters to the GPU. From a disk they are read before, as soon as a buffer is free."""
-        width, options = self.stage.plan.bytes_per_element, self.options
+        width, options = self.plan.bytes_per_element, self.options
         assert options is not None
         if options.parameters == "nvme":
             free = self._fetched[-options.buffers :][:1] if len(self._fetched) >= options.buffers else []
@@ -94,7 +93,7 @@ class Host:
 
     def update(self, elements: float, traffic: float, after: tuple[Ref, ...]) -> Ref:
         """The CPUs update `elements` parameters, which costs `traffic` bytes of memory; returns what makes them available."""
-        plan, options = self.stage.plan, self.options
+        plan, options = self.plan, self.options
         assert options is not None
         tiles = max(1, math.ceil(elements / options.tile))
         states, each = plan.bytes_per_optimizer_state * elements / tiles, elements / tiles
@@ -112,23 +111,25 @@ class Host:
 
     def _settle(self, elements: float, after: Ref) -> Ref:
         """Bring new parameters from the CPUs' memory to where they are kept."""
-        width, place = self.stage.plan.bytes_per_element, self.options and self.options.parameters
+        width, place = self.plan.bytes_per_element, self.options and self.options.parameters
         if place == "cpu":
             return after
         return self._move("cpu", place or "gpu", elements * width, width, "new parameters", (after,))
 
     def store(self, elements: float, after: Ref) -> Ref:
         """Bring parameters that the GPU has updated to where they are kept."""
-        width = self.stage.plan.bytes_per_element
+        width = self.plan.bytes_per_element
         ref = self._move("gpu", "cpu", elements * width, width, "new parameters", (after,))
         return self._settle(elements, ref) if self.options and self.options.parameters == "nvme" else ref
 
-    def held(self, shards: int) -> Memory:
-        """("cpu", bytes) and ("nvme", bytes) of one rank: states, the gradients of the shard, and what is on its way."""
-        plan, options, elements = self.stage.plan, self.options, self.stage.sharded(shards)
+    def held(self, shards: int, elements: float, layers: Sequence[LayerCost]) -> Memory:
+        """("cpu", bytes) and ("nvme", bytes) of one rank: states and gradients of `elements` parameters, what is on its way of a
+        stage's `layers`, and checkpoints.
+        """
+        plan, options = self.plan, self.options
         result: list[tuple[str, float]] = []
         if self.checkpoints:  # of one microbatch
-            result.append(("cpu", sum(part.saved for part in self.stage.parts if part.name == "layer")))
+            result.append(("cpu", sum(part.saved for part in layers if part.name == "layer")))
         if options is None:
             return tuple(result)
         if options.optimizer:
@@ -141,6 +142,6 @@ class Host:
         if options.parameters:
             result.append((options.parameters, plan.bytes_per_element * elements))
         if options.parameters == "nvme":
-            largest = sorted((part.parameters for part in self.stage.parts), reverse=True)[: options.buffers]
+            largest = sorted((part.parameters for part in layers), reverse=True)[: options.buffers]
             result.append(("cpu", sum(largest) * plan.bytes_per_element / shards))
         return tuple(result)

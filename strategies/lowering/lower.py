@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Cohort, Collective, Memory, Op, Program
-from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import hook_of
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
 from strategies.lowering.pipeline import Flow, Passes
@@ -19,7 +19,7 @@ def lower(model: Model, plan: Resolved) -> Program:
     """The program of one training step."""
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
-    program = hooks[plan.data_parallel]().program(model, plan, work)
+    program = hook_of(plan.data_parallel)().program(model, plan, work)
     if program is None:
         program = _Lowering(model, plan, work).program()
     masked = _masked_flops(model, plan, model_flops)
@@ -33,7 +33,7 @@ class _Lowering:
     """Stages of all ranks, and what each pass of them waits for."""
 
     def __init__(self, model: Model, plan: Resolved, work: ModelCosts) -> None:
-        self.plan, self.hook = plan, hooks[plan.data_parallel]()
+        self.plan, self.hook = plan, hook_of(plan.data_parallel)()
         self.model, self.schedule = model, schedules[plan.schedule]
         ranks = plan.pp
         self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]
@@ -126,7 +126,9 @@ class _Lowering:
         )
         more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
-        stages[0].cohort.hosted = sum((stage.host.held(plan.shards) for stage in stages), ())
+        stages[0].cohort.hosted = sum(
+            (stage.host.held(plan.shards, stage.sharded(plan.shards), stage.parts) for stage in stages), ()
+        )
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
         """First and last rank sum the gradients of the embedding that they share."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
-from strategies.data_parallel import Hook
+from strategies.data_parallel.hook import Hook
 from strategies.lowering.blocks import taking_turns
 from strategies.lowering.stage import Stage
 from strategies.plan.resolved import Resolved
-from strategies.schedules import Action, Schedule, actions
+from strategies.schedules import actions
+from strategies.schedules.order import Action, Schedule
 
 STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch

@@ -11,14 +11,14 @@ from itertools import groupby
 from sim.program import CACHED, COMPUTE, WRAPPING, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.data_parallel.shard_padding import padded
-from strategies.layers.fp8 import FP8_WIDTH
-from strategies.layers.gradients import Shape
 from strategies.layers.layer_cost import LayerCost
+from strategies.layers.operators import Shape
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, runs, workspace
 from strategies.lowering.host import Host
 from strategies.lowering.optimizer_step import kernels_of, on_the_cpus, taken_by
 from strategies.models.model import Model
+from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
@@ -49,7 +49,7 @@ class Stage:
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
-        self.host = Host(self)
+        self.host = Host(plan, rank, self.add)
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
         self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
         self._buckets: dict[bool, list[Bucket]] = {}

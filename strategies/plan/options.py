@@ -17,6 +17,7 @@ def _whole(value: Any) -> Any:
         return value
 
 
+FP8_WIDTH = 1  # bytes of an fp8 number
 MOST = 10**15  # elements: a hundred times the largest models
 Elements = Annotated[int, Field(gt=0, le=MOST), BeforeValidator(_whole)]
 ElementsOrNone = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]

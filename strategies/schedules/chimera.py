@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
+from strategies.schedules.order import Action
 from topologies.reading import UserError
 
 

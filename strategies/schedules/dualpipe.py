@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule, without_missing
+from strategies.schedules import schedule
+from strategies.schedules.order import Action, without_missing
 from topologies.reading import UserError
 
 NOTE = (

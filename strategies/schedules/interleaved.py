@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
+from strategies.schedules.order import Action
 from topologies.reading import UserError
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
+from strategies.schedules.order import Action
 
 
 @schedule("1f1b")

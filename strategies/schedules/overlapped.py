@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
 from strategies.schedules.dualpipe import NOTE
 from strategies.schedules.interleaved import passes
+from strategies.schedules.order import Action
 
 
 @schedule("1f1b-overlapped", notes=(f"1f1b-overlapped: {NOTE}",))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
 from strategies.schedules.one_f_one_b import one_f_one_b
+from strategies.schedules.order import Action
 
 NOTE = "the step is one of a steady state: the pipeline is neither filled nor drained"
 

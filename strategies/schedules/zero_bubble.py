@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategies.schedules import Action, schedule
+from strategies.schedules import schedule
 from strategies.schedules.interleaved import passes
+from strategies.schedules.order import Action
 
 
 def _split(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm_up: int, delay: int) -> Iterator[Action]:

@@ -10,9 +10,10 @@ import pytest
 
 from calibration.execute import execute
 from calibration.execute.servers import serve
-from calibration.launch.ranks import Place, launch
+from calibration.launch.place import Place
+from calibration.launch.ranks import launch
 from calibration.validate import validate
-from strategies.job import read_job
+from strategies.read_job import read_job
 from topologies.reading import UserError
 
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}

@@ -19,7 +19,8 @@ import yaml
 from calibration.launch import local as local_ranks
 from calibration.launch.instructions import launch_text
 from calibration.launch.local import LocalRanks
-from calibration.launch.ranks import RankError, launch, need_torch, patience
+from calibration.launch.place import RankError, need_torch, patience
+from calibration.launch.ranks import launch
 from topologies.reading import UserError
 
 

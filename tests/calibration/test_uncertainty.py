@@ -9,11 +9,12 @@ import pytest
 
 from calibration.published import published
 from sim.pricing.shipped import load_profile
-from strategies.job import Job, read_job
+from strategies.job import Job
 from strategies.planner import uncertainty
 from strategies.planner.sensitivity import PRICES, Play, Price
 from strategies.planner.uncertainty import interval, spreads, tied
 from strategies.predict import predict
+from strategies.read_job import read_job
 from strategies.schedules import schedules
 
 BY_NAME = {price.name: price for price in PRICES}

@@ -25,9 +25,9 @@ from sim.analysis.link_load import carried, link_loads, matrix
 from sim.analysis.memory import ledger
 from sim.analysis.summary import Summary, summarise
 from sim.timeline import Timeline
-from strategies.job import read_job
 from strategies.lowering.parameter_servers import parameter_servers
 from strategies.predict import prices_of, simulate
+from strategies.read_job import read_job
 from topologies.reading import UserError
 
 

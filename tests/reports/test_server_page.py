@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import shardyard
 from reports.formatting import count
-from strategies.job import read_job
 from strategies.predict import predict
+from strategies.read_job import read_job
 
 JOB = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.accumulation=1", "--set", "plan.sequence=512")
 ASKED = ("server", *JOB, "--nodes", "2", "--servers", "2", "--staleness", "2", "--steps", "4")

@@ -16,8 +16,8 @@ from reports.trace import events, write_trace
 from sim.analysis.summary import summarise
 from sim.program import Send
 from sim.timeline import Timeline
-from strategies.job import read_job
 from strategies.predict import simulate
+from strategies.read_job import read_job
 
 Events = list[dict[str, Any]]
 

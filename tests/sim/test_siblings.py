@@ -15,8 +15,9 @@ from sim.pricing.sibling_groups import Membership, lanes, placements
 from sim.pricing.wiring import Traffic
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 from sim.timeline import Timeline
-from strategies.job import Job, read_job
+from strategies.job import Job
 from strategies.predict import simulate
+from strategies.read_job import read_job
 from topologies.cluster import cluster_names
 from topologies.reading import UserError
 

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
-from strategies.job import Job, read_job
+from strategies.job import Job
 from strategies.planner.balance import balanced
+from strategies.read_job import read_job
 
 
 def job(**plan: object) -> Job:

@@ -9,10 +9,10 @@ import pytest
 from sim.engine.player import run
 from sim.program import Collective, Kernel
 from strategies.data_parallel.buckets import Cut, Gradient, Limits, filled, limits
-from strategies.job import read_job
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.lowering.stage import Stage
+from strategies.read_job import read_job
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
 LLAMA = {

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sim.program import WRAPPING, Block, Kernel
-from strategies.job import read_job
 from strategies.lowering.lower import lower
 from strategies.lowering.optimizer_step import passes_of
 from strategies.plan.plan import Plan
+from strategies.read_job import read_job
 from topologies.reading import UserError
 
 

@@ -9,9 +9,9 @@ import pytest
 from sim.analysis.memory import ledger
 from sim.engine.player import run
 from sim.program import Collective
-from strategies.data_parallel import hooks
-from strategies.job import read_job
+from strategies.data_parallel.hook import hook_of
 from strategies.lowering.lower import lower
+from strategies.read_job import read_job
 from topologies.reading import UserError
 
 MODEL = {"hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "tied": False}
@@ -48,7 +48,7 @@ def test_what_bounds_count_as_moved_is_what_is_played(played, toy_job, plan) -> 
     """Full buffers of a step, in bytes per parameter: ZeRO-3 with the last reduction of 4 microbatches gathers 4 + 1 times."""
     timeline, job = played(**plan), toy_job(4, 1, **FSDP | plan)
     resolved = job.resolve()
-    moves = hooks[resolved.data_parallel].moves(resolved)
+    moves = hook_of(resolved.data_parallel).moves(resolved)
     every = [op.work for op in timeline.program.cohorts[0].ops if isinstance(op.work, Collective)]
     found = {kind: sum(work.bytes for work in every if work.operation == kind) for kind in ("all_gather", "reduce_scatter")}
     assert found["all_gather"] == (moves.gathered + moves.last) * job.model.parameters

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sim.program import Collective, Kernel
-from strategies.job import read_job
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts, saved_tensors
 from strategies.lowering.lower import lower
 from strategies.predict import predict
+from strategies.read_job import read_job
 from topologies.reading import UserError
 
 HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 8192  # Llama-3.1 8B

@@ -13,7 +13,8 @@ import shardyard
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 from strategies.schedules import actions, schedules
-from strategies.schedules.schedule_csv import cells, read_schedule, write_schedule
+from strategies.schedules.schedule_csv import read_schedule
+from strategies.schedules.table import cells, write_schedule
 from topologies.reading import UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,7 +9,8 @@ import pytest
 from sim.engine.player import run
 from sim.program import Block, Collective, Kernel, Program, Run, Send
 from strategies.lowering.lower import lower
-from strategies.schedules import Action, Schedule, actions, schedules
+from strategies.schedules import actions, schedules
+from strategies.schedules.order import Action, Schedule
 from topologies.reading import UserError
 
 SIZES = [(1, 3), (2, 2), (4, 1), (4, 4), (4, 8), (8, 32)]

@@ -11,7 +11,7 @@ import pytest
 
 from sim.analysis.summary import summarise
 from sim.grid import Grid
-from strategies.job import Job, read_job
+from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
 from strategies.planner.bounds.symmetric_groups import alike, stages_alike
 from strategies.planner.search.candidates import candidates
@@ -21,6 +21,7 @@ from strategies.planner.search.search import Search
 from strategies.planner.search.site import Site, started
 from strategies.planner.search.space import Axis, Space
 from strategies.predict import prices_of, simulate
+from strategies.read_job import read_job
 from topologies.cluster import Cluster, load_cluster
 from topologies.costs import rates
 from topologies.reading import UserError

@@ -9,7 +9,8 @@ import numpy as np
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.layer_cost_table import Floats
 from strategies.planner.bounds.layer_layout import Layout
-from strategies.schedules import Action, actions
+from strategies.schedules import actions
+from strategies.schedules.order import Action
 
 
 class Critical(NamedTuple):

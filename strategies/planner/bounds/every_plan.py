@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from sim.pricing.prices import Prices
 from sim.program import Kernel
-from strategies.data_parallel import Hook, hooks
+from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import Hook, hook_of
 from strategies.lowering.optimizer_step import ZEROING, passes_of
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.layer_cost_table import Floats, Kinds
@@ -66,7 +67,7 @@ def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
 
 def bounded(plan: Resolved) -> bool:
     """Whether its schedule makes its program."""
-    return hooks[plan.data_parallel].program is Hook.program
+    return hook_of(plan.data_parallel).program is Hook.program
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sim.pricing.collective_costs import Communication
 from sim.pricing.prices import Prices
 from sim.program import Cohort, Collective, Op, Program, Send
-from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import hook_of
 from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.lowering.stage import Stage
@@ -90,7 +90,7 @@ class Exchanges:
 
 
 def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange:
-    hook, cohort = hooks[plan.data_parallel](), Cohort({"pp": 0})
+    hook, cohort = hook_of(plan.data_parallel)(), Cohort({"pp": 0})
     sections: list[tuple[int, int]] = []
     stages = _stages(job, plan, cohort)
     for stage in stages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.pricing.prices import Profile
-from strategies.data_parallel import Moves, hooks
+from strategies.data_parallel.hook import Moves, hook_of
 from strategies.data_parallel.zero3 import AFTER_LOSS
 from strategies.lowering.host import offloaded
 from strategies.plan.resolved import Resolved
@@ -42,7 +42,7 @@ def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
 
 def _own(one: Resolved) -> tuple[float, ...]:
     """The columns that need no prices."""
-    plan, hook, shards, moves = one, hooks[one.data_parallel], one.shards, Moves()
+    plan, hook, shards, moves = one, hook_of(one.data_parallel), one.shards, Moves()
     shared = one.copies > 1
     if shared:
         passes = through(one)

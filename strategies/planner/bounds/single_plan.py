@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.pricing.prices import Prices
 from strategies.data_parallel import hooks
+from strategies.data_parallel.hook import hook_of
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.critical_path import Critical, critical
 from strategies.planner.bounds.every_plan import SLACK, Bounds, bounded
@@ -60,7 +61,7 @@ class Refiner:
         streams = talk.busy(one)
         hosted = max((time for name, time in streams.items() if name in BESIDE), default=0.0)
         busy = max((time for name, time in streams.items() if name not in BESIDE), default=0.0)
-        if not one.overlap and hooks[one.data_parallel].in_turn(one):
+        if not one.overlap and hook_of(one.data_parallel).in_turn(one):
             busy += own + (update if one.chunks == 1 else 0.0)
         return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)
 

@@ -1,0 +1,202 @@
+"""Where a rank is, and what it does there before and after its work: in processes started here, or under a launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from topologies.reading import UserError
+
+# glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+PATIENT = 600.0
+PATIENCE: ContextVar[float] = ContextVar("seconds that a rank waits for another", default=PATIENT)
+
+Device = Literal["cpu", "cuda"]
+Hear = Callable[[Any], None]
+
+
+class RankError(UserError):
+    """A rank failed: which, and its error line; `details` is all that it printed."""
+
+    details = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is. cores: those that it is pinned to; empty when it is not. `tell` passes plain data on to `hear`."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: Device
+    cores: tuple[int, ...]
+    tell: Hear
+
+    @property
+    def backend(self) -> str:
+        """Of torch.distributed."""
+        return "nccl" if self.device == "cuda" else "gloo"
+
+
+def under_launcher() -> bool:
+    """Whether this process is one of the ranks that torchrun or a script started."""
+    return all(name in os.environ for name in CONTRACT)
+
+
+def is_root() -> bool:
+    """Whether this process prints and writes: not one of the other ranks under torchrun."""
+    return not under_launcher() or os.environ["RANK"] == "0"
+
+
+def need_torch() -> None:
+    """UserError without a torch that can be imported and talk to other processes."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("torch is not installed, and this runs the real thing: `pip install torch`")
+    try:
+        import torch.distributed
+    except (ImportError, OSError) as error:  # a library of another system, or of another CUDA
+        raise UserError(f"torch is installed, but cannot be imported: {line_of(error)}") from None
+    if not torch.distributed.is_available():
+        raise UserError(f"torch {torch.__version__} was built without torch.distributed, and this needs it")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """While what was started is ended: a second Ctrl-C would leave it behind. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+
+
+def find_device() -> Device:
+    """cuda when torch finds a GPU."""
+    need_torch()
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def available_cores() -> tuple[int, ...]:
+    """Cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def crowded(ranks: int, device: Device) -> str | None:
+    """What to say when there are more ranks than cores."""
+    cores = len(available_cores())
+    if device == "cuda" or ranks <= cores:
+        return None
+    return (
+        f"{ranks} processes share {cores} cores: they take turns, and times are those of a crowded machine, several times "
+        "slower, that no price was measured for"
+    )
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Ranks that are launched inside wait so long for one that does not go on; then all are ended."""
+    before = PATIENCE.set(seconds)
+    try:
+        yield
+    finally:
+        PATIENCE.reset(before)
+
+
+def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear) -> list[Any]:
+    import torch.distributed as dist
+
+    place = _place_from_environment(device, hear)
+    if place.world != ranks:
+        raise UserError(f"WORLD_SIZE={place.world} of the launcher ≠ {ranks} ranks of the job")
+    prepare(place)
+    try:
+        join(place, "env://")
+    except Exception as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(f"rank {place.rank}: cannot meet the others at {address}: {line_of(error)}") from None
+    try:
+        result = work(place, *arguments)
+        results: list[Any] = [None] * place.world
+        dist.gather_object(result, results if place.rank == 0 else None)
+    except UserError:
+        raise
+    except Exception as error:  # most often because another rank is gone
+        raise RankError(f"rank {place.rank} of {place.world} failed: {line_of(error)}") from error
+    leave()
+    return results if place.rank == 0 else []
+
+
+def _place_from_environment(device: Device, tell: Hear) -> Place:
+    found = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        text = os.environ[name]
+        if not text.isdecimal():
+            raise UserError(f"environment: {name}={text!r}: must be a whole number")
+        found[name] = int(text)
+    rank, world = found["RANK"], found["WORLD_SIZE"]
+    if rank >= world:
+        raise UserError(f"environment: RANK={rank}: must be below WORLD_SIZE={world}")
+    if found["LOCAL_RANK"] > rank:
+        raise UserError(f"environment: LOCAL_RANK={found['LOCAL_RANK']}: must not be above RANK={rank}")
+    return Place(rank, world, found["LOCAL_RANK"], device, (), tell)
+
+
+def prepare(place: Place) -> None:
+    """Pin, choose the GPU, and compute with as many threads as there are cores."""
+    import torch
+
+    if place.cores:
+        os.sched_setaffinity(0, place.cores)
+        torch.set_num_threads(len(place.cores))
+    if place.device == "cuda":
+        if place.local_rank >= torch.cuda.device_count():
+            found = torch.cuda.device_count()
+            raise UserError(f"rank {place.rank}: needs GPU {place.local_rank} of this machine, and torch finds {found}")
+        torch.cuda.set_device(place.local_rank)
+
+
+def join(place: Place, meeting: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    gpu = torch.device("cuda", place.local_rank) if place.device == "cuda" else None
+    dist.init_process_group(
+        place.backend,
+        init_method=meeting,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timedelta(seconds=PATIENCE.get()),
+        device_id=gpu,
+    )
+
+
+def leave() -> None:
+    """After work that went well (after an error NCCL would wait for operations that never end).
+
+    What a rank sent by NCCL is under way when the operation returns: a process that ends before it has gone takes it along.
+    """
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def line_of(error: BaseException) -> str:
+    """An error on one line."""
+    text = " ".join(str(error).split("\n")[0].split()) or "no message"
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,103 @@
+"""What a pipeline schedule is: the actions of each rank in order, and where virtual stages are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Action(NamedTuple):
+    """One pass of a microbatch through a chunk.
+
+    "F": forward; "B": whole backward; or in two parts, "I": gradient of the input, which the stage before waits for, and "W":
+    gradient of the weights, which nobody waits for. beside: it and the next one, of which one is forward and one backward, are
+    one: their kernels take turns, so that the collectives of one run beside the kernels of the other.
+    """
+
+    kind: str
+    microbatch: int
+    chunk: int = 0
+    beside: bool = False
+
+
+Order = Callable[[int, int, int, int], Iterator[Action]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order, how many chunks it takes (None: any number from 2), and where virtual stage s is.
+
+    "loop": chunk s // ranks of rank s % ranks. "v": the second chunk of a rank comes back: rank 0 has the first and the last.
+    "mirror": two copies of the model, the second (stages from `ranks` on) on the ranks in reverse order; the first half of the
+    microbatches passes the first copy, the other half the second. Otherwise the stages of each rank, by chunk: such a schedule is
+    for that many ranks and `microbatches` only.
+
+    A schedule with `versions` is asynchronous: steps follow each other without a flush, so that passes of several versions of the
+    parameters are under way; the function says how many a rank of so many keeps. Such an order may be asked for many steps.
+    """
+
+    order: Order
+    chunks: int | None = 1
+    placement: Literal["loop", "v", "mirror"] | tuple[tuple[int, ...], ...] = "loop"
+    microbatches: int | None = None
+    versions: Callable[[int, int], int] | None = None  # rank, ranks
+    settled: int = 1  # microbatches per rank from which on each more makes the step longer by the same time
+    every_microbatch: bool = False  # asynchronous: parameters are updated after each microbatch, not once in a step
+    text: str = ""  # of the file it was read from
+    notes: tuple[str, ...] = ()  # what was ignored in it
+
+    @property
+    def ranks(self) -> int | None:
+        """The only number of ranks that it is for; None: any."""
+        return len(self.placement) if isinstance(self.placement, tuple) else None
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model that the ranks of one pipeline hold."""
+        return 2 if self.placement == "mirror" else 1
+
+    def stage(self, rank: int, ranks: int, chunk: int) -> int:
+        """The virtual stage of a rank's chunk."""
+        if isinstance(self.placement, tuple):
+            return self.placement[rank][chunk]
+        if self.placement == "mirror" and chunk:
+            return 2 * ranks - 1 - rank
+        if self.placement == "v" and chunk % 2:
+            return (chunk + 1) * ranks - 1 - rank
+        return chunk * ranks + rank
+
+
+def first_mistake(order: Sequence[Action], microbatches: int, chunks: int) -> int | None:
+    """The position of the first action that is repeated, comes before what it needs of the same chunk, or cannot be."""
+    before = {"F": "", "B": "F", "I": "F", "W": "I"}
+    done: set[Action] = set()
+    for position, (kind, microbatch, chunk, beside) in enumerate(order):
+        action = Action(kind, microbatch, chunk)
+        if beside and not _pair(action, *order[position + 1 : position + 2]):
+            return position
+        earlier = before.get(action.kind, "unknown")
+        ready = not earlier or action._replace(kind=earlier) in done
+        again = action in done or (action.kind in "BI" and action._replace(kind="BI".replace(action.kind, "")) in done)
+        if not ready or again or not (0 <= action.microbatch < microbatches and 0 <= action.chunk < chunks):
+            return position
+        done.add(action)
+    return None
+
+
+def _pair(one: Action, *following: Action) -> bool:
+    """Whether a pass and what follows can be one: a forward and a backward pass, the second of which does not need the first."""
+    if not following:
+        return False
+    other = following[0]
+    kinds = {one.kind, other.kind}
+    return kinds in ({"F", "B"}, {"F", "I"}) and not other.beside and one[1:3] != other[1:3]
+
+
+def without_missing(order: Iterator[Action], microbatches: int) -> Iterator[Action]:
+    """An order for more microbatches, without those that there are not."""
+    every = list(order)
+    for action, following in zip(every, [*every[1:], None], strict=True):
+        if action.microbatch < microbatches:
+            alone = following is None or following.microbatch >= microbatches
+            yield action._replace(beside=False) if alone else action
