@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
+from sim.analysis.breakdown import COMPONENTS
 from sim.analysis.summary import Interval, StageMemory, Summary
-from sim.timeline import COMPONENTS
 from topologies.costs import Cost, Rates, cost
 from topologies.units import show
 

@@ -14,11 +14,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from sim.analysis.host_launches import host_launches
 from sim.analysis.memory import ledger
-from sim.clock import on_grid
 from sim.pricing.algorithm_choice import Priced
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
-from sim.timeline import Timeline, kind, label
+from sim.timeline import Timeline, op_kind, op_label
 from topologies.writing import whole_file
 
 _TICKS = 64  # per µs
@@ -84,20 +84,20 @@ def _slices(timeline: Timeline, lane: int, threads: dict[str, int]) -> Iterator[
     for number, op in timeline.ops(lane):
         start, end = timeline.start[number], timeline.end[number]
         args = _arguments(timeline, number, op)
-        yield _slice(actor.rank, threads[op.stream], start, end, _title(op), kind(op), args)
+        yield _slice(actor.rank, threads[op.stream], start, end, _title(op), op_kind(op), args)
 
 
 def _title(op: Op) -> str:
     if isinstance(op.work, Collective):
         return f"{op.work.operation} {op.work.label}"
-    name = f"send {label(op)}" if isinstance(op.work, Send) else label(op)
+    name = f"send {op_label(op)}" if isinstance(op.work, Send) else op_label(op)
     return name if op.microbatch < 0 else f"{name} {op.microbatch}"
 
 
 def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
     """What the reader sees when they click on a slice."""
     args: Event = {"microbatch": op.microbatch} if op.microbatch >= 0 else {}
-    work = timeline.work[number]
+    work = timeline.cost[number]
     if not isinstance(work, Priced):
         args |= {f"{name} {what} (µs)": round(seconds * 1e6, 3) for (name, what), seconds in work.parts.items()}
         return args
@@ -113,14 +113,9 @@ def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
 
 def _launches(timeline: Timeline, lane: int) -> Iterator[Event]:
     """The host's track: from when to when it launched each op. Empty where launching takes no time of its own (a CPU)."""
-    actor, profile = timeline.lanes[lane], timeline.pricing.prices.profile
-    one = on_grid(profile.launching(timeline.program.eager))
-    for number, op in timeline.ops(lane):
-        work, launched = timeline.work[number], timeline.launched[number]
-        # a block is launched from that time on, a collective has been launched by then
-        start, end = (launched - one, launched) if isinstance(work, Priced) else (launched, launched + work.host)
+    for op, start, end in host_launches(timeline, lane):
         if end > max(0.0, start):  # of a steady state, some was launched before the step
-            yield _slice(actor.rank, 0, max(0.0, start), end, f"launch {_title(op)}", "launch", {})
+            yield _slice(timeline.lanes[lane].rank, 0, max(0.0, start), end, f"launch {_title(op)}", "launch", {})
 
 
 class _Flows:
@@ -146,7 +141,7 @@ class _Flows:
                 if sent < 0.0 or not begin <= ref.op < end:  # in the step before or after: it has no slice
                     continue
                 used, to = timeline.start[number], self.threads[lane][op.stream]
-                flow = {"name": label(sender), "cat": "send", "id": next(self.ids)}
+                flow = {"name": op_label(sender), "cat": "send", "id": next(self.ids)}
                 yield {"ph": "s", "pid": timeline.lanes[source].rank, "tid": tid, "ts": _time(sent), **flow}
                 yield {"ph": "f", "bp": "e", "pid": actor.rank, "tid": to, "ts": _time(used), **flow}
 

@@ -19,6 +19,7 @@ COMPUTE = "compute"  # the stream on which kernels run
 WRAPPING = "wrapping"  # variant of a kernel
 EARLY = "early"  # variant of a product: by cuBLAS before CUDA 11.7
 HOST = "host"  # the stream that launches them
+CPU = "cpu"  # the axis of the CPUs' work on the optimizer, which sends nothing
 BESIDE = "beside"  # the stream of collectives that a block starts and joins later
 ACROSS = "beside across nodes"  # another one, of exchanges over the network that go on beside those inside nodes
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sim.analysis.breakdown import breakdowns
 from sim.analysis.memory import ledger
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
@@ -140,8 +141,8 @@ def test_bubble_of_1f1b(p, m, toy_job, toy_prices) -> None:
     timeline = run(equal_stages(lower(job.model, job.resolve())), job.cluster.topology(), toy_prices())
     assert timeline.step == 3 * (m + p - 1)
     assert summarise(timeline).bubble == pytest.approx((p - 1) / (m + p - 1))
-    for breakdown in timeline.breakdowns:
-        assert breakdown["bubble"] == 3 * (p - 1)
+    for lane in breakdowns(timeline):
+        assert lane["bubble"] == 3 * (p - 1)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (4, 2)])

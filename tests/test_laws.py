@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from sim.analysis.breakdown import breakdowns
 from sim.analysis.memory import ledger
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Collective
 from sim.timeline import Timeline
@@ -79,7 +81,7 @@ def play(toy_job, toy_prices) -> Callable[..., Timeline]:
 @SOME
 def test_every_timeline_is_consistent(play, plan, model, shape) -> None:
     timeline = play(plan, model, shape)
-    for lane, parts in enumerate(timeline.breakdowns):
+    for lane, parts in enumerate(breakdowns(timeline)):
         assert sum(parts.values()) == timeline.step
         assert min(parts.values()) >= 0
         streams: dict[str, float] = {}
@@ -155,9 +157,9 @@ def test_of_more_microbatches_none_takes_longer(play, plan, model, pp) -> None:
 @given(plan=plans, model=models, shape=shapes)
 @SOME
 def test_overlap_and_order_of_dp_ranks_change_no_volume(play, plan, model, shape) -> None:
-    volumes = play(plan, model, shape).volumes()
-    other = play(plan | {"overlap": not plan["overlap"], "order": "tp-cp-ep-dp-pp"}, model, shape).volumes()
-    for mine, theirs in zip(volumes, other, strict=True):
+    sent = volumes(play(plan, model, shape))
+    other = volumes(play(plan | {"overlap": not plan["overlap"], "order": "tp-cp-ep-dp-pp"}, model, shape))
+    for mine, theirs in zip(sent, other, strict=True):
         assert mine.keys() == theirs.keys()
         for axis in mine:
             assert mine[axis] == pytest.approx(theirs[axis])

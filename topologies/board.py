@@ -1,20 +1,18 @@
 """The inside of one node: a short list of links, and tables of the routes over them.
 
-A wiring is a function `Node → Board` in one file of `topologies/wirings`, registered under the name that descriptions use.
+A wiring is a function `NodeParts → Board` in one file of `topologies/wirings`, registered under the name that descriptions use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from topologies.hardware import NodeParts
 from topologies.registry import Registry
 from topologies.topology import Ids
-
-if TYPE_CHECKING:
-    from topologies.hardware import Node
 
 KINDS = ("nvlink", "pcie", "host", "loopback", "nic", "spine", "memory", "disk")
 UNPRICED = ("memory", "disk")  # of the node's CPUs: descriptions give the rate that is reached
@@ -34,7 +32,7 @@ class Link(NamedTuple):
 class Board:
     """Links of a node and routes over them, filled by a wiring. Link ids count from 0 in the order of `link`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeParts) -> None:
         self.node = node
         self.links: list[Link] = []
         self.rail = [gpu * node.rails // node.gpus for gpu in range(node.gpus)]  # number of each GPU's way out of the node
@@ -136,4 +134,4 @@ def _padded(paths: list[Path]) -> Ids:
     return np.array([path + (-1,) * (width - len(path)) for path in paths], dtype=np.int64).reshape(len(paths), width)
 
 
-wirings: Registry[Callable[[Node], Board]] = Registry("wiring", package="topologies.wirings")
+wirings: Registry[Callable[[NodeParts], Board]] = Registry("wiring", package="topologies.wirings")

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from topologies.cluster_topology import ClusterTopology
 from topologies.fabric import Fabric, fabrics, read_fabric
-from topologies.hardware import Dtype, Gpu, Latency, Node
-from topologies.network import Network
+from topologies.hardware import Dtype, Gpu, Latency
+from topologies.node import Node
 from topologies.readers import read_dump
 from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml, shown
 
@@ -64,8 +65,8 @@ class Cluster(Config):
         board = self.node.board()
         if self.node.gpus > 1 and not board.joined and (self.node.nics or not self.fabric.direct):
             raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
-        blocks = self.fabric.backbone(self.node, self.nodes).blocks  # raises when the fabric does not fit
-        links = self.nodes * len(board.links) + sum(block.count for block in blocks)
+        ranges = self.fabric.backbone(self.node, self.nodes).ranges  # raises when the fabric does not fit
+        links = self.nodes * len(board.links) + sum(each.count for each in ranges)
         if links > LINKS:
             raise ValueError(f"nodes={self.nodes} and the fabric have {links:,} links: more than {LINKS:,} are not simulated")
         return self
@@ -85,14 +86,14 @@ class Cluster(Config):
             )
         return tuple(found)
 
-    def topology(self) -> Network:
+    def topology(self) -> ClusterTopology:
         """Links and routes (a `Topology`); built once per cluster."""
-        return _network(self)
+        return _topology(self)
 
 
 @functools.lru_cache(maxsize=64)
-def _network(cluster: Cluster) -> Network:
-    return Network(cluster)
+def _topology(cluster: Cluster) -> ClusterTopology:
+    return ClusterTopology(cluster.node, cluster.fabric, cluster.nodes)
 
 
 def cluster_names() -> list[str]:

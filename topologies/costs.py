@@ -43,10 +43,16 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         return {
-            "tokens": self.tokens, "days": self.seconds / 86400, "gpu_hours": self.gpu_hours, "usd": self.usd,
-            "kwh": self.joules / 3.6e6, "usd_per_gpu_hour": self.rates.usd, "price_source": self.rates.usd_source,
-            "watts_per_gpu": self.rates.watts, "power_source": self.rates.watts_source,
-        }  # fmt: skip
+            "tokens": self.tokens,
+            "days": self.seconds / 86400,
+            "gpu_hours": self.gpu_hours,
+            "usd": self.usd,
+            "kwh": self.joules / 3.6e6,
+            "usd_per_gpu_hour": self.rates.usd,
+            "price_source": self.rates.usd_source,
+            "watts_per_gpu": self.rates.watts,
+            "power_source": self.rates.watts_source,
+        }
 
 
 @functools.cache

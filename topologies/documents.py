@@ -177,9 +177,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_mapping, parse_int=number, parse_float=number, parse_constant=_no_constant
-)  # fmt: skip
+_DECODER = json.JSONDecoder(object_pairs_hook=_mapping, parse_int=number, parse_float=number, parse_constant=_no_constant)
 
 
 def checked(data: Any) -> Any:
@@ -231,10 +229,14 @@ class _Builder:
         self.documents = 0
         self.result: Any = None
         self.takes: dict[type, Callable[[Any], None]] = {
-            yaml.ScalarEvent: self._scalar, yaml.AliasEvent: self._alias, yaml.DocumentStartEvent: self._document,
-            yaml.MappingStartEvent: self._begin, yaml.SequenceStartEvent: self._begin,
-            yaml.MappingEndEvent: self._end, yaml.SequenceEndEvent: self._end,
-        }  # fmt: skip
+            yaml.ScalarEvent: self._scalar,
+            yaml.AliasEvent: self._alias,
+            yaml.DocumentStartEvent: self._document,
+            yaml.MappingStartEvent: self._begin,
+            yaml.SequenceStartEvent: self._begin,
+            yaml.MappingEndEvent: self._end,
+            yaml.SequenceEndEvent: self._end,
+        }
 
     def build(self, events: Iterator[Any]) -> Any:
         """The value of the only document."""

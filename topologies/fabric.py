@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 
+from topologies.hardware import Latency
+from topologies.node import Node
 from topologies.reading import CompleteError, Config, UserError, line_of
 from topologies.registry import Registry
 from topologies.topology import Ids
 from topologies.units import Seconds
-
-if TYPE_CHECKING:
-    from topologies.hardware import Node
 
 HOP_LATENCY = 150e-9  # NDR InfiniBand "under 150 ns" port to port, router-switch.com QM9700 comparison
 
@@ -34,7 +33,7 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Block:
+class LinkRange:
     """`count` equal directed links of a fabric, numbered in a row; `name` tells them apart for people."""
 
     kind: str
@@ -47,11 +46,11 @@ class Block:
 class Backbone(NamedTuple):
     """Links between nodes and routes over them.
 
-    blocks: links are numbered from 0, block after block. routes: from NIC to NIC (without NICs, from GPU to GPU), shape (E, hops)
+    ranges: links are numbered from 0, range after range. routes: from NIC to NIC (without NICs, from GPU to GPU), shape (E, hops)
     in order, padded with −1 at the end of a row.
     """
 
-    blocks: tuple[Block, ...]
+    ranges: tuple[LinkRange, ...]
     routes: Callable[[End, End], Ids]
 
 
@@ -131,3 +130,13 @@ def pack(routes: Ids) -> Ids:
     packed = np.full((len(routes), width), -1, dtype=np.int64)
     packed[np.arange(width) < lengths[:, None]] = routes[real]  # both in row order
     return packed
+
+
+def nominal_latency(kind: str) -> float:
+    """Default latency between two GPUs whose outermost link is of `kind`: the share of it in a measured step, in seconds."""
+    inside, hop = Latency(), HOP_LATENCY
+    ways = {"nvlink": inside.nvlink, "pcie": inside.pcie, "host": inside.pcie + inside.host, "loopback": inside.loopback}
+    ways |= {"memory": 0.0, "disk": 0.0}
+    ways["nic"] = inside.pcie + inside.nic + hop
+    ways["spine"] = ways["nic"] + 2 * hop
+    return ways[kind]

@@ -1,4 +1,4 @@
-"""What a node is made of. Plain descriptions; `topologies.network` gives them routes.
+"""What a node is made of. Plain descriptions; a wiring adds links and routes (`topologies.board`).
 
 Every field that a unit applies to is read with its unit ("400 Gb/s") and held in bytes, seconds, FLOP/s, bytes per second. A
 bandwidth is one direction's. Zero is the value of a part that is not there.
@@ -6,13 +6,10 @@ bandwidth is one direction's. Zero is the value of a part that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from topologies.board import Board, wirings
-from topologies.fabric import HOP_LATENCY
 from topologies.reading import Config
 from topologies.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
@@ -96,8 +93,8 @@ class Edge(Config):
         return self
 
 
-class Node(Config):
-    """One machine, or one NVLink domain: GPUs that reach each other without the fabric.
+class NodeParts(Config):
+    """The fields of a node's description, which its wiring reads; `topologies.node.Node` checks them against the wiring.
 
     GPU g uses NIC g·nics // gpus. When a node has more NICs than GPUs, the NICs of one GPU count as one of their summed rate.
     """
@@ -125,58 +122,3 @@ class Node(Config):
     def rails(self) -> int:
         """Separate ways out of the node: the NICs, or the GPUs when several NICs serve one GPU."""
         return min(self.nics, self.gpus)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _slots(cls, data: Any) -> Any:
-        """Of a PCIe tree whose rate is not given, the slots are those that the GPU has."""
-        if isinstance(data, Mapping) and data.get("wiring") == "pcie" and "pcie" not in data:
-            gpu = data.get("gpu")
-            rate = (
-                gpu.get("pcie") if isinstance(gpu, Mapping) else f"{gpu.pcie} B/s" if isinstance(gpu, Gpu) and gpu.pcie else None
-            )
-            return data if rate is None else {**data, "pcie": rate}
-        return data
-
-    @field_validator("wiring")
-    @classmethod
-    def _known(cls, wiring: str) -> str:
-        wirings[wiring]  # raises with the nearest name
-        return wiring
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Node:
-        if self.wiring != "graph" and self.nics and self.gpus % self.nics and self.nics % self.gpus:
-            raise ValueError(f"node.nics={self.nics} does not divide gpus={self.gpus}, nor the other way round")
-        if self.edges and self.wiring != "graph":
-            raise ValueError(f"node.edges contradicts wiring='{self.wiring}': they belong to wiring='graph'")
-        if bool(self.nics) != bool(self.nic):
-            raise ValueError(f"node.nics={self.nics} contradicts nic={self.nic:g} B/s: give both or neither")
-        board = self.board()
-        used = {link.kind for link in board.links}
-        for kind in ("nvlink", "host", "loopback"):
-            rate = getattr(self, kind)
-            if rate and kind not in used:
-                raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='{self.wiring}': there is no {kind} link here")
-            if rate and self.edges:
-                raise ValueError(f"node.{kind}={rate:g} B/s contradicts wiring='graph': its rates stand in node.edges")
-        pairs = self.gpus * (self.gpus - 1)
-        if board.joined not in (0, pairs):
-            raise ValueError(f"node.wiring='{self.wiring}' joins {board.joined} of {pairs} pairs of gpus={self.gpus}")
-        return self
-
-    def board(self) -> Board:
-        """The links inside the node and the routes over them. Raises ValueError when a field that the wiring needs is missing."""
-        board = wirings[self.wiring](self)
-        board.attach()
-        return board
-
-
-def nominal_latency(kind: str) -> float:
-    """Seconds between two GPUs whose outermost link is of this kind, with the defaults above: a measured step's share."""
-    inside, hop = Latency(), HOP_LATENCY
-    ways = {"nvlink": inside.nvlink, "pcie": inside.pcie, "host": inside.pcie + inside.host, "loopback": inside.loopback}
-    ways |= {"memory": 0.0, "disk": 0.0}
-    ways["nic"] = inside.pcie + inside.nic + hop
-    ways["spine"] = ways["nic"] + 2 * hop
-    return ways[kind]

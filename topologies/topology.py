@@ -5,13 +5,12 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from topologies.hardware import Cpu
+from topologies.hardware import Cpu
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]

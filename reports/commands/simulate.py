@@ -72,11 +72,12 @@ def command(
 def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     """What uneven stages cost, and what more even ones would take, played."""
     from reports.formatting import percent, seconds, signed
+    from sim.analysis.breakdown import breakdowns, busy_seconds
     from strategies.planner.arguments import as_arguments, differences
     from strategies.planner.balance import balanced
     from strategies.predict import predict
 
-    busy = timeline.busy()
+    busy = busy_seconds(timeline, breakdowns(timeline))
     most = max(range(len(busy)), key=lambda stage: busy[stage])
     what = f"stage {most} is busy for {seconds(busy[most])}, the mean stage for {seconds(sum(busy) / len(busy))}"
     told = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"

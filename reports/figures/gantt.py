@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, ink, patch, time_unit
 from reports.figures.timeline_bars import Strips, chosen, lane_names, strips
 from reports.formatting import seconds
-from sim.timeline import AXES, CPU, PHASES, Timeline
+from sim.analysis.breakdown import AXES, PHASES
+from sim.program import CPU
+from sim.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import numpy as np
 
 from reports.figures import MEMORY, RED, canvas, figure, time_unit
 from reports.formatting import gigabytes
-from sim.analysis.memory import Ledger, ledger
+from sim.analysis.memory import Ledger, ledger, tensor_capacity
 from sim.program import MEMORY_KINDS
 from sim.timeline import Timeline
 
@@ -32,8 +32,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
     used = [place for place in range(len(MEMORY_KINDS)) if held[:, place].any()]
     kinds = [MEMORY_KINDS[place] for place in used]
     ax.stackplot(times * unit, (held[:, used] / 1e9).T, colors=[MEMORY[kind] for kind in kinds], labels=kinds, step="post")
-    profile, capacity = timeline.pricing.prices.profile, timeline.pricing.prices.gpu.memory
-    free = (capacity - profile.overhead.context) / (1 + (0.0 if timeline.program.expandable else profile.overhead.reserve))
+    free = tensor_capacity(timeline)
     top, above = max(free, books[lane].peak), ""
     if books[lane].peak < SMALL * free:  # too flat to be read otherwise
         top, above = 1.15 * books[lane].peak, ", far above"
@@ -42,9 +41,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
     ax.annotate(f"peak during {op}", (max(0.0, moment) * unit, books[lane].peak / 1e9), (0, 6), textcoords="offset points",
                 ha="left" if moment < timeline.step / 2 else "right", fontsize=9)  # fmt: skip
     ax.set(xlim=(0, timeline.step * unit), ylim=(0, 1.15 * top / 1e9), ylabel="GB", xlabel=f"time ({name})")
-    actor = timeline.lanes[lane]
-    stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    ax.set_title(f"What a GPU of stage {stage} holds over the step")
+    ax.set_title(f"What a GPU of stage {timeline.stage(lane)} holds over the step")
     handles, labels = ax.get_legend_handles_labels()
     drawn.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=9)
     return drawn

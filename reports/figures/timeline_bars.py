@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sim.analysis.breakdown import PHASES
 from sim.pricing.algorithm_choice import Priced
 from sim.program import ACROSS, BESIDE, COMPUTE, Block, Collective, Send
-from sim.timeline import PHASES, Timeline
+from sim.timeline import Timeline
 
 SEEN = 0.01  # of a bar's time: less cannot be seen
 
@@ -45,7 +46,7 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
     transfers: dict[str, list[Bar]] = {}
     beside = 0.0  # until when the latest collective beside the compute stream runs
     for number, op in timeline.played(lane):
-        work, start, end = timeline.work[number], timeline.start[number], timeline.end[number]
+        cost, start, end = timeline.cost[number], timeline.start[number], timeline.end[number]
         if end < 0.0 or start > timeline.step:  # of other steps of a steady state
             continue
         if isinstance(op.work, Collective | Send):
@@ -56,9 +57,9 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
                 _append(transfers.setdefault(op.work.axis, []), Bar(start, end, op.microbatch, shares), gap)
                 continue
         else:
-            assert not isinstance(work, Priced)
+            assert not isinstance(cost, Priced)
             shares = {}
-            for (name, _), seconds in work.parts.items():
+            for (name, _), seconds in cost.parts.items():
                 shares[name] = shares.get(name, 0.0) + seconds
             stretched = timeline.stretch[number]  # the rest of its time it waits for the host to launch the next kernel
             for name, seconds in (("slowdown", stretched), ("launch", end - start - stretched - sum(shares.values()))):
@@ -117,7 +118,7 @@ def chosen(timeline: Timeline, limit: int) -> list[int]:
 
 def lane_names(timeline: Timeline) -> list[str]:
     """`stage 2`, or `rank 17 (stage 2)` where a stage has several lanes."""
-    stages = [timeline.program.cohorts[lane.cohort].at.get("pp", 0) for lane in timeline.lanes]
+    stages = [timeline.stage(lane) for lane in range(len(timeline.lanes))]
     alone = len(set(stages)) == len(stages)
     pairs = zip(timeline.lanes, stages, strict=True)
     return [f"stage {stage}" if alone else f"rank {lane.rank} (stage {stage})" for lane, stage in pairs]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import DARK, LIGHT, canvas, figure
-from sim.analysis.link_load import matrix
+from sim.analysis.link_load import matrix, node_of_rank
 from sim.timeline import Timeline
 from topologies.reading import UserError
 
@@ -29,7 +29,7 @@ def traffic(timeline: Timeline) -> Figure:
     world = timeline.program.grid.world
     if world > MOST:
         raise UserError(f"a matrix of {world} ranks is too large to draw; at most {MOST}")
-    sent, node = matrix(timeline) / 1e9, timeline.pricing.topology.node_of(np.arange(world))
+    sent, node = matrix(timeline) / 1e9, node_of_rank(timeline)
     what, edges = "rank", np.flatnonzero(np.diff(node)) + 0.5
     if world > RANKS:
         count = int(node.max()) + 1

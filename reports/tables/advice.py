@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.formatting import count, gigabytes, notes_of, percent, plural, seconds, spread, step_of, tie_rule
-from sim.timeline import AXES
+from sim.analysis.breakdown import AXES
 from strategies.job import Job
 from strategies.planner.advise import Advice, Candidate
 from strategies.planner.arguments import as_arguments, differences

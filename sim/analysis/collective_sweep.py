@@ -74,10 +74,16 @@ class Sweep:
         for options in self.prices:
             first = options[0]
             algbw, busbw = self.rate(first.bytes, first.seconds)
-            rows.append({
-                "bytes": first.bytes, "chosen": first.name, "seconds": first.seconds, "algbw": algbw, "busbw": busbw,
-                "choices": {point.name: point.seconds for point in options},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "bytes": first.bytes,
+                    "chosen": first.name,
+                    "seconds": first.seconds,
+                    "algbw": algbw,
+                    "busbw": busbw,
+                    "choices": {point.name: point.seconds for point in options},
+                }
+            )
         compared = [
             {"bytes": size, "seconds": time, "predicted": price, "error": error}
             for (size, time), price, error in zip(self.measured, self.at_measured, self.errors, strict=True)
@@ -120,24 +126,23 @@ def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[S
     priced among the groups of the job, all at once.
     """
     sent: dict[tuple[str, str], float] = {}
-    found: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}
-    for lane, actor in enumerate(timeline.lanes):
-        for _, op, times in timeline.distinct(lane):
-            inside = timeline.pricing.talk(op.work) if isinstance(op.work, Block) else [(1, op.work)]
-            for repeat, work in inside:
-                if isinstance(work, Collective):
-                    key = work.axis, work.operation
-                    bytes_ = timeline.pricing.collective(work, actor.cohort).sent
-                    sent[key] = sent.get(key, 0.0) + times * repeat * actor.ranks * bytes_
-                    found.setdefault(key, {})[work.bytes] = work, actor.cohort
+    works: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}  # by axis and operation, by bytes
+    op_costs = timeline.op_costs
+    for lane, _, op, count in timeline.distinct:
+        cohort, ranks = timeline.lanes[lane].cohort, timeline.lanes[lane].ranks
+        for repeats, work in op_costs.collectives_of(op.work) if isinstance(op.work, Block) else [(1, op.work)]:
+            if isinstance(work, Collective):
+                key = work.axis, work.operation
+                sent[key] = sent.get(key, 0.0) + count * repeats * ranks * op_costs.collective(work, cohort).sent
+                works.setdefault(key, {})[work.bytes] = work, cohort
     busiest: dict[str, tuple[str, str]] = {}
     for key in sorted((key for key in sent if sent[key]), key=lambda key: (-sent[key], key)):
         busiest.setdefault(key[0], key)
-    return [_swept(timeline, axis, found[key], sizes) for axis, key in list(busiest.items())[:most]]
+    return [_swept(timeline, axis, works[key], sizes) for axis, key in list(busiest.items())[:most]]
 
 
 def _swept(timeline: Timeline, axis: str, used: dict[float, tuple[Collective, int]], sizes: Sequence[float]) -> Sweep:
     work, cohort = used[max(used)]
     ranks = 2 if work.cohorts else timeline.program.grid.size(work.axes)
-    table = [_choices(timeline.pricing, replace(work, bytes=size, repeat=1), cohort) for size in sizes]
+    table = [_choices(timeline.op_costs, replace(work, bytes=size, repeat=1), cohort) for size in sizes]
     return Sweep(work.operation, f"{axis}, groups of {ranks} ranks", ranks, table, used=sorted(used))

@@ -33,17 +33,24 @@ class LinkLoad:
 
 def link_loads(timeline: Timeline) -> list[LinkLoad]:
     """Every link that carries anything, the hottest first."""
-    wiring, topology, step = timeline.pricing.wiring, timeline.pricing.topology, timeline.step
+    wiring, topology, step = timeline.op_costs.wiring, timeline.op_costs.topology, timeline.step
     load_of = [0.0] * len(wiring.capacity)
     for traffic, size in _transfers(timeline):
         for demand in wiring.demands[traffic]:
             for link, flows in demand.flows:
                 load_of[link] += size * demand.share * flows
     loads = [
-        LinkLoad(topology.name(wiring.example[link]), wiring.kind[link], wiring.multiple[link], capacity, size,
-                 size / (capacity * step) if step else 0.0)
-        for link, (capacity, size) in enumerate(zip(wiring.capacity, load_of, strict=True)) if size
-    ]  # fmt: skip
+        LinkLoad(
+            topology.name(wiring.example[link]),
+            wiring.kind[link],
+            wiring.multiple[link],
+            capacity,
+            size,
+            size / (capacity * step) if step else 0.0,
+        )
+        for link, (capacity, size) in enumerate(zip(wiring.capacity, load_of, strict=True))
+        if size
+    ]
     return sorted(loads, key=lambda load: (-load.utilisation, load.name))
 
 
@@ -55,12 +62,22 @@ def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
     return tuple(first.values())
 
 
+def link_kinds(timeline: Timeline) -> set[str]:
+    """The kinds of links that the step's communication takes."""
+    return set(timeline.op_costs.wiring.kind)
+
+
+def node_of_rank(timeline: Timeline) -> Ids:
+    """The node of each rank, shape (W,)."""
+    return timeline.op_costs.topology.node_of(np.arange(timeline.program.grid.world))
+
+
 def pairs(timeline: Timeline) -> tuple[Ids, Ids, Floats]:
     """Who sends how much to whom in a step: ranks (and the switches that add, whose numbers follow the GPUs'), and bytes.
 
     Three arrays of one length; a pair comes once for each collective that it is part of.
     """
-    grid, topology = timeline.program.grid, timeline.pricing.topology
+    grid, topology = timeline.program.grid, timeline.op_costs.topology
     sources, destinations, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
     for traffic, size in _transfers(timeline):
         plan, groups = schedule(topology, grid, traffic), endpoints(topology, grid, traffic)
@@ -84,7 +101,7 @@ def matrix(timeline: Timeline) -> Floats:
 
 def carried(timeline: Timeline) -> Floats:
     """Bytes on every single link of the topology in a step, shape (links,)."""
-    topology = timeline.pricing.topology
+    topology = timeline.op_costs.topology
     sources, destinations, sizes = pairs(timeline)
     sorts = 3 * _sort(topology, sources) + _sort(topology, destinations)
     loads = np.zeros(topology.links)
@@ -106,26 +123,25 @@ def _sort(topology: Topology, ends: Ids) -> Ids:
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
     """(traffic, bytes of its buffers in the step); what several lanes do together is shared out between them."""
-    for number, lane in enumerate(timeline.lanes):
-        cohort = timeline.program.cohorts[lane.cohort]
-        share = lane.ranks / timeline.program.grid.groups((), cohort.at).size
-        for op_number, op, times in timeline.distinct(number):
-            work = op.work
-            if isinstance(work, Block):
-                for count, item in timeline.pricing.talk(work):
-                    priced = timeline.pricing.collective(item, lane.cohort)
-                    yield priced.traffic, times * count * item.repeat * item.bytes * share
-                continue
-            done = timeline.work[op_number]
-            assert isinstance(done, Priced)
-            repeat = work.repeat if isinstance(work, Collective) else 1
-            yield done.traffic, times * repeat * work.bytes / _partners(timeline, done, work, cohort.at)
+    op_costs, grid = timeline.op_costs, timeline.program.grid
+    shares = [lane.ranks / grid.groups((), timeline.cohort(number).at).size for number, lane in enumerate(timeline.lanes)]
+    for lane, number, op, count in timeline.distinct:
+        work = op.work
+        if isinstance(work, Block):
+            for repeats, collective in op_costs.collectives_of(work):
+                traffic = op_costs.collective(collective, timeline.lanes[lane].cohort).traffic
+                yield traffic, count * repeats * collective.repeat * collective.bytes * shares[lane]
+            continue
+        cost = timeline.cost[number]
+        assert isinstance(cost, Priced)
+        repeat = work.repeat if isinstance(work, Collective) else 1
+        yield cost.traffic, count * repeat * work.bytes / _partners(timeline, cost, work, timeline.cohort(lane).at)
 
 
-def _partners(timeline: Timeline, done: Priced, work: object, at: dict[str, int]) -> int:
+def _partners(timeline: Timeline, cost: Priced, work: object, at: dict[str, int]) -> int:
     """How many lanes report the same transfer."""
     if not isinstance(work, Collective):
         return 1
     if work.cohorts:
         return 2
-    return done.lanes * (timeline.program.grid.degree(work.axis) if work.axis in at else 1)
+    return cost.lanes * (timeline.program.grid.degree(work.axis) if work.axis in at else 1)

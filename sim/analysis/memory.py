@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.program import CACHED, MEMORY_KINDS
-from sim.timeline import Timeline, label
+from sim.timeline import Timeline, op_label
 
 UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
 
@@ -59,11 +59,11 @@ class Ledger:
 
 def ledger(timeline: Timeline, lane: int) -> Ledger:
     """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
-    cohort = timeline.program.cohorts[timeline.lanes[lane].cohort]
+    cohort = timeline.cohort(lane)
     first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
     entries: list[tuple[float, int, int, float, str]] = [(first, 0, _KINDS[k], size, "resident") for k, size in cohort.resident]
     for number, op in timeline.played(lane):
-        start, end, name = timeline.start[number], timeline.end[number], label(op)
+        start, end, name = timeline.start[number], timeline.end[number], op_label(op)
         taken = 2 if end > start else 0  # an op of no duration takes before it gives back
         entries += [(start, taken, _KINDS[kind], size, name) for kind, size in op.allocate]
         entries += [(end, 1, _KINDS[kind], -size, name) for kind, size in op.free]
@@ -74,6 +74,13 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     held, updates = change.cumsum(axis=0), [name == UPDATE for name in during]
     updating = (change.sum(axis=1) * updates).cumsum()
     return Ledger(np.array(times), held[:, :-1], list(during), updating, held[:, -1])
+
+
+def tensor_capacity(timeline: Timeline) -> float:
+    """Bytes of a GPU that tensors may take: its capacity less the context, and less the allocator's reserve, a share of them."""
+    prices, expandable = timeline.op_costs.prices, timeline.program.expandable
+    overhead = prices.profile.overhead
+    return (prices.gpu.memory - overhead.context) / (1 + (0.0 if expandable else overhead.reserve))
 
 
 _KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}

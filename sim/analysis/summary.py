@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, mean_breakdown
 from sim.analysis.link_load import LinkLoad, hottest
 from sim.analysis.memory import ledger
-from sim.program import Block, Kernel, Program
-from sim.timeline import AXES, CPU, Timeline
+from sim.analysis.volume import volumes
+from sim.program import CPU, Block, Kernel, Program
+from sim.timeline import Timeline
 from topologies.reading import UserError
 from topologies.topology import Hosted
 
@@ -134,16 +136,17 @@ class Summary:
 
 def summarise(timeline: Timeline) -> Summary:
     """Everything that people ask first."""
-    program, prices = timeline.program, timeline.pricing.prices
+    program, prices = timeline.program, timeline.op_costs.prices
     world, step = program.grid.world, timeline.step / program.steps
     if not 0 < step < LONGEST:
         wrong = f"is more than {LONGEST / 3.15e7:.0f} years" if step > 0 else "takes no time"
         raise UserError(f"a step of {step:.3g} s {wrong}: a rate of the cluster, or a size of the model or plan, is a mistake")
-    breakdown = _mean(timeline.breakdown(), program.steps, step)
+    per_lane = breakdowns(timeline)
+    breakdown = _mean(mean_breakdown(timeline, per_lane), program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     capacity, host = prices.gpu.memory, _host(timeline)
     peak = world * prices.gpu.peak[program.dtype] * step
-    notes = [*_masked(program, peak), *timeline.pricing.notes]
+    notes = [*_masked(program, peak), *timeline.op_costs.notes]
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
@@ -161,7 +164,7 @@ def summarise(timeline: Timeline) -> Summary:
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
-        uneven=_uneven(timeline.busy(), timeline.step, breakdown["bubble"] / step),
+        uneven=_uneven(busy_seconds(timeline, per_lane), timeline.step, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=hottest(timeline),
@@ -177,7 +180,7 @@ def summarise(timeline: Timeline) -> Summary:
 
 def _above(timeline: Timeline) -> str:
     """Why a step counts more FLOPs than the peak allows."""
-    dtype, peak = timeline.program.dtype, timeline.pricing.prices.gpu.peak
+    dtype, peak = timeline.program.dtype, timeline.op_costs.prices.gpu.peak
     blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
     items = {id(run.items): run.items for block in blocks for run in block.runs}
     others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
@@ -209,7 +212,7 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
     book = ledger(timeline, lane)
-    overhead, expandable = timeline.pricing.prices.profile.overhead, timeline.program.expandable
+    overhead, expandable = timeline.op_costs.prices.profile.overhead, timeline.program.expandable
     every = {
         "context": overhead.context,
         "communicators": timeline.program.grid.communicators * overhead.communicator,
@@ -218,19 +221,19 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     extra = sum(every.values())
     time, op = book.when
     actor = timeline.lanes[lane]
-    stage = timeline.program.cohorts[actor.cohort].at.get("pp", 0)
-    peak, capacity = book.peak + extra, timeline.pricing.prices.gpu.memory
+    stage = timeline.stage(lane)
+    peak, capacity = book.peak + extra, timeline.op_costs.prices.gpu.memory
     cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
     return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:
-    topology, grid = timeline.pricing.topology, timeline.program.grid
+    topology, grid = timeline.op_costs.topology, timeline.program.grid
     if not isinstance(topology, Hosted) or topology.cpu is None:
         return None
     held: dict[str, NDArray[np.float64]] = {}
-    for lane in timeline.lanes:
-        cohort = timeline.program.cohorts[lane.cohort]
+    for number, lane in enumerate(timeline.lanes):
+        cohort = timeline.cohort(number)
         ranks = grid.groups((), cohort.at).ravel() if lane.ranks > 1 else np.array([lane.rank])
         nodes = topology.node_of(ranks)
         for place, size in cohort.hosted:
@@ -246,9 +249,13 @@ def _host(timeline: Timeline) -> NodeMemory | None:
 
 def _volumes(timeline: Timeline) -> dict[str, Volume]:
     most: dict[str, tuple[float, float]] = {}
-    for volume in timeline.volumes():
+    for volume in volumes(timeline):
         for axis, sent in volume.items():
             most[axis] = max(most.get(axis, (0.0, 0.0)), sent)
     psi, steps = timeline.program.parameters, timeline.program.steps
-    return {axis: Volume(size / steps, count / steps, count / steps / psi) for axis in AXES if axis in most
-            for size, count in [most[axis]]}  # fmt: skip
+    return {
+        axis: Volume(size / steps, count / steps, count / steps / psi)
+        for axis in AXES
+        if axis in most
+        for size, count in [most[axis]]
+    }

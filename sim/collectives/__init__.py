@@ -103,9 +103,18 @@ class Schedule:
 Algorithm = Callable[[Place], Schedule]
 
 OPERATIONS = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather", "all_to_all", "all_to_allv",
-    "barrier", "send",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "all_to_allv",
+    "barrier",
+    "send",
+)
 PIECES = 64  # of a pipelined message; NCCL's pieces have 0.5 to 2 MiB, so 64 are right for 32 to 128 MiB
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
 

@@ -304,4 +304,12 @@ class _Player:
         events = self.events + self.network.events
         times = self.start_time, self.end_time, self.stretch
         played = Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)
-        return played.shifted() if self.program.cohorts[0].steady else played
+        return _from_zero(played) if self.program.cohorts[0].steady else played
+
+
+def _from_zero(timeline: Timeline) -> Timeline:
+    """A steady `timeline` with time 0 where the step begins on the lane that begins it first."""
+    zero = min(timeline.begin(lane) for lane in range(len(timeline.lanes)))
+    columns = timeline.start, timeline.end, timeline.launched
+    start, end, launched = ([time - zero for time in times] for times in columns)
+    return replace(timeline, start=start, end=end, launched=launched)

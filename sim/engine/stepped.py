@@ -24,7 +24,7 @@ from sim.engine.network import LayerCost, Network
 from sim.pricing.prices import Profile
 from sim.pricing.protocols import SIMPLE
 from sim.pricing.symmetry import classes
-from topologies.hardware import nominal_latency
+from topologies.fabric import nominal_latency
 from topologies.topology import Topology
 
 Floats = NDArray[np.float64]
@@ -140,10 +140,15 @@ class _Rounds:
         members = np.bincount(found.member)
         self.actors = [_Actor(at=[0] * self.pieces) for _ in members]
         for phase, amount, tick, source, destination, count, own in zip(
-            moves.phase[some].tolist(), moves.amount[some].tolist(), ticks[some].tolist(),
-            found.member[moves.source[some]].tolist(), found.member[moves.destination[some]].tolist(), number.tolist(), flows,
+            moves.phase[some].tolist(),
+            moves.amount[some].tolist(),
+            ticks[some].tolist(),
+            found.member[moves.source[some]].tolist(),
+            found.member[moves.destination[some]].tolist(),
+            number.tolist(),
+            flows,
             strict=True,
-        ):  # fmt: skip
+        ):
             each = count // int(members[source]), count // int(members[destination])
             self._join(_Transfer(phase, LayerCost(amount * chunk, own), tick / 2.0**40, source, destination, *each))
         self._number()

@@ -69,7 +69,7 @@ class Communication(Choosing):
                     yield op.work, number, ""
                     continue
                 streams = _streams(op.work)
-                for _, work in self.talk(op.work):
+                for _, work in self.collectives_of(op.work):
                     if id(work) not in seen:
                         seen.add(id(work))
                         yield work, number, streams.get(id(work), BESIDE)
@@ -205,16 +205,16 @@ class Communication(Choosing):
 
     def lanes(self, most: int) -> Ids | None:
         """See `sim.pricing.sibling_groups.lanes`."""
-        talk: dict[Hashable, Membership] = {}
+        memberships: dict[Hashable, Membership] = {}
         for work, cohort, _ in self._communications:
             group = self.groups(work, cohort)
             kind = np.zeros(int(group.max()) + 1, np.int64)
             for number, choice in enumerate(self.kinds(work, cohort)):
                 kind[list(choice.traffic.groups)] = number
-            talk[group.tobytes(), kind.tobytes()] = Membership(group, kind)
-        return lanes(list(talk.values()), self.grid.groups((), self.program.cohorts[0].at).size, most)
+            memberships[group.tobytes(), kind.tobytes()] = Membership(group, kind)
+        return lanes(list(memberships.values()), self.grid.groups((), self.program.cohorts[0].at).size, most)
 
-    def talk(self, block: Block) -> Iterator[tuple[int, Collective]]:
+    def collectives_of(self, block: Block) -> Iterator[tuple[int, Collective]]:
         """The collectives of a block, each with how often it runs."""
         for times, items in block.runs:
             for work in self._collectives_in(items):

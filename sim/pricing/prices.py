@@ -28,7 +28,7 @@ from sim.pricing.kernel_curves import (
     gemm_clocks,
     ordered_splits,
     ordered_stretch,
-)  # fmt: skip
+)
 from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.program import EARLY, WRAPPING, Kernel

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from sim.collectives import OPERATIONS
-from topologies.hardware import nominal_latency
+from topologies.fabric import nominal_latency
 from topologies.reading import Config, nearest
 from topologies.units import Seconds
 
@@ -29,14 +29,23 @@ SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)
 IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
 OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
-    "in_switch": IN_SWITCH, "in_switch_tree": IN_SWITCH, "send": P2P, "all_to_all": P2P, "all_to_allv": P2P, "gather": P2P,
+    "in_switch": IN_SWITCH,
+    "in_switch_tree": IN_SWITCH,
+    "send": P2P,
+    "all_to_all": P2P,
+    "all_to_allv": P2P,
+    "gather": P2P,
     "scatter": P2P,
-}  # fmt: skip
+}
 NCCL = {  # what NCCL chooses from, where others exist too: github.com/NVIDIA/nccl src/graph/tuning.cc, topoGetAlgoInfo
-    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"), "all_gather": ("ring", "pat"),
-    "reduce_scatter": ("ring", "pat"), "broadcast": ("chain",), "reduce": ("chain",), "all_to_all": ("direct",),
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
+    "all_gather": ("ring", "pat"),
+    "reduce_scatter": ("ring", "pat"),
+    "broadcast": ("chain",),
+    "reduce": ("chain",),
+    "all_to_all": ("direct",),
     "all_to_allv": ("direct",),
-}  # fmt: skip
+}
 _FORMATS: dict[str, tuple[float, dict[str, float]]] = {  # part of a line that is data; seconds per step by kind of link
     "ll": (1 / 2, {"nvlink": 0.6e-6, "pcie": 1e-6, "host": 1e-6, "nic": 5e-6}),
     "ll128": (120 / 128, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "host": 2.5e-6, "nic": 8.5e-6}),

@@ -100,7 +100,7 @@ def _marks(topology: Topology) -> NDArray[np.uint64]:
     return np.append(marks, np.uint64(0))
 
 
-def lanes(talk: Sequence[Membership], ranks: int, most: int) -> Ids | None:
+def lanes(memberships: Sequence[Membership], ranks: int, most: int) -> Ids | None:
     """Ranks that do the same share a lane: the lane of each rank, numbered in order of first ranks; None if more than `most`.
 
     Ranks are alike whose groups are of equal kind and bring together the same lanes: then all of them come to the same meetings
@@ -109,7 +109,7 @@ def lanes(talk: Sequence[Membership], ranks: int, most: int) -> Ids | None:
     lane: Ids = np.zeros(ranks, np.int64)
     while True:
         parts = [lane]
-        for group, kind in talk:
+        for group, kind in memberships:
             present = np.zeros((len(kind), int(lane.max(initial=0)) + 1), dtype=bool)
             present[group, lane] = True
             parts.append(_numbered(np.concatenate([kind[:, None], np.packbits(present, axis=1)], axis=1))[group])

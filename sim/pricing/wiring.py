@@ -209,11 +209,14 @@ def _alike(topology: Topology, found: list[Stretch]) -> tuple[Stretch, ...]:
         sorts.setdefault(row[:, np.lexsort(row)].tobytes(), []).append(stretch)
     return tuple(
         Stretch(
-            sum(one.share for one in alike), alike[0].links, alike[0].flows,
-            np.sum([one.steps for one in alike], axis=0), sum(one.wire for one in alike),
+            sum(one.share for one in alike),
+            alike[0].links,
+            alike[0].flows,
+            np.sum([one.steps for one in alike], axis=0),
+            sum(one.wire for one in alike),
         )
         for alike in sorts.values()
-    )  # fmt: skip
+    )
 
 
 def _loads(routes: Ids, carried: Ids, links: int) -> tuple[Ids, Floats]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.analysis.breakdown import breakdown
 from sim.analysis.summary import summarise
 from sim.engine.parameter_servers import Played, Setting, play
 from sim.engine.player import run
@@ -118,7 +119,7 @@ def _alone(job: Job, prices: Prices, workers: int) -> tuple[Setting, int, float]
     changes = {"dp": 1, "global_batch": None, "accumulation": whole.microbatches}
     plan = Resolved.of(job.plan.model_copy(update=changes), job.model, 1, job.where)
     timeline = run(lower(job.model, plan), job.cluster.topology(), prices)
-    update, parameters = timeline.breakdown()["optimizer"], job.model.parameters
+    update, parameters = breakdown(timeline)["optimizer"], job.model.parameters
     memory = summarise(timeline).worst.peak - parameters * job.plan.bytes_per_optimizer_state
     gradient, weights = parameters * job.plan.bytes_per_gradient, parameters * job.plan.bytes_per_element
     setting = Setting(1, timeline.step - update, gradient, weights, 1.0, 1.0, 1.0, update=update)

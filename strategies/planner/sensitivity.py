@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sim.analysis.link_load import link_kinds
 from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
 from sim.program import Block, Kernel
@@ -167,7 +168,7 @@ class Play:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
         inside nodes or between. What is the only kind of its group is told once. Collectives are chosen anew.
         """
-        kinds = sorted({kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind})
+        kinds = sorted({kind for timeline in self.timelines for kind in link_kinds(timeline)})
         single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
         every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
         grouped = {price.name: self.at(price, 1 / by, anew=True) for price in every}
@@ -177,7 +178,7 @@ class Play:
     def relevant(self) -> Iterable[Price]:
         """Prices of which the program has something to pay."""
         kernels = {group_of(kernel) for kernel in kernel_seconds(self.program, self.prices)}
-        kinds = {kind for timeline in self.timelines for kind in timeline.pricing.wiring.kind}
+        kinds = {kind for timeline in self.timelines for kind in link_kinds(timeline)}
         for price in PRICES:
             if price.kernels:
                 if price.kernels & kernels:

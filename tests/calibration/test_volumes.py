@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
@@ -30,7 +31,7 @@ def sent(toy_job, toy_prices):
     def simulate(model: dict[str, Any], gpus: int, stage: int = 0, **plan: Any) -> dict[str, float]:
         job = toy_job(gpus, 1, model, algorithm="ring", **PLAN | plan)
         timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
-        return {axis: size for axis, (size, _) in timeline.volumes()[stage].items()}
+        return {axis: size for axis, (size, _) in volumes(timeline)[stage].items()}
 
     return simulate
 

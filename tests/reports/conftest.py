@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from sim.analysis.breakdown import COMPONENTS
 from sim.analysis.link_load import LinkLoad
 from sim.analysis.summary import FLOPS_RULE, Interval, StageMemory, Summary, Volume
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import profile_for
-from sim.timeline import COMPONENTS, Timeline
+from sim.timeline import Timeline
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan

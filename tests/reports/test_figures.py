@@ -21,9 +21,11 @@ from reports.figures.memory_over_time import memory_over_time
 from reports.figures.staleness import staleness
 from reports.figures.timeline_bars import chosen, lane_names, strips
 from reports.figures.traffic import traffic
+from sim.analysis.breakdown import breakdowns
 from sim.analysis.link_load import carried, link_loads, matrix
 from sim.analysis.memory import ledger
 from sim.analysis.summary import Summary, summarise
+from sim.analysis.volume import volumes
 from sim.timeline import Timeline
 from strategies.lowering.parameter_servers import parameter_servers
 from strategies.predict import prices_of, simulate
@@ -74,7 +76,7 @@ def test_strips_hold_each_pass_once(timeline: Timeline) -> None:
 
 def test_strips_lose_no_time(timeline: Timeline) -> None:
     """Without slowdown and waiting for the host, what is drawn is what the breakdown says; cut in spans, it is the same."""
-    for lane, parts in enumerate(timeline.breakdowns):
+    for lane, parts in enumerate(breakdowns(timeline)):
         for limit in (400, 5):
             row = strips(timeline, lane, limit)
             for name in ("forward", "backward", "recompute", "optimizer"):
@@ -139,7 +141,7 @@ def test_memory_over_time_reaches_the_peak_of_the_fullest_gpu(timeline: Timeline
 def test_traffic_between_ranks_is_what_they_send(timeline: Timeline) -> None:
     sent = matrix(timeline)
     by_volume = sum(lane.ranks * sum(size for size, _ in volume.values()) for lane, volume in
-                    zip(timeline.lanes, timeline.volumes(), strict=True))  # fmt: skip
+                    zip(timeline.lanes, volumes(timeline), strict=True))  # fmt: skip
     assert sent.sum() == pytest.approx(by_volume)
     assert not sent.diagonal().any()
     assert traffic.draw(timeline).axes[0].images[0].get_array().sum() == pytest.approx(sent.sum() / 1e9)
@@ -157,7 +159,7 @@ def test_links_of_copies_to_the_host_are_loaded_too() -> None:
     """ZeRO-Offload: parameters come back to all GPUs in fp16, over PCIe and through the CPUs' memory."""
     example = Path(__file__).parents[2] / "examples/data_parallel/zero-offload.yaml"
     timeline = simulate(read_job(example))
-    topology, each = timeline.pricing.topology, carried(timeline)
+    topology, each = timeline.op_costs.topology, carried(timeline)
     kinds = topology.kind(np.arange(topology.links))
     by_kind = {kind: each[kinds == number].sum() for number, kind in enumerate(topology.kinds)}
     alike = dict.fromkeys(topology.kinds, 0.0)

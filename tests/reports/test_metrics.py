@@ -10,8 +10,8 @@ import pytest
 
 from reports.metrics import METRICS, explain, metric, metric_names
 from shardyard import read_job, simulate
+from sim.analysis.breakdown import AXES
 from sim.analysis.summary import NodeMemory, Summary, summarise
-from sim.timeline import AXES
 from topologies.reading import UserError
 
 

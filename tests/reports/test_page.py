@@ -71,7 +71,7 @@ def test_the_page_says_verdict_figures_volumes_and_provenance(folder: Path, time
     words = ["per step", 'class="cards"', 'alt="Where', 'alt="Peak', 'alt="One step', "in Ψ", "Inputs and", "trace.json.gz"]
     places = [text.index(word) for word in words]
     assert places == sorted(places)
-    assert f"profile {timeline.pricing.prices.profile.name}" in text
+    assert f"profile {timeline.op_costs.prices.profile.name}" in text
 
 
 def test_tables_beside_the_page_are_complete(folder: Path, timeline: Timeline) -> None:

@@ -38,16 +38,29 @@ LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pc
 #  pairwise, Bruck, recursive doubling beyond 2^k: members whose rounds are short run ahead and meet the others' transfers.
 BEHIND_A_SWITCH = {
     "all_reduce/in_switch": (-0.008, 0.05),
-    "all_reduce/rabenseifner": (-0.18, 0), "all_reduce/recursive_doubling": (-0.28, 0), "all_reduce/tree": (0, 0.08),
-    "broadcast/binomial": (0, 0.11), "reduce/binomial": (0, 0.11), "gather/binomial": (0, 0.03),
-}  # fmt: skip
+    "all_reduce/rabenseifner": (-0.18, 0),
+    "all_reduce/recursive_doubling": (-0.28, 0),
+    "all_reduce/tree": (0, 0.08),
+    "broadcast/binomial": (0, 0.11),
+    "reduce/binomial": (0, 0.11),
+    "gather/binomial": (0, 0.03),
+}
 ACROSS_NODES = {
-    "all_gather/bruck": (-0.19, 0.02), "reduce_scatter/bruck": (0, 0.02), "all_to_all/bruck": (-0.30, 0.06),
-    "all_to_all/pairwise": (-0.31, 0.01), "all_reduce/recursive_doubling": (-0.29, 0), "all_reduce/tree": (-0.02, 0.05),
-    "all_gather/ring": (0, 0.01), "reduce_scatter/ring": (0, 0.01), "all_reduce/ring": (0, 0.01),
-    "broadcast/chain": (0, 0.21), "reduce/chain": (0, 0.23), "gather/flat": (0, 0.13), "reduce/flat": (0, 0.13),
+    "all_gather/bruck": (-0.19, 0.02),
+    "reduce_scatter/bruck": (0, 0.02),
+    "all_to_all/bruck": (-0.30, 0.06),
+    "all_to_all/pairwise": (-0.31, 0.01),
+    "all_reduce/recursive_doubling": (-0.29, 0),
+    "all_reduce/tree": (-0.02, 0.05),
+    "all_gather/ring": (0, 0.01),
+    "reduce_scatter/ring": (0, 0.01),
+    "all_reduce/ring": (0, 0.01),
+    "broadcast/chain": (0, 0.21),
+    "reduce/chain": (0, 0.23),
+    "gather/flat": (0, 0.13),
+    "reduce/flat": (0, 0.13),
     "all_reduce/in_switch_tree": (-0.02, 0.05),
-}  # fmt: skip
+}
 LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 ALL = [name for name in algorithms if not name.startswith(("send", "all_to_allv"))]
 SIZES = (1e3, 1e8)
@@ -102,8 +115,11 @@ def test_one_of_each_class_stands_for_all(name, toy_cluster, toy_prices) -> None
 
 
 def test_a_forced_algorithm_that_does_not_work_is_one_line(toy_cluster, toy_prices) -> None:
-    for name, reason in (("halving_doubling", "n=6 is not a power of two"), ("in_switch", "no switch beside all members"),
-                         ("hierarchical", "needs several nodes")):  # fmt: skip
+    for name, reason in (
+        ("halving_doubling", "n=6 is not a power of two"),
+        ("in_switch", "no switch beside all members"),
+        ("hierarchical", "needs several nodes"),
+    ):
         with pytest.raises(UserError, match=f"all_reduce/{name}: {reason}"):
             both("all_reduce", name, 1.0, "dp", Grid.of(dp=6), toy_cluster(6), toy_prices())
 
@@ -127,8 +143,10 @@ def test_all_to_allv_takes_as_long_as_its_fullest_port(toy_cluster, toy_prices) 
 
 def test_broadcast_is_logarithmic_by_a_tree_linear_one_by_one_and_flat_in_a_chain(toy_cluster, toy_prices) -> None:
     """Seconds for 1 GB at 1 GB/s to n members: what a classroom computes."""
-    table = {name: [both("broadcast", name, 1e9, "dp", Grid.of(dp=n), toy_cluster(n), toy_prices())[0] for n in (2, 4, 8, 16, 32)]
-             for name in ("flat", "binomial", "chain")}  # fmt: skip
+    table = {
+        name: [both("broadcast", name, 1e9, "dp", Grid.of(dp=n), toy_cluster(n), toy_prices())[0] for n in (2, 4, 8, 16, 32)]
+        for name in ("flat", "binomial", "chain")
+    }
     assert table["flat"] == pytest.approx([1, 3, 7, 15, 31])
     assert table["binomial"] == pytest.approx([1, 2, 3, 4, 5])
     assert table["chain"] == pytest.approx([1 + (n - 2) / 64 for n in (2, 4, 8, 16, 32)])
@@ -165,8 +183,10 @@ def share_of(found: tuple[wiring.Stretch, ...]) -> float:
 
 def test_ring_time_is_flat_in_n_for_large_messages_and_linear_for_small_ones(toy_cluster, toy_prices) -> None:
     prices = toy_prices(links=LINKS)
-    large, small = ([both("all_reduce", "ring", size, "dp", Grid.of(dp=n), toy_cluster(n), prices)[0] for n in (4, 8, 16)]
-                    for size in (1e10, 1.0))  # fmt: skip
+    large, small = (
+        [both("all_reduce", "ring", size, "dp", Grid.of(dp=n), toy_cluster(n), prices)[0] for n in (4, 8, 16)]
+        for size in (1e10, 1.0)
+    )
     assert large[2] / large[0] == pytest.approx((15 / 16) / (3 / 4), rel=1e-3)
     assert small[2] / small[0] == pytest.approx(15 / 3, rel=1e-2)
 

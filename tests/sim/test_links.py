@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.analysis.link_load import carried, hottest, link_loads
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 
@@ -25,7 +26,7 @@ def test_bytes_are_conserved(plan, nodes, toy_job, toy_prices) -> None:
     total = dict.fromkeys(("nvlink", "pcie", "nic"), 0.0)
     for load in link_loads(timeline):
         total[load.kind] += load.count * load.bytes
-    pairs = zip(timeline.lanes, timeline.volumes(), strict=True)
+    pairs = zip(timeline.lanes, volumes(timeline), strict=True)
     sent = sum(lane.ranks * sum(size for size, _ in volume.values()) for lane, volume in pairs)
     assert total["nic"] == pytest.approx(total["pcie"])
     assert total["nvlink"] / 2 + total["nic"] / 2 == pytest.approx(sent)

@@ -35,8 +35,12 @@ def test_fair_rates_are_max_min(routes: list[set[int]], capacity: list[int]) -> 
     n = len(routes)
     use = np.array([[link in route for route in routes] for link in range(5)], float)
     assert (use @ [rates[i] for i in range(n)] <= np.array(capacity) * (1 + 1e-12)).all()
-    best = linprog([0.0] * n + [-1.0], A_ub=np.block([[use, np.zeros((5, 1))], [-np.eye(n), np.ones((n, 1))]]),
-                   b_ub=[*capacity, *[0.0] * n], bounds=[(0, None)] * (n + 1))  # fmt: skip
+    best = linprog(
+        [0.0] * n + [-1.0],
+        A_ub=np.block([[use, np.zeros((5, 1))], [-np.eye(n), np.ones((n, 1))]]),
+        b_ub=[*capacity, *[0.0] * n],
+        bounds=[(0, None)] * (n + 1),
+    )
     assert min(rates.values()) == pytest.approx(-best.fun)
     for number, route in enumerate(routes):
         full = [link for link in route if use[link] @ [rates[i] for i in range(n)] >= capacity[link] * (1 - 1e-9)]

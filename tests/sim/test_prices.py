@@ -115,9 +115,14 @@ def rowed(m: int, n: int, k: int, batch: int = 1) -> Kernel:
 def test_products_of_a_v100_are_right_within_5_percent_in_the_median() -> None:
     """TFLOP/s of m, n, k in fp16: github.com/EleutherAI/cookbook sizing/results/gemm_data/mm, v100.out."""
     rates = {
-        (1024, 4096, 1024): 60.5, (2048, 4096, 2048): 69.7, (4096, 4096, 4096): 85.0, (8192, 4096, 8192): 88.5,
-        (2304, 4096, 2048): 82.1, (2304, 4096, 4096): 82.1, (27648, 4096, 160): 48.2,
-    }  # fmt: skip
+        (1024, 4096, 1024): 60.5,
+        (2048, 4096, 2048): 69.7,
+        (4096, 4096, 4096): 85.0,
+        (8192, 4096, 8192): 88.5,
+        (2304, 4096, 2048): 82.1,
+        (2304, 4096, 4096): 82.1,
+        (27648, 4096, 160): 48.2,
+    }
     price = prices("v100")
     found = [2e-12 * m * n * k / price.seconds(gemm(m, n, k, dtype="fp16")) / rate - 1 for (m, n, k), rate in rates.items()]
     assert statistics.median(map(abs, found)) < 0.05
@@ -159,9 +164,14 @@ def test_no_product_is_faster_than_the_hardware(m: int, n: int, k: int, batch: i
 
 @settings(max_examples=60, deadline=None)
 @given(
-    batch=st.integers(1, 16), heads=st.integers(1, 96), queries=sizes, more=sizes, dim=st.sampled_from((64, 128, 256)),
-    causal=st.integers(0, 1), name=st.sampled_from((*MEASURED, "generic")),
-)  # fmt: skip
+    batch=st.integers(1, 16),
+    heads=st.integers(1, 96),
+    queries=sizes,
+    more=sizes,
+    dim=st.sampled_from((64, 128, 256)),
+    causal=st.integers(0, 1),
+    name=st.sampled_from((*MEASURED, "generic")),
+)
 def test_no_attention_is_faster_than_the_hardware(
     batch: int, heads: int, queries: int, more: int, dim: int, causal: int, name: str
 ) -> None:
@@ -288,11 +298,17 @@ def test_same_kernel_is_priced_once() -> None:
 # TFLOP/s of forward and backward passes together, causal, 16,384 tokens of 2,048 features: labels of the plots
 # flash2_a100_fwd_bwd_benchmark.png and flash2_h100_fwd_bwd_benchmark.png of github.com/Dao-AILab/flash-attention
 OLDER = (  # profile, plan.attention, sequence, head_dim, TFLOP/s
-    ("a100", "flash2", 2048, 128, 155), ("a100", "flash2", 16384, 64, 171), ("a100", "flash1", 2048, 128, 69),
-    ("a100", "flash1", 8192, 64, 92), ("a100", "triton", 4096, 128, 74), ("a100", "triton", 16384, 64, 80),
-    ("h100", "flash2", 8192, 128, 308), ("h100", "flash2", 1024, 64, 192), ("h100", "flash1", 8192, 128, 135),
+    ("a100", "flash2", 2048, 128, 155),
+    ("a100", "flash2", 16384, 64, 171),
+    ("a100", "flash1", 2048, 128, 69),
+    ("a100", "flash1", 8192, 64, 92),
+    ("a100", "triton", 4096, 128, 74),
+    ("a100", "triton", 16384, 64, 80),
+    ("h100", "flash2", 8192, 128, 308),
+    ("h100", "flash2", 1024, 64, 192),
+    ("h100", "flash1", 8192, 128, 135),
     ("h100", "flash1", 2048, 64, 136),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("name", "variant", "length", "dim", "rate"), OLDER)
@@ -321,8 +337,11 @@ def test_no_older_kernel_beats_the_fastest(name, dim) -> None:
 
 
 PYTORCH = (  # batch, heads, tokens, ms forward on an H100: github.com/pytorch/benchmark pull 2443, pytorch/pytorch issue 142132
-    (8, 16, 2048, 0.845728), (2, 16, 8192, 3.27904), (1, 16, 16384, 6.55098), (1, 24, 4608, 0.7919),
-)  # fmt: skip
+    (8, 16, 2048, 0.845728),
+    (2, 16, 8192, 3.27904),
+    (1, 16, 16384, 6.55098),
+    (1, 24, 4608, 0.7919),
+)
 
 
 @pytest.mark.parametrize(("batch", "heads", "tokens", "ms"), PYTORCH)

@@ -140,9 +140,13 @@ def test_auto_is_never_slower_than_a_forced_choice(choice: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    size=st.floats(1, 1e11), efficiency=st.floats(0.05, 0.9), latency=st.floats(0, 1e-4), fill=st.floats(0, 1e-4),
-    hops=st.floats(0, 100), load=st.floats(1e-13, 1e-9),
-)  # fmt: skip
+    size=st.floats(1, 1e11),
+    efficiency=st.floats(0.05, 0.9),
+    latency=st.floats(0, 1e-4),
+    fill=st.floats(0, 1e-4),
+    hops=st.floats(0, 100),
+    load=st.floats(1e-13, 1e-9),
+)
 def test_better_links_are_never_slower(size, efficiency, latency, fill, hops, load) -> None:
     shape = Shape([hops], 1e-6, (((0, load),), ((0, load / 2),)), 0.1)
 

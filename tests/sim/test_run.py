@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardyard import read_job, simulate
+from sim.analysis.breakdown import breakdown, breakdowns
 from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
 from sim.engine.block_splitting import expand
@@ -33,10 +34,15 @@ def program(*cohorts: Cohort, **degrees: int) -> Program:
 
 
 def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_prices) -> None:
-    one = Cohort({}, [
-        Op("compute", block(3.0)), Op("dp", Collective("all_gather", 2e9, "dp", "gather")),
-        Op("compute", block(1.0), (Ref(0, 1),)), Op("dp", Collective("all_gather", 2e9, "dp", "gather"), (Ref(0, 0),)),
-    ])  # fmt: skip
+    one = Cohort(
+        {},
+        [
+            Op("compute", block(3.0)),
+            Op("dp", Collective("all_gather", 2e9, "dp", "gather")),
+            Op("compute", block(1.0), (Ref(0, 1),)),
+            Op("dp", Collective("all_gather", 2e9, "dp", "gather"), (Ref(0, 0),)),
+        ],
+    )
     timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 3), (0, 1), (3, 4), (3, 4)]
     assert timeline.step == 4.0
@@ -54,7 +60,7 @@ def test_small_kernels_are_bound_by_their_launches(kernel_seconds, expected, toy
     one = Cohort({}, [Op("compute", block(kernel_seconds, times=5))])
     timeline = run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s"))
     assert timeline.step == pytest.approx(expected)
-    assert timeline.breakdowns[0]["launch"] == pytest.approx(expected - 5 * kernel_seconds)
+    assert breakdowns(timeline)[0]["launch"] == pytest.approx(expected - 5 * kernel_seconds)
 
 
 @pytest.mark.parametrize(("microbatches", "bubble"), [(2, 0.0), (4, 1.0), (8, 9.0), (16, 25.0)])
@@ -67,7 +73,7 @@ def test_a_host_that_gets_ahead_waits_for_its_neighbour_in_place_of_itself(micro
     second = Cohort({"pp": 1}, [Op("compute", block(*[0.0] * 4)), *waiting])
     timeline = run(program(first, second, pp=2), toy_cluster(2).topology(), toy_prices(launch="1 s"))
     assert timeline.step == max(4 + microbatches, 2 * microbatches)
-    assert timeline.breakdowns[1]["bubble"] == bubble
+    assert breakdowns(timeline)[1]["bubble"] == bubble
 
 
 HOST_BOUND = [
@@ -88,8 +94,8 @@ def test_more_microbatches_move_idle_time_from_launches_to_bubble(cluster, nodes
     for times in (1, 2, 4):
         more = plan | {"accumulation": times * plan["accumulation"]}
         timeline = simulate(read_job(model=model, cluster=cluster, nodes=nodes, plan=more))
-        bubbles.append(min(parts["bubble"] for parts in timeline.breakdowns))
-        parts, step = timeline.breakdown(), timeline.step
+        bubbles.append(min(parts["bubble"] for parts in breakdowns(timeline)))
+        parts, step = breakdown(timeline), timeline.step
         shares.append(parts["bubble"] / step)
         both.append((parts["bubble"] + parts["launch"]) / (step - parts["optimizer"] - parts["dp exposed"]))
     assert shares[0] + 0.01 < shares[1] < shares[2]
@@ -114,7 +120,8 @@ def test_compute_is_slower_while_a_collective_runs(toy_cluster, toy_prices) -> N
     one = Cohort({}, [Op("compute", block(4.0)), Op("dp", Collective("all_gather", 4e9, "dp", "gather"))])
     timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(slowdown=2.0))
     assert timeline.step == pytest.approx(5.0)
-    assert timeline.breakdowns[0] == pytest.approx(dict.fromkeys(timeline.breakdowns[0], 0.0) | {"forward": 4.0, "slowdown": 1.0})
+    parts = breakdowns(timeline)[0]
+    assert parts == pytest.approx(dict.fromkeys(parts, 0.0) | {"forward": 4.0, "slowdown": 1.0})
 
 
 def test_kernels_that_wait_for_their_launches_slow_down_by_their_own_time(toy_cluster, toy_prices) -> None:
@@ -124,7 +131,7 @@ def test_kernels_that_wait_for_their_launches_slow_down_by_their_own_time(toy_cl
     one = Cohort({}, [Op("dp", Collective("all_gather", 4e10, "dp", "gather")), Op("compute", block(0.5, times=4))])
     timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(launch="1 s", slowdown=2.0))
     assert [row.end for row in timeline.rows() if row.op.stream == "compute"] == pytest.approx([5.5 + 4.5 * 2 / 5.5])
-    parts = timeline.breakdowns[0]
+    parts = breakdowns(timeline)[0]
     assert (parts["forward"], parts["slowdown"], parts["launch"]) == pytest.approx((2.0, 4.5 * 2 / 5.5, 3.5))
 
 
@@ -136,12 +143,15 @@ def test_blocks_whose_collectives_meet_other_traffic_are_played_item_by_item(toy
     compute = [row for row in timeline.rows() if row.op.stream == "compute"]
     assert compute[-1].end == pytest.approx(3.0)
     assert timeline.step == pytest.approx(1 + 4.0)
-    assert timeline.breakdowns[0]["tp exposed"] == pytest.approx(2.0)
+    assert breakdowns(timeline)[0]["tp exposed"] == pytest.approx(2.0)
 
 
 def test_the_ledger_gives_back_before_it_takes(toy_cluster, toy_prices) -> None:
-    ops = [Op("compute", block(1.0), allocate=(("activation", 5.0),)), Op("compute", block(1.0), free=(("activation", 5.0),)),
-           Op("compute", block(1.0), allocate=(("temporary", 4.0),), free=(("temporary", 4.0),))]  # fmt: skip
+    ops = [
+        Op("compute", block(1.0), allocate=(("activation", 5.0),)),
+        Op("compute", block(1.0), free=(("activation", 5.0),)),
+        Op("compute", block(1.0), allocate=(("temporary", 4.0),), free=(("temporary", 4.0),)),
+    ]
     timeline = run(program(Cohort({}, ops, (("parameter", 2.0),))), toy_cluster(1).topology(), toy_prices())
     book = ledger(timeline, 0)
     assert book.peak == 7.0
@@ -175,7 +185,7 @@ def test_folded_equals_unfolded(plan, nodes, toy_job, toy_prices) -> None:
         mine = [(unfolded.start[number], unfolded.end[number]) for number, _ in unfolded.ops(lane)]
         assert mine == times[actor.cohort]
     first = {lane.cohort: number for number, lane in reversed(list(enumerate(unfolded.lanes)))}
-    assert folded.breakdowns == [unfolded.breakdowns[first[lane.cohort]] for lane in folded.lanes]
+    assert breakdowns(folded) == [breakdowns(unfolded)[first[lane.cohort]] for lane in folded.lanes]
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
@@ -192,10 +202,10 @@ def test_folded_is_near_unfolded_by_trees(plan, nodes, toy_job, toy_prices) -> N
 def test_the_breakdown_sums_to_the_step_exactly(plan, toy_job, toy_prices) -> None:
     job = toy_job(8, 2, bucket="20 kB", **plan)
     timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices(launch="1 us", slowdown=1.3))
-    for parts in timeline.breakdowns:
+    for parts in breakdowns(timeline):
         assert sum(parts.values()) == timeline.step  # equal, not almost
         assert min(parts.values()) >= 0
-    assert sum(timeline.breakdown().values()) == pytest.approx(timeline.step, rel=1e-12)
+    assert sum(breakdown(timeline).values()) == pytest.approx(timeline.step, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,12 @@ def test_two_levels_send_little_across(place: Place) -> None:
     """Across nodes each member of N × G sends the factor of N members of its share S/G."""
     nodes, each = len(place.per_node()), len(place.per_node()[0])
     node = np.array(place.node)
-    for name, factor in (("all_reduce", 2 * (nodes - 1) / nodes / each), ("all_gather", (nodes - 1) / nodes / each),
-                         ("reduce_scatter", (nodes - 1) / nodes / each), ("all_to_all", (nodes - 1) / nodes)):  # fmt: skip
+    for name, factor in (
+        ("all_reduce", 2 * (nodes - 1) / nodes / each),
+        ("all_gather", (nodes - 1) / nodes / each),
+        ("reduce_scatter", (nodes - 1) / nodes / each),
+        ("all_to_all", (nodes - 1) / nodes),
+    ):
         plan = algorithms[f"{name}/hierarchical"](place)
         far = np.zeros(place.size)
         for phase in plan.phases:
@@ -307,8 +311,17 @@ def rounds(name: str, n: int) -> int:
 
 @pytest.mark.parametrize("n", range(2, 18))
 def test_rounds_are_theory(n: int) -> None:
-    for name in ("broadcast/binomial", "reduce/binomial", "scatter/binomial", "gather/binomial", "all_gather/bruck",
-                 "all_gather/pat", "reduce_scatter/pat", "all_to_all/bruck", "barrier/dissemination"):  # fmt: skip
+    for name in (
+        "broadcast/binomial",
+        "reduce/binomial",
+        "scatter/binomial",
+        "gather/binomial",
+        "all_gather/bruck",
+        "all_gather/pat",
+        "reduce_scatter/pat",
+        "all_to_all/bruck",
+        "barrier/dissemination",
+    ):
         assert rounds(name, n) == log(n), name
     extra = 0 if n & (n - 1) == 0 else 2
     assert rounds("all_reduce/recursive_doubling", n) == int(math.log2(n)) + extra

@@ -22,8 +22,14 @@ from topologies.cluster import cluster_names
 from topologies.reading import UserError
 
 MODEL: dict[str, Any] = {
-    "name": "odd", "hidden": 1152, "layers": 12, "heads": 144, "ffn": 2304, "vocabulary": 4608, "context": 144
-}  # fmt: skip
+    "name": "odd",
+    "hidden": 1152,
+    "layers": 12,
+    "heads": 144,
+    "ffn": 2304,
+    "vocabulary": 4608,
+    "context": 144,
+}
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ONE = Block("forward", (Run(1, (Kernel("memory", "1 s", "forward", 0.0, 1e12),)),))
 
@@ -35,7 +41,7 @@ def job(cluster: str, nodes: int, node: dict[str, Any] | None = None, model: dic
 
 def played(timeline: Timeline) -> set[tuple[str, tuple[int, ...]]]:
     """Algorithms, each with the numbers of the sibling groups that are played together by it."""
-    return {(work.traffic.algorithm, work.traffic.groups) for work in timeline.work if isinstance(work, Priced)}
+    return {(cost.traffic.algorithm, cost.traffic.groups) for cost in timeline.cost if isinstance(cost, Priced)}
 
 
 def talking(work: Collective, **degrees: int) -> Program:
@@ -80,9 +86,15 @@ def test_whatever_resolves_plays() -> None:
     random, steps = Random(15), []
     for cluster in [name for name in cluster_names() for _ in range(16)]:
         pp, cp = random.choice([1, 2, 3, 4]), random.choice([1, 1, 2, 3])
-        plan = dict(tp=random.choice([2, 3, 4, 6, 8, 9, 12, 16]), cp=cp, pp=pp, accumulation=pp,
-                    data_parallel=random.choice(["ddp", "zero1", "zero3"]), order="-".join(random.sample(AXES, len(AXES))),
-                    precision="fp32" if "cpu" in cluster else "fp16")  # fmt: skip
+        plan = dict(
+            tp=random.choice([2, 3, 4, 6, 8, 9, 12, 16]),
+            cp=cp,
+            pp=pp,
+            accumulation=pp,
+            data_parallel=random.choice(["ddp", "zero1", "zero3"]),
+            order="-".join(random.sample(AXES, len(AXES))),
+            precision="fp32" if "cpu" in cluster else "fp16",
+        )
         try:
             asked = job(cluster, random.choice([1, 2, 3]), **plan)
             asked.resolve()
@@ -103,7 +115,7 @@ def test_groups_that_differ_take_their_own_time(toy_cluster, toy_prices) -> None
     assert [(lane.rank, lane.ranks) for lane in timeline.lanes] == [(0, 4), (2, 2)]
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 1), (1, 2), (0, 2), (2, 3)]
     note = "ranks of a stage are not alike on this cluster: one of each kind is played, 2 per stage"
-    assert note in timeline.pricing.notes
+    assert note in timeline.op_costs.notes
 
 
 def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monkeypatch) -> None:
@@ -111,7 +123,7 @@ def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monk
     program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
     timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 2), (2, 3)]
-    assert "as in its slowest group" in next(iter(timeline.pricing.notes))
+    assert "as in its slowest group" in next(iter(timeline.op_costs.notes))
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,17 @@ def test_at_a_size_of_the_job_the_price_is_the_one_that_it_paid() -> None:
     used = of_step(timeline, [1.0])[0].used
     ops = [(number, op.work) for number, op in timeline.ops(0) if op.stream == "dp"]
     assert ops
-    paid = {work.bytes: timeline.work[number].alone / work.repeat for number, work in ops}  # type: ignore[union-attr]
+    paid = {work.bytes: timeline.cost[number].alone / work.repeat for number, work in ops}  # type: ignore[union-attr]
     found = of_step(timeline, used)[0]
     assert {options[0].bytes: options[0].seconds for options in found.prices} == pytest.approx(paid, rel=1e-6)
 
 
 def test_one_gpu_has_no_collectives() -> None:
     alone = shardyard.read_job(
-        model="gpt2-1.5b", cluster="dgx-h100", nodes=1, plan={"global_batch": 1},
+        model="gpt2-1.5b",
+        cluster="dgx-h100",
+        nodes=1,
+        plan={"global_batch": 1},
         overrides={"model.layers": 2, "cluster.node.gpus": 1, "cluster.node.nics": 1},
-    )  # fmt: skip
+    )
     assert of_step(shardyard.simulate(alone), [1e6]) == []

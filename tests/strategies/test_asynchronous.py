@@ -6,7 +6,9 @@ import pytest
 
 from reports.figures.timeline_bars import strips
 from reports.trace import events
+from sim.analysis.breakdown import breakdowns
 from sim.analysis.memory import ledger
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block
 from strategies.lowering.lower import lower
@@ -36,8 +38,8 @@ def test_a_step_is_its_microbatches_once(play, schedule: str, p: int, m: int) ->
         done = names(timeline, lane)
         updates = m if schedule == "pipedream" else 1
         assert [done.count(one) for one in ("forward", "backward", "optimizer")] == [m, m, updates]
-        assert sum(timeline.breakdowns[lane].values()) == timeline.step
-        assert min(timeline.breakdowns[lane].values()) >= 0.0
+        assert sum(breakdowns(timeline)[lane].values()) == timeline.step
+        assert min(breakdowns(timeline)[lane].values()) >= 0.0
 
 
 @pytest.mark.parametrize("schedule", NAMES)
@@ -69,7 +71,7 @@ def test_folded_equals_unfolded_and_memory_is_given_back(toy_job, toy_prices, sc
     assert folded.step == pytest.approx(unfolded.step, rel=1e-3)
     for timeline in (folded, unfolded):
         for lane, actor in enumerate(timeline.lanes):
-            assert sum(timeline.breakdowns[lane].values()) == timeline.step
+            assert sum(breakdowns(timeline)[lane].values()) == timeline.step
             held = ledger(timeline, lane).held
             assert held.min() >= -1e-6
             assert held[-1].sum() == pytest.approx(sum(size for _, size in program.cohorts[actor.cohort].resident))
@@ -111,7 +113,7 @@ def test_versions_and_activations(play) -> None:
 
 def test_gradients_are_reduced_with_every_update(play) -> None:
     """PipeDream all-reduces the replicas' gradients in every microbatch, 2BW once in a step, as 1F1B does."""
-    flush, each, once = (play(name, 2, 4, gpus=4).volumes()[0]["dp"][0] for name in ("1f1b", *NAMES))
+    flush, each, once = (volumes(play(name, 2, 4, gpus=4))[0]["dp"][0] for name in ("1f1b", *NAMES))
     assert each == pytest.approx(4 * flush)
     assert once == pytest.approx(flush)
 

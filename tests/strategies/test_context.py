@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Kernel
 from sim.timeline import Timeline
@@ -44,7 +45,7 @@ def test_ring_passes_a_block_of_keys_and_values_on_cp_minus_one_times(play, cp) 
     """arXiv:2310.01889 section 3: each turn sends a block of keys and values; forward, backward, and their gradients."""
     block = 2 * (32 // cp) * 4 * 8  # elements: keys and values of 4 heads of 8 features
     timeline = play(cp=cp, accumulation=3)
-    assert timeline.volumes()[0]["cp"][1] == pytest.approx(3 * 4 * 3 * (cp - 1) * block)  # 3 microbatches, 4 layers, 3 turns
+    assert volumes(timeline)[0]["cp"][1] == pytest.approx(3 * 4 * 3 * (cp - 1) * block)  # 3 microbatches, 4 layers, 3 turns
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -52,7 +53,7 @@ def test_ulysses_sends_four_tensors_each_way(play, cp) -> None:
     """arXiv:2309.14509 section 3.2: all-to-alls of 4·N·h/P elements per layer; fewer key and value heads are as much less."""
     tokens, elements = 32 // cp, (2 * 8 + 2 * 4) * 8  # queries and result of 8 heads, keys and values of 4
     sent = tokens * elements * (cp - 1) / cp
-    assert play(cp=cp, cp_method="ulysses").volumes()[0]["cp"][1] == pytest.approx(2 * 4 * sent)
+    assert volumes(play(cp=cp, cp_method="ulysses"))[0]["cp"][1] == pytest.approx(2 * 4 * sent)
 
 
 @pytest.mark.parametrize("plan", [{"cp": 2}, {"cp": 4, "cp_method": "ulysses"}, {"cp": 8}])
@@ -61,7 +62,7 @@ def test_gradients_are_reduced_over_dp_and_cp_together(play, plan, hook, factor)
     """Parameters are replicated along cp: the volumes of arXiv:1910.02054 section 7 with n = dp·cp = 8 ranks."""
     psi = Model(**GPT).parameters
     timeline = play(**plan, data_parallel=hook)
-    assert timeline.volumes()[0]["dp"][1] == pytest.approx(factor * psi * 7 / 8)
+    assert volumes(timeline)[0]["dp"][1] == pytest.approx(factor * psi * 7 / 8)
     assert timeline.program.tokens == 32 * 8 / plan["cp"]
     resident = dict(timeline.program.cohorts[0].resident)
     assert resident["optimizer"] == 12 * psi / (1 if hook == "ddp" else 8)

@@ -6,6 +6,7 @@ import pytest
 
 from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import MEMORY_KINDS
 from sim.timeline import Timeline
@@ -57,7 +58,7 @@ def test_volume(played) -> None:
         root, last = psi + 3 * tokens * (1 + vocabulary), psi + tokens * vocabulary
         between = last + psi
         expected = [count * elements for elements in (root, between, between, last)]
-        assert [volume["dp"][1] for volume in timeline.volumes()] == pytest.approx(expected)
+        assert [volume["dp"][1] for volume in volumes(timeline)] == pytest.approx(expected)
         assert summarise(timeline).volume["dp"].elements == pytest.approx(count * between)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job, simulate
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Block, Collective, Join, Kernel, Run, Start
 from strategies.layers.layer_cost import LayerCost
@@ -80,7 +81,7 @@ def play(toy_job, toy_prices):
 
 def test_whole_experts_are_played(play) -> None:
     """All-to-all among 8 ranks of 16 tokens, two copies each: 4 layers, there and back, forward and backward."""
-    volume = play(tp=2, ep=8, dp=8, sequence_parallel=True, expert_tp=1).volumes()[0]["ep"][1]
+    volume = volumes(play(tp=2, ep=8, dp=8, sequence_parallel=True, expert_tp=1))[0]["ep"][1]
     assert volume == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 7 / 8)
 
 
@@ -94,7 +95,7 @@ def test_experts_on_all_tp_and_dp_ranks(toy_job, toy_prices) -> None:
     assert (plan.dp, plan.expert_copies) == (16, 1)
     assert parts(job.model, plan).layer(1).experts == 3 * HIDDEN * 32
     timeline = run(lower(job.model, plan), job.cluster.topology(), toy_prices())
-    assert timeline.volumes()[0]["ep"][1] == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 31 / 32)
+    assert volumes(timeline)[0]["ep"][1] == pytest.approx(4 * 4 * (16 * 2 * HIDDEN) * 31 / 32)
     assert sorted(rank for group in plan.grid.groups(("tp", "ep")) for rank in group) == list(range(32))
     assert len(plan.grid.groups(("tp", "ep"))) == 1
 
@@ -103,7 +104,7 @@ def test_experts_on_all_tp_and_dp_ranks(toy_job, toy_prices) -> None:
 def test_tokens_cross_to_a_node_once(play, routed: int) -> None:
     """DeepSeek-V3: `routed` copies of a token cross the network of 4 nodes, then `chosen` go on among the 2 ranks of a node."""
     timeline = play(ep=8, ep_nodes=4, routed_nodes=routed, order="tp-cp-ep-dp-pp")
-    assert timeline.volumes()[0]["ep"][1] == pytest.approx(4 * 4 * TOKENS * HIDDEN * (routed * 3 / 4 + 2 * 1 / 2))
+    assert volumes(timeline)[0]["ep"][1] == pytest.approx(4 * 4 * TOKENS * HIDDEN * (routed * 3 / 4 + 2 * 1 / 2))
     items = layer(gpus=16, ep=8, ep_nodes=4, routed_nodes=routed).input_gradient
     exchanges = [item for item in items if isinstance(item, Start | Join) or (isinstance(item, Collective) and item.axis == "ep")]
     assert [type(item) for item in exchanges] == [Start, Collective, Join] * 2  # both steps at once, which is waited for
@@ -118,9 +119,9 @@ def test_nodes_pass_on_what_has_come_while_more_is_on_its_way(play) -> None:
     for item in part.forward:
         work = item.collective if isinstance(item, Start) else item
         if isinstance(work, Collective) and work.axis == "ep":
-            seconds[work.label] = timeline.pricing.collective(work, 0).alone
+            seconds[work.label] = timeline.op_costs.collective(work, 0).alone
     assert len(seconds) == 4
-    block = timeline.pricing.block(Block("forward", (Run(1, part.forward),)), 0)
+    block = timeline.op_costs.block(Block("forward", (Run(1, part.forward),)), 0)
     waited = sum(value for (axis, _), value in block.parts.items() if axis == "ep")
     assert waited == pytest.approx(sum(max(seconds[name], seconds[f"{name} across nodes"]) for name in ("dispatch", "combine")))
 
@@ -136,7 +137,7 @@ def test_exchanges_across_nodes_are_priced_as_deepep_measured_them(nodes: int, d
     timeline, rates = simulate(job), dict[str, float]()
     for item in parts(job.model, job.resolve()).layer(3).forward:
         if isinstance(item, Start):
-            rates[item.collective.label] = item.collective.bytes / timeline.pricing.collective(item.collective, 0).alone
+            rates[item.collective.label] = item.collective.bytes / timeline.op_costs.collective(item.collective, 0).alone
     measured = {"dispatch across nodes": dispatch, "combine across nodes": combine}
     assert rates == {name: pytest.approx(rate, rel=0.18) for name, rate in measured.items()}
 
@@ -153,7 +154,7 @@ def test_tokens_are_sent_in_fp8_and_results_in_16_bits(fp8) -> None:
 def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> None:
     """Two ways to lay out the same ranks reduce the same gradients."""
     one, two = play(ep=8), play(ep=8, ep_nodes=4, routed_nodes=2)
-    assert one.volumes()[0]["dp"] == pytest.approx(two.volumes()[0]["dp"])
+    assert volumes(one)[0]["dp"] == pytest.approx(volumes(two)[0]["dp"])
 
 
 @pytest.mark.parametrize(("plan", "message"), [
@@ -189,7 +190,7 @@ def test_norms_exchange_what_torch_exchanges(toy_job, toy_prices, plan) -> None:
 
     def sent(sync: bool) -> float:
         job = toy_job(4, **plan, sync_norm=sync)
-        return run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices()).volumes()[0]["dp"][1]
+        return volumes(run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices()))[0]["dp"][1]
 
     expected = norms * ((n - 1) * (2 * features + 1) + 2 * (n - 1) / n * 2 * features)
     assert sent(True) - sent(False) == pytest.approx(expected)

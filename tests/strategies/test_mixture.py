@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Collective, Kernel
 from sim.timeline import Timeline
@@ -171,8 +172,8 @@ def play(toy_job, toy_prices):
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_copies_of_tokens_are_exchanged_four_times(play, ep) -> None:
     """GShard, arXiv:2006.16668: to the experts and back, (ep − 1)/ep of chosen · tokens · hidden; and backward."""
-    assert play(ep=ep).volumes()[0]["ep"][1] == pytest.approx(3 * 4 * 2 * TOKENS * (ep - 1) / ep)
-    assert play(ep=ep, imbalance=1.5).volumes()[0]["ep"][1] == pytest.approx(1.5 * 3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+    assert volumes(play(ep=ep))[0]["ep"][1] == pytest.approx(3 * 4 * 2 * TOKENS * (ep - 1) / ep)
+    assert volumes(play(ep=ep, imbalance=1.5))[0]["ep"][1] == pytest.approx(1.5 * 3 * 4 * 2 * TOKENS * (ep - 1) / ep)
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
@@ -185,7 +186,7 @@ def test_experts_are_reduced_over_the_ranks_that_have_them(play, ep, hook, facto
     timeline = play(ep=ep, data_parallel=hook, **plan)
     same = 8 // ep  # ranks with the same experts
     expected = factor * ((PSI - EXPERTS) * 7 / 8 + EXPERTS / ep * (same - 1) / same)
-    assert timeline.volumes()[0]["dp"][1] == pytest.approx(expected)
+    assert volumes(timeline)[0]["dp"][1] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
@@ -221,9 +222,9 @@ PLANS = [
 def test_folded_equals_unfolded(play, plan) -> None:
     folded, unfolded = (play(fold=fold, algorithm="ring", **plan) for fold in (True, False))
     assert unfolded.step == pytest.approx(folded.step, rel=1e-3)
-    assert unfolded.volumes()[0].keys() == folded.volumes()[0].keys() >= {"ep"}
-    for axis, sizes in folded.volumes()[0].items():
-        assert unfolded.volumes()[0][axis] == pytest.approx(sizes)
+    assert volumes(unfolded)[0].keys() == volumes(folded)[0].keys() >= {"ep"}
+    for axis, sizes in volumes(folded)[0].items():
+        assert volumes(unfolded)[0][axis] == pytest.approx(sizes)
 
 
 MISTAKES = [

@@ -85,7 +85,7 @@ def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
     timeline = played({"version": "0.3.13"}, prices={"launch": "1 ms"})
     found = gathers(timeline)
     assert all(op.held and op.work.pieces == 16 for op in found)
-    assert timeline.pricing.wrapping(found[0].work) == pytest.approx(16 * (1e-3 + VIEW))
+    assert timeline.op_costs.wrapping(found[0].work) == pytest.approx(16 * (1e-3 + VIEW))
     assert timeline.step > len(found) * 16 * 1e-3
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.analysis.breakdown import breakdown
+from sim.analysis.volume import volumes
 from sim.engine.block_splitting import expand
 from sim.engine.player import run
 from sim.program import Collective, Join, Kernel, Start
@@ -42,7 +44,7 @@ def test_pieces_go_round_a_ring() -> None:
 def exposed(job, prices) -> tuple[float, float, float]:
     """(step, tp exposed, bytes sent along tp)."""
     timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
-    return timeline.step, timeline.breakdown()["tp exposed"], timeline.volumes()[0]["tp"][0]
+    return timeline.step, breakdown(timeline)["tp exposed"], volumes(timeline)[0]["tp"][0]
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -52,7 +54,7 @@ def test_gradients_hide_what_is_shorter_than_their_products(toy_job, toy_prices,
     common = {"tp": 8, "sequence_parallel": sequence_parallel, "microbatch": 64}
     jobs = {way: toy_job(8, node=fast, **common, overlap_tp=way) for way in ("none", "weight_gradient")}
     none, default = (exposed(jobs[way], toy_prices()) for way in jobs)
-    priced = run(lower(jobs["none"].model, jobs["none"].resolve()), jobs["none"].cluster.topology(), toy_prices()).pricing
+    priced = run(lower(jobs["none"].model, jobs["none"].resolve()), jobs["none"].cluster.topology(), toy_prices()).op_costs
     work = parts(jobs["none"].model, jobs["none"].resolve())
     hidden = 0.0  # per layer: the reductions of the two input gradients, and with sequence parallelism the gathers again
     for part, times in ((work.layer(0), 4), (work.head, 1)):
@@ -103,7 +105,7 @@ def step(toy_job, toy_prices, schedule: str, ep: int = 4, **more) -> tuple[float
     node = {"nvlink": more.pop("nvlink", "3 TB/s")}
     job = toy_job(8, model=MOE, node=node, pp=2, ep=ep, schedule=schedule, accumulation=8, microbatch=8, **more)
     timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
-    return timeline.step, timeline.breakdown()["ep exposed"]
+    return timeline.step, breakdown(timeline)["ep exposed"]
 
 
 @pytest.mark.parametrize(("plain", "pairs"), [("1f1b", "1f1b-overlapped"), ("interleaved", "interleaved-overlapped")])

@@ -120,7 +120,7 @@ def test_rank_1_is_bound_by_memory() -> None:
     """Each gradient is read for P and for Q, and written: on an A100 no dearer than 1.5 passes of its 1.9 TB/s."""
     plan = {"data_parallel": "ddp_powersgd", "sequence": 128, "gradients": "fp32"}
     timeline = simulate(read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=1, plan=plan))
-    price, seconds, moved = timeline.pricing.prices, 0.0, 0.0
+    price, seconds, moved = timeline.op_costs.prices, 0.0, 0.0
     for _, op in timeline.ops(0):
         for times, item in op.work.items() if isinstance(op.work, Block) else ():
             if isinstance(item, Kernel) and item.label in ("PowerSGD P", "PowerSGD Q", "PowerSGD gradient"):

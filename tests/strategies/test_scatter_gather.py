@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 from topologies.reading import UserError
@@ -11,7 +12,7 @@ from topologies.reading import UserError
 
 def play(job, prices):
     timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
-    return timeline, *([one[axis][0] for one in timeline.volumes()] for axis in ("pp", "tp"))
+    return timeline, *([one[axis][0] for one in volumes(timeline)] for axis in ("pp", "tp"))
 
 
 @pytest.mark.parametrize(("way", "parts", "gathers"), [

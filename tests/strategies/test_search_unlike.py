@@ -182,5 +182,5 @@ def test_what_is_said_to_be_alike_is_played_as_one() -> None:
             continue
         if alike(job.cluster, grid):
             count += 1
-            assert simulate(job).pricing.alike
+            assert simulate(job).op_costs.alike
     assert count > 10

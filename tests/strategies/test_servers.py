@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import shardyard
+from sim.analysis.breakdown import breakdown
 from sim.engine.player import run
 from strategies.job import Job
 from strategies.lowering.lower import lower
@@ -32,7 +33,7 @@ def test_synchronous(answer, toy_job, toy_prices, servers) -> None:
     asked = answer(3, servers)
     job = toy_job(1, 1)
     alone = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
-    update = alone.breakdown()["optimizer"]
+    update = breakdown(alone)["optimizer"]
     size = 2 * job.model.parameters
     assert asked.setting.workers == 8
     assert asked.played.seconds / 5 == pytest.approx(alone.step - update + update / servers + 2 * 8 * size / (servers * 1e9))

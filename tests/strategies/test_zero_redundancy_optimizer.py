@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sim.analysis.breakdown import breakdown
 from sim.analysis.memory import ledger
 from sim.engine.player import run
 from strategies.data_parallel.zero_redundancy_optimizer import most_owned
@@ -51,7 +52,7 @@ def test_a_large_matrix_has_one_owner(played) -> None:
 
 def test_everybody_waits_for_the_owner_of_most(played) -> None:
     """Its update takes as long as the largest matrix has bytes; ZeRO-1 cuts it."""
-    assert played(16).breakdown()["optimizer"] > 2 * played(16, data_parallel="zero1").breakdown()["optimizer"]
+    assert breakdown(played(16))["optimizer"] > 2 * breakdown(played(16, data_parallel="zero1"))["optimizer"]
 
 
 def test_one_rank_has_everything(played) -> None:

@@ -38,10 +38,15 @@ def test_catalogue_is_complete_and_sourced() -> None:
 
 
 # dense rates, github.com/stas00/ml-engineering compute/accelerator/README.md; memory as nvidia-smi or PyTorch prints it
-@pytest.mark.parametrize(("name", "bf16", "mebibytes"), [
-    ("a100-sxm-80gb", 312e12, 79.25 * 1024), ("h100-sxm", 989e12, 79.11 * 1024), ("h200-sxm", 989e12, 143771),
-    ("l40s", 362e12, 46068),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "bf16", "mebibytes"),
+    [
+        ("a100-sxm-80gb", 312e12, 79.25 * 1024),
+        ("h100-sxm", 989e12, 79.11 * 1024),
+        ("h200-sxm", 989e12, 143771),
+        ("l40s", 362e12, 46068),
+    ],
+)
 def test_gpus_against_published_figures(name: str, bf16: float, mebibytes: float) -> None:
     gpu = load_gpu(name)
     assert gpu.peak["bf16"] == bf16

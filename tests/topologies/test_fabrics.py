@@ -113,8 +113,12 @@ def test_chips_of_one_host_use_the_torus() -> None:
 def test_torus_of_nodes_with_nics() -> None:
     topology = hosts(8, {"kind": "torus", "dims": [8], "link": "1 GB/s", "hop_latency": "100 ns"}).topology()
     assert route(topology, 0, 7) == [
-        "node 0 gpu 0 pcie out", "node 0 nic 0 out", "node 0 to 7", "node 7 nic 0 in", "node 7 gpu 0 pcie in",
-    ]  # fmt: skip
+        "node 0 gpu 0 pcie out",
+        "node 0 nic 0 out",
+        "node 0 to 7",
+        "node 7 nic 0 in",
+        "node 7 gpu 0 pcie in",
+    ]
 
 
 # -- fully connected ---------------------------------------------------------------------------------------------------------
@@ -181,8 +185,11 @@ def test_rails_with_pods() -> None:
     assert len(route(topology, 0, 8)) == 4
     assert [name for name in route(topology, 0, 8 * 32) if "leaf" in name] == ["leaf 0 up", "leaf 8 down"]
     assert [name for name in route(topology, 0, 8 * 128) if "node" not in name] == [
-        "leaf 0 up", "pod 0 up", "pod 1 down", "leaf 32 down",
-    ]  # fmt: skip
+        "leaf 0 up",
+        "pod 0 up",
+        "pod 1 down",
+        "leaf 32 down",
+    ]
 
 
 # -- dragonfly ---------------------------------------------------------------------------------------------------------------
@@ -313,7 +320,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "single"}, "nodes=4 contradicts node.nics=0: nodes reach each other through NICs"),
     ({"kind": "fat_tree", "leaf_nodes": 2, "pod_nodes": 3}, "fabric.pod_nodes=3 is not a multiple of leaf_nodes=2"),
     ({"kind": "fat_tree", "leaf_nodes": 2, "pod_oversubscription": 3}, "fabric.pod_oversubscription=3 needs pod_nodes"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fabric", "line"), MISTAKES, ids=[line[:60] for _, line in MISTAKES])

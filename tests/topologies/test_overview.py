@@ -27,13 +27,16 @@ def test_across_a_torus_is_its_bisection(dims: tuple[int, ...], links: int) -> N
     assert rate == pytest.approx(links * 1e9) if links else rate > 0
 
 
-@pytest.mark.parametrize(("name", "nodes", "expected"), [
-    ("dgx-h100", 1, 4 * 450e9),  # NVSwitch: every GPU at its full rate
-    ("dgx-h100", 2, 8 * 50e9),  # NICs, one rail each; 1:1 above
-    ("dgx-h100", 64, 32 * 8 * 50e9),
-    ("dgx-1v", 2, 4 * 12.5e9),
-    ("meta-24k", 768, 3072 * 50e9 / 7),  # two pods of 384 nodes at 1:7
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        ("dgx-h100", 1, 4 * 450e9),  # NVSwitch: every GPU at its full rate
+        ("dgx-h100", 2, 8 * 50e9),  # NICs, one rail each; 1:1 above
+        ("dgx-h100", 64, 32 * 8 * 50e9),
+        ("dgx-1v", 2, 4 * 12.5e9),
+        ("meta-24k", 768, 3072 * 50e9 / 7),  # two pods of 384 nodes at 1:7
+    ],
+)
 def test_across_known_clusters(name: str, nodes: int, expected: float) -> None:
     assert across(load_cluster(name, nodes).topology()) == pytest.approx(expected)
 
@@ -51,19 +54,28 @@ def test_links_are_counted_once() -> None:
     sorts = link_sorts(topology)
     assert sum(sort.number for sort in sorts) == topology.links
     assert [(sort.kind, sort.number, sort.capacity) for sort in sorts] == [
-        ("nvlink", 64, 450e9), ("pcie", 64, 63e9), ("nic", 32, 50e9), ("nic", 32, 50e9), ("spine", 16, 1600e9),
-        ("memory", 4, 245.6e9), ("disk", 4, 50e9), ("disk", 4, 25e9),
-    ]  # fmt: skip
+        ("nvlink", 64, 450e9),
+        ("pcie", 64, 63e9),
+        ("nic", 32, 50e9),
+        ("nic", 32, 50e9),
+        ("spine", 16, 1600e9),
+        ("memory", 4, 245.6e9),
+        ("disk", 4, 50e9),
+        ("disk", 4, 25e9),
+    ]
     assert sorts[0].example == "node 0 gpu 0 nvlink out"
 
 
-@pytest.mark.parametrize(("name", "nodes", "joints"), [
-    ("dgx-h100", 2, 16 + 2 + 16 + 8 + 1),  # GPUs, NVSwitches, NICs, leaves, spine
-    ("dgx-1v", 2, 16 + 8 + 1),  # GPUs, NICs, one switch
-    ("pcie-l40s", 1, 8 + 4 + 2),  # GPUs, PCIe switches, sockets
-    ("aws-p4d", 2, 16 + 2 + 8 + 1),
-    ("cpu-gloo", 1, 2 + 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "nodes", "joints"),
+    [
+        ("dgx-h100", 2, 16 + 2 + 16 + 8 + 1),  # GPUs, NVSwitches, NICs, leaves, spine
+        ("dgx-1v", 2, 16 + 8 + 1),  # GPUs, NICs, one switch
+        ("pcie-l40s", 1, 8 + 4 + 2),  # GPUs, PCIe switches, sockets
+        ("aws-p4d", 2, 16 + 2 + 8 + 1),
+        ("cpu-gloo", 1, 2 + 1),
+    ],
+)
 def test_shape_has_the_parts_of_the_machine(name: str, nodes: int, joints: int) -> None:
     topology = load_cluster(name, nodes).topology()
     form = shape(topology)

@@ -86,7 +86,7 @@ BROKEN = [
     (LOPSIDED, "nodes hang on switches of different tiers"),
     ("SwitchName=s0 Nodes\n", "line 1: 'Nodes' is not KEY=VALUE"),
     ("- topology: x\n  flat: true\n", "no topology with a tree of switches or with blocks"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "line"), BROKEN, ids=[line[:50] for _, line in BROKEN])

@@ -219,7 +219,7 @@ CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
     ({"wiring": "ring", "gpus": 2, "nvlink": "1 GB/s"}, "node.gpus=2: wiring='ring' needs at least 3"),
     ({"wiring": "mesh", "gpus": 1, "nvlink": "1 GB/s"}, "node.gpus=1: wiring='mesh' needs at least 2"),
     ({"wiring": "bare"}, "node.wiring='bare' gives gpus=4 no way to each other"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "line"), CONTRADICTIONS, ids=[line[:50] for _, line in CONTRADICTIONS])
@@ -232,10 +232,22 @@ def test_a_node_that_contradicts_itself_is_refused(fields: dict[str, object], li
 # -- the switch as an end of routes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "multicast"), [
-    ("dgx-h100", True), ("hgx-h200", True), ("hgx-b200", True), ("gb200-nvl72", True), ("aws-p5", True), ("meta-24k", True),
-    ("dgx-a100", False), ("dgx-2", False), ("dgx-1v", False), ("pcie-l40s", False), ("cpu-gloo", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "multicast"),
+    [
+        ("dgx-h100", True),
+        ("hgx-h200", True),
+        ("hgx-b200", True),
+        ("gb200-nvl72", True),
+        ("aws-p5", True),
+        ("meta-24k", True),
+        ("dgx-a100", False),
+        ("dgx-2", False),
+        ("dgx-1v", False),
+        ("pcie-l40s", False),
+        ("cpu-gloo", False),
+    ],
+)
 def test_switches_that_add_are_those_of_hopper_and_later(name: str, multicast: bool) -> None:
     assert load_cluster(name).topology().multicast is multicast
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from topologies.fabric import Backbone, Block, End, Fabric, fabrics, pack
-from topologies.hardware import Node
+from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics, pack
+from topologies.node import Node
 from topologies.topology import Ids
 from topologies.units import BytesPerSecond
 
@@ -64,11 +64,11 @@ class Dragonfly(Fabric):
             to = (router // a + (router % a * h + port) % (groups - 1) + 1) % groups
             return f"group {router // a} router {router % a} global {port} to group {to}"
 
-        blocks = (
-            Block("spine", local, self.link, self.hop_latency, between_routers),
-            Block("spine", groups * a * h if groups > 1 else 0, self.global_link, self.hop_latency, between_groups),
+        ranges = (
+            LinkRange("spine", local, self.link, self.hop_latency, between_routers),
+            LinkRange("spine", groups * a * h if groups > 1 else 0, self.global_link, self.hop_latency, between_groups),
         )
-        return Backbone(blocks, routes)
+        return Backbone(ranges, routes)
 
 
 def _inside(source: Ids, destination: Ids, routers: int) -> Ids:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from topologies.fabric import Backbone, Block, End, Fabric, fabrics, place, points, price
-from topologies.hardware import Node
+from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics, place, points, price
+from topologies.node import Node
 from topologies.topology import Ids
 from topologies.units import BytesPerSecond
 
@@ -36,4 +36,4 @@ class Full(Fabric):
             return np.where(at == to, -1, at * others + to - (to > at))[:, None]
 
         kind, latency = price(self, node)
-        return Backbone((Block(kind, count * (count - 1), self.link, latency, name),), routes)
+        return Backbone((LinkRange(kind, count * (count - 1), self.link, latency, name),), routes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from topologies.fabric import Backbone, End, Fabric, fabrics
-from topologies.hardware import Node
+from topologies.node import Node
 from topologies.topology import Ids
 
 

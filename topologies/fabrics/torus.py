@@ -12,8 +12,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from topologies.fabric import Backbone, Block, End, Fabric, fabrics, place, points, price
-from topologies.hardware import Node
+from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics, place, points, price
+from topologies.node import Node
 from topologies.topology import Ids
 from topologies.units import BytesPerSecond
 
@@ -67,7 +67,7 @@ class Torus(Fabric):
             return result[:, : int(done.max(initial=0))]
 
         kind, latency = price(self, node)
-        return Backbone((Block(kind, count * len(ports), self.link, latency, name),), routes)
+        return Backbone((LinkRange(kind, count * len(ports), self.link, latency, name),), routes)
 
 
 def _shortest(here: Ids, there: Ids, size: int) -> Ids:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field, model_validator
 
-from topologies.fabric import Backbone, Block, End, Fabric, fabrics
-from topologies.hardware import Node
+from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics
+from topologies.node import Node
 from topologies.topology import Ids
 
 
@@ -51,9 +51,9 @@ class FatTree(Fabric):
         leaves = -(-nodes // self.leaf_nodes) * rails
         pods = -(-nodes // self.pod_nodes) if self.pod_nodes else 1
         above = self.pod_nodes * used * node.nic / self.oversubscription
-        blocks = [self._tier("leaf", leaves, below / self.oversubscription)]
-        blocks += [self._tier("pod", pods, above / self.pod_oversubscription)]
-        first = blocks[0].count
+        ranges = [self._tier("leaf", leaves, below / self.oversubscription)]
+        ranges += [self._tier("pod", pods, above / self.pod_oversubscription)]
+        first = ranges[0].count
 
         def leaf(end: End) -> Ids:
             return end.node // self.leaf_nodes * rails + (end.rail if rails > 1 else 0)
@@ -71,15 +71,15 @@ class FatTree(Fabric):
             middle = np.where(over, first + 2 * out, fall), np.where(over, first + 2 * into + 1, -1)
             return np.stack((climb, *middle, np.where(over, fall, -1)), axis=1)
 
-        return Backbone(tuple(block for block in blocks if block.count), routes)
+        return Backbone(tuple(links for links in ranges if links.count), routes)
 
-    def _tier(self, noun: str, switches: int, capacity: float) -> Block:
+    def _tier(self, noun: str, switches: int, capacity: float) -> LinkRange:
         """Up and down of every switch of a tier; a single switch is its own top and has none."""
 
         def name(link: int) -> str:
             return f"{noun} {link // 2} {'down' if link % 2 else 'up'}"
 
-        return Block("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name)
+        return LinkRange("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name)
 
 
 @fabrics("rail")

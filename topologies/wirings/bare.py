@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from topologies.board import Board, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 
 @wirings("bare")
-def bare(node: Node) -> Board:
+def bare(node: NodeParts) -> Board:
     """No routes inside. With NICs, which only a node of one GPU can use, the GPU's PCIe slot leads to them."""
     board = Board(node)
     board.slots()

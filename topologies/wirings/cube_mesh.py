@@ -7,18 +7,31 @@ has GPUs 0–3): a cube with all 12 edges, some doubled, and the diagonals of tw
 from __future__ import annotations
 
 from topologies.board import Board, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 GPUS, LINKS_PER_GPU = 8, 6
 PAIRS = {
-    (0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2,
-    (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
-    (0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1,
-}  # fmt: skip
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (2, 3): 2,
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
+    (6, 7): 2,
+    (0, 4): 2,
+    (1, 5): 2,
+    (2, 6): 1,
+    (3, 7): 1,
+}
 
 
 @wirings("cube_mesh")
-def cube_mesh(node: Node) -> Board:
+def cube_mesh(node: NodeParts) -> Board:
     """Route inside: the pair's own NVLinks; pairs without any go over two NVLink hops.
 
     The hop between is the GPU that leaves the widest way, the lowest number among equals. NCCL does the same and calls it NVB

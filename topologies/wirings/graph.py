@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from topologies.board import Board, Path, wirings
-from topologies.hardware import Edge, Node
+from topologies.hardware import Edge, NodeParts
 
 Found = dict[str, tuple[float, Path]]  # vertex -> narrowest rate on the way, and the way
 
@@ -19,7 +19,7 @@ class _Step(NamedTuple):
 
 
 @wirings("graph")
-def graph(node: Node) -> Board:
+def graph(node: NodeParts) -> Board:
     """Route inside: NVLinks when at most one GPU or switch is between, else over PCIe and sockets, else any NVLinks.
 
     NCCL ranks ways in this order (NVL, NVB, PIX … SYS in `src/graph/topo.h`). Among those the shortest, then the widest, then the
@@ -29,7 +29,7 @@ def graph(node: Node) -> Board:
 
 
 class _Graph:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeParts) -> None:
         self.node, self.board = node, Board(node)
         self.steps: dict[str, list[_Step]] = {f"gpu {gpu}": [] for gpu in range(node.gpus)}
         self.steps |= {f"nic {nic}": [] for nic in range(node.nics)}

@@ -6,13 +6,13 @@ Example: 4 A100 of a Perlmutter node, 4 NVLinks of 25 GB/s between every pair (d
 from __future__ import annotations
 
 from topologies.board import Board, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 MOST = 128  # GPUs: more than any node that is wired so
 
 
 @wirings("mesh")
-def mesh(node: Node) -> Board:
+def mesh(node: NodeParts) -> Board:
     """Route inside: the pair's own link, which has its even share of node.nvlink."""
     board = Board(node)
     if node.gpus < 2:

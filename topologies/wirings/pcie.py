@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from topologies.board import Board, Duplex, Path, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 
 @wirings("pcie")
-def pcie(node: Node) -> Board:
+def pcie(node: NodeParts) -> Board:
     """Route inside: up from the GPU's slot to the lowest point in common and down again.
 
     A switch's uplink is shared by its GPUs, the link between two sockets by all GPUs of both. A NIC sits beside the GPUs that use
@@ -17,7 +17,7 @@ def pcie(node: Node) -> Board:
 
 
 class _Tree:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeParts) -> None:
         self.node, self.board = node, Board(node)
         self.per_socket, rest = divmod(node.gpus, node.sockets)
         if rest or (node.gpus_per_switch and self.per_socket % node.gpus_per_switch):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from topologies.board import Board, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 MOST = 128  # GPUs: more than any node that is wired so
 
 
 @wirings("ring")
-def ring(node: Node) -> Board:
+def ring(node: NodeParts) -> Board:
     """Route inside: the shorter way round, forwards from GPU a to b > a when both are as long, and back the same way.
 
     Each of a GPU's two directions has half of node.nvlink, and a message spends the latency of NVLink on every hop.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from topologies.board import Board, wirings
-from topologies.hardware import Node
+from topologies.hardware import NodeParts
 
 
 @wirings("switch")
-def switch(node: Node) -> Board:
+def switch(node: NodeParts) -> Board:
     """Route inside: the sender's port out, the receiver's port in. To the NIC: the GPU's own PCIe slot."""
     board = Board(node)
     board.switch = [((out,), (into,)) for out, into in board.star("nvlink", "gpu")]

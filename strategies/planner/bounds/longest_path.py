@@ -76,7 +76,7 @@ def _busy(program: Program, number: int, pricing: OfOne) -> Values:
     """Seconds of communication of each rank of a stage, with nothing in its way."""
     works, counts = dict[int, Collective | Send](), dict[int, float]()
     for op in program.cohorts[number].ops:
-        inside_blocks = pricing.talk(op.work) if isinstance(op.work, Block) else []
+        inside_blocks = pricing.collectives_of(op.work) if isinstance(op.work, Block) else []
         for times, work in (*inside_blocks, *([(1, op.work)] if isinstance(op.work, Collective) and not op.work.cohorts else [])):
             works[id(work)] = work
             counts[id(work)] = counts.get(id(work), 0.0) + times

@@ -74,10 +74,19 @@ def test_four_nics_of_one_gpu_are_one_way_out() -> None:
 
 
 # leaf switches in NVIDIA's SuperPOD reference architectures (H100: table 4; B200: architecture table)
-@pytest.mark.parametrize(("name", "nodes", "expected"), [
-    ("dgx-h100", 31, 8), ("dgx-h100", 63, 16), ("dgx-h100", 95, 24), ("dgx-h100", 127, 32),
-    ("hgx-b200", 64, 16), ("hgx-b200", 128, 32), ("hgx-b200", 512, 128), ("hgx-b200", 2048, 512),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        ("dgx-h100", 31, 8),
+        ("dgx-h100", 63, 16),
+        ("dgx-h100", 95, 24),
+        ("dgx-h100", 127, 32),
+        ("hgx-b200", 64, 16),
+        ("hgx-b200", 128, 32),
+        ("hgx-b200", 512, 128),
+        ("hgx-b200", 2048, 512),
+    ],
+)
 def test_number_of_leaf_switches_is_the_published_one(name: str, nodes: int, expected: int) -> None:
     assert leaves(load_cluster(name, nodes=nodes).topology()) == expected
 

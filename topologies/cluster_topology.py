@@ -5,24 +5,19 @@ Link ids: node n's links are n·per_node … (n+1)·per_node − 1 in the order 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from topologies.board import KINDS, Link
-from topologies.fabric import Block, End, pack
+from topologies.fabric import End, Fabric, LinkRange, pack
+from topologies.node import Node
 from topologies.topology import Ids, Values
-
-if TYPE_CHECKING:
-    from topologies.cluster import Cluster
-
 
 PLACES = ("switch", "cpu", "nvme")  # numbers of ends after the GPUs', each with one per node
 
 
-class Network:
-    """The `Topology` of a cluster.
+class ClusterTopology:
+    """The `Topology` of `nodes` nodes on a fabric.
 
     A route between nodes is: GPU to NIC, NIC out, the links of the fabric, NIC in, NIC to GPU. Latency of switches: the first
     one's is on NIC out, every further one's on the link that leads to it. Messages leave through the sender's own NIC: NCCL's
@@ -30,10 +25,10 @@ class Network:
     fabric.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        node, board = cluster.node, cluster.node.board()
-        blocks, self._between = cluster.fabric.backbone(node, cluster.nodes)
-        self.gpus, self.gpus_per_node, self.nodes = cluster.gpus, node.gpus, cluster.nodes
+    def __init__(self, node: Node, fabric: Fabric, nodes: int) -> None:
+        board = node.board()
+        ranges, self._between = fabric.backbone(node, nodes)
+        self.gpus, self.gpus_per_node, self.nodes = nodes * node.gpus, node.gpus, nodes
         self._inside, self._out, self._in = board.tables()
         self.cpu = node.cpu if board.host else None
         self._host = board.host_tables() if board.host else None
@@ -41,15 +36,15 @@ class Network:
         self._rail, self._switched = np.array(board.rail, dtype=np.int64), bool(board.switch)
         self.multicast = node.gpu.multicast and self._switched
         self._ragged = bool((self._out < 0).any() or (self._in < 0).any())
-        entries: list[Link | Block] = [*board.links, *blocks]
+        entries: list[Link | LinkRange] = [*board.links, *ranges]
         self._kind = np.array([KINDS.index(entry.kind) for entry in entries], dtype=np.int64)
         self._capacity = np.array([entry.capacity for entry in entries])
         self._latency = np.array([entry.latency for entry in entries])
         if node.nics:
-            self._latency[np.unique([path[path >= 0][-1] for path in self._out])] += cluster.fabric.hop_latency
-        self._names, self._block_names = [link.name for link in board.links], [block.name for block in blocks]
+            self._latency[np.unique([path[path >= 0][-1] for path in self._out])] += fabric.hop_latency
+        self._names, self._range_names = [link.name for link in board.links], [links.name for links in ranges]
         self._per_node = len(board.links)
-        self._starts = cluster.nodes * self._per_node + np.cumsum([0, *(block.count for block in blocks)])
+        self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])
 
     @property
     def links(self) -> int:
@@ -164,16 +159,16 @@ class Network:
         return self._latency[self._slot(link)]
 
     def _slot(self, link: Ids) -> Ids:
-        """Row of each link in the tables: links of one node, then blocks of the fabric."""
+        """Row of each link in the tables: links of one node, then ranges of the fabric."""
         link = np.asarray(link, dtype=np.int64)
-        block = np.searchsorted(self._starts, link, side="right") - 1
-        return np.where(block < 0, link % max(1, self._per_node), self._per_node + block)
+        position = np.searchsorted(self._starts, link, side="right") - 1
+        return np.where(position < 0, link % max(1, self._per_node), self._per_node + position)
 
     def name(self, link: int) -> str:
         """For people: `"node 3 nic 2 out"`, `"leaf 5 up"`."""
         if link >= self._starts[0]:
-            block = int(np.searchsorted(self._starts, link, side="right")) - 1
-            return self._block_names[block](link - int(self._starts[block]))
+            position = int(np.searchsorted(self._starts, link, side="right")) - 1
+            return self._range_names[position](link - int(self._starts[position]))
         node, slot = divmod(link, self._per_node)
         return f"node {node} {self._names[slot]}"
 

@@ -1,0 +1,161 @@
+"""Where the time of a step goes: seconds by component on each lane, which add up to the step exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import cast
+
+from sim.pricing.algorithm_choice import Priced
+from sim.pricing.block_costs import Fused
+from sim.program import COMPUTE, CPU, Block, Collective, Op, Ref, Send
+from sim.timeline import Timeline
+
+AXES = ("tp", "cp", "ep", "dp", "replica", "pp", "host", "nvme", CPU)  # by priority in explaining an idle moment
+PHASES = ("forward", "backward", "recompute", "optimizer")
+EXPOSED = tuple(f"{axis} exposed" for axis in AXES)
+COMPONENTS = (*PHASES, *EXPOSED, "launch", "slowdown", "bubble", "wait")
+
+Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
+
+
+def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
+    """Per lane: seconds by component of COMPONENTS; they add up to the step exactly."""
+    incoming = _incoming(timeline)
+    return [_breakdown(timeline, lane, incoming[lane]) for lane in range(len(timeline.lanes))]
+
+
+def breakdown(timeline: Timeline) -> dict[str, float]:
+    """Seconds by component, mean over all ranks."""
+    return mean_breakdown(timeline, breakdowns(timeline))
+
+
+def mean_breakdown(timeline: Timeline, per_lane: list[dict[str, float]]) -> dict[str, float]:
+    """Mean over all ranks of `per_lane` (see `breakdowns`), in seconds; the largest component takes the rounding, so that the sum
+    is the step.
+    """
+    world = sum(lane.ranks for lane in timeline.lanes)
+    pairs = list(zip(timeline.lanes, per_lane, strict=True))
+    mean = {name: sum(lane.ranks * parts[name] for lane, parts in pairs) / world for name in COMPONENTS}
+    largest = max(mean, key=lambda name: mean[name])
+    mean[largest] += timeline.step - sum(mean.values())
+    return mean
+
+
+def busy_seconds(timeline: Timeline, per_lane: list[dict[str, float]]) -> list[float]:
+    """By pipeline stage: seconds in which a rank's compute stream does not wait for other stages, mean over its ranks.
+
+    per_lane: see `breakdowns`.
+    """
+    total: dict[int, list[float]] = {}
+    for number, (lane, parts) in enumerate(zip(timeline.lanes, per_lane, strict=True)):
+        spent = sum(seconds for name, seconds in parts.items() if name not in ("bubble", "pp exposed", "wait"))
+        sums = total.setdefault(timeline.stage(number), [0.0, 0.0])
+        sums[0] += lane.ranks * spent
+        sums[1] += lane.ranks
+    return [total[stage][0] / total[stage][1] for stage in sorted(total)]
+
+
+def _incoming(timeline: Timeline) -> list[list[Transfer]]:
+    """Per lane, sorted: the transfers that its compute stream may wait for, its collectives and what is sent to it."""
+    result: list[list[Transfer]] = [[] for _ in timeline.lanes]
+    first: dict[int, int] = {}  # by cohort
+    for number, lane in enumerate(timeline.lanes):
+        first.setdefault(lane.cohort, number)
+    for number, lane in enumerate(timeline.lanes):
+        for op_number, op in timeline.played(number):
+            if op.stream == COMPUTE or isinstance(op.work, Block):
+                continue
+            target = first[op.work.to] + number - first[lane.cohort] if isinstance(op.work, Send) else number
+            result[target].append((timeline.start[op_number], timeline.end[op_number], AXES.index(op.work.axis)))
+    for transfers in result:
+        transfers.sort()
+    return result
+
+
+def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[str, float]:
+    parts = dict.fromkeys(COMPONENTS, 0.0)
+    cursor, next_transfer, slowed, busy = timeline.begin(lane), 0, 0.0, 0.0
+    finish = cursor + timeline.step
+    blocks: dict[int, tuple[Fused, int]] = {}  # each distinct block cost and how often it ran
+    costs, start, end, stretch = timeline.cost, timeline.start, timeline.end, timeline.stretch
+    for number, op in timeline.ops(lane):
+        if op.stream != COMPUTE:
+            continue
+        if start[number] > cursor:
+            hosted, idle = _cause_of_idle(timeline, number, op, lane)
+            if hosted > cursor:
+                next_transfer = _explain(parts, cursor, min(hosted, start[number]), incoming, next_transfer, "launch")
+            if start[number] > max(cursor, hosted):
+                next_transfer = _explain(parts, max(cursor, hosted), start[number], incoming, next_transfer, idle)
+        cursor = end[number]
+        cost = costs[number]
+        if isinstance(cost, Fused):
+            blocks[id(cost)] = cost, blocks.get(id(cost), (cost, 0))[1] + 1
+            slowed += stretch[number]
+            busy += cursor - start[number]
+        else:
+            parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
+    if finish > cursor:
+        end_of_all = "bubble" if timeline.program.grid.degree("pp") > 1 else "wait"
+        _explain(parts, cursor, finish, incoming, next_transfer, end_of_all)
+    for cost, count in blocks.values():
+        for (name, _), seconds in cost.parts.items():
+            parts[name if name in COMPONENTS else f"{name} exposed"] += count * seconds
+    parts["slowdown"] += slowed
+    parts["launch"] += busy - slowed - sum(count * cost.busy for cost, count in blocks.values())
+    return parts
+
+
+def _cause_of_idle(timeline: Timeline, number: int, op: Op, lane: int) -> tuple[float, str]:
+    """Why compute was idle before an op: until when the host had not launched what it waits for; the component of the rest."""
+    cohort, base = timeline.lanes[lane].cohort, timeline.offset[lane]
+    hosted, between_stages = timeline.launched[number] if isinstance(timeline.cost[number], Priced) else 0.0, False
+    for ref in op.after:
+        if ref.cohort != cohort:
+            between_stages = True
+            continue
+        between_stages = between_stages or _joins_stages(timeline, ref)
+        if isinstance(timeline.cost[base + ref.op], Priced):
+            hosted = max(hosted, timeline.launched[base + ref.op])
+    return hosted, "bubble" if between_stages else "wait"
+
+
+def _joins_stages(timeline: Timeline, ref: Ref) -> bool:
+    """Whether an op is a collective between two stages."""
+    work = timeline.program.cohorts[ref.cohort].ops[ref.op].work
+    return isinstance(work, Collective) and work.cohorts is not None
+
+
+def _explain(parts: dict[str, float], start: float, end: float, incoming: list[Transfer], ended: int, idle: str) -> int:
+    """Add the idle time from start to end to the axis whose transfer was going on, the rest to `idle`.
+
+    ended: how many transfers have ended before; returns how many have now, so that the next search starts there.
+    """
+    count = len(incoming)
+    while ended < count and incoming[ended][1] <= start:
+        ended += 1
+    during, at = [], ended
+    while at < count and incoming[at][0] < end:
+        if incoming[at][1] > start:
+            during.append(incoming[at])
+        at += 1
+    if not during:
+        parts[idle] += end - start
+        return ended
+    if len(during) == 1:
+        first, last, axis = during[0]
+        shown = min(last, end) - max(first, start)
+        parts[EXPOSED[axis]] += shown
+        parts[idle] += end - start - shown
+        return ended
+    changes: dict[float, Counter[int]] = {start: Counter(), end: Counter()}  # by time, how many more transfers of each axis
+    for first, last, axis in during:
+        changes.setdefault(max(first, start), Counter())[axis] += 1
+        changes.setdefault(min(last, end), Counter())[axis] -= 1
+    going_on: Counter[int] = Counter()
+    for left, right in pairwise(sorted(changes)):
+        going_on.update(changes[left])
+        axes = [axis for axis, count in going_on.items() if count > 0]
+        parts[EXPOSED[min(axes)] if axes else idle] += right - left
+    return ended

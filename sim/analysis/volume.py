@@ -1,0 +1,32 @@
+"""What ranks send in a step, by axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from sim.pricing.algorithm_choice import Priced
+from sim.program import CPU, Block, Op
+from sim.timeline import Timeline
+
+
+def volumes(timeline: Timeline) -> list[dict[str, tuple[float, float]]]:
+    """Per lane: axis -> (bytes, elements) that one of its ranks sends in the step."""
+    result: list[dict[str, tuple[float, float]]] = [{} for _ in timeline.lanes]
+    for lane, number, op, count in timeline.distinct:
+        volume = result[lane]
+        for axis, size, elements in _sent(timeline, number, op, timeline.lanes[lane].cohort):
+            before = volume.get(axis, (0.0, 0.0))
+            volume[axis] = (before[0] + count * size, before[1] + count * elements)
+    return result
+
+
+def _sent(timeline: Timeline, number: int, op: Op, cohort: int) -> Iterator[tuple[str, float, float]]:
+    """(axis, bytes, elements) of each communication of an op."""
+    if isinstance(op.work, Block):
+        for repeats, collective in timeline.op_costs.collectives_of(op.work):
+            size = repeats * timeline.op_costs.collective(collective, cohort).sent
+            yield collective.axis, size, size / collective.width
+    elif op.work.axis != CPU:
+        size = cast(Priced, timeline.cost[number]).sent
+        yield op.work.axis, size, size / op.work.width
