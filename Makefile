@@ -37,7 +37,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/ready  ## the pictures of the README, and the pages about strategies
+docs: $(VENV)/ready  ## pictures and pages of docs/ that the program writes
 	$(BIN)/python -m reports.guide
 	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/docs
 	cp out/docs/gantt.png docs/gantt.png

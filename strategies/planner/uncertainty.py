@@ -48,7 +48,7 @@ BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forwa
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
 NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
 COMPOSITION = 0.08  # of the step, from prices that were all measured on the machine: jobs executed on a CPU, 18 strategies with a
-# median error of 2.6 %, 10 of another model's shape with 8.1 % (README), as root mean square of the two normal distributions
+# median error of 2.6 %, 10 of another model's shape with 8.1 %, as root mean square of the two normal distributions
 
 # Of 2,771 pairs of plans of one model on the same A100 with the same batch (vTrain's 386 rows) 372 were predicted less than TIE
 # apart: ORDERED of them came out in that order; of the 333 that were 10 to 20 % apart 86 %, of the 2,066 others 99.7 %.
