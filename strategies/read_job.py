@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from strategies.frameworks import Found, frameworks
+from strategies.frameworks.settings import Found, frameworks
 from strategies.job import Job
 from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model

@@ -167,7 +167,7 @@ def examples(part: int) -> dict[str, str]:
     """Half of the examples, played, and exported to each framework."""
     from shardyard import read_job
     from strategies.export import export
-    from strategies.frameworks import frameworks
+    from strategies.frameworks.settings import frameworks
 
     answers = {}
     for path in sorted((ROOT / "examples").rglob("*.yaml"))[part::2]:

@@ -1,12 +1,13 @@
 """A registry is a dictionary filled by a decorator: adding a thing is writing a function, no other file changes.
 
 `Registry("schedule", package="strategies.schedules")` imports every module of that folder when it is first asked for a name, so a
-new file is found by being there.
+new file is found by being there; with `module="settings"` the file settings.py of every folder in it that has one.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -19,9 +20,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Named things of one sort, e.g. schedules. `sort` is the word used in error messages."""
 
-    def __init__(self, sort: str, package: str | None = None) -> None:
+    def __init__(self, sort: str, package: str | None = None, module: str = "") -> None:
         self.sort = sort
-        self._package = package
+        self._package, self._module = package, module
         self._things: dict[str, T] = {}
 
     def __call__(self, name: str) -> Callable[[T], T]:
@@ -56,4 +57,7 @@ class Registry(Generic[T]):
         package = importlib.import_module(self._package)
         self._package = None
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+            if not self._module:
+                importlib.import_module(f"{package.__name__}.{module.name}")
+            elif module.ispkg and importlib.util.find_spec(f"{package.__name__}.{module.name}.{self._module}"):
+                importlib.import_module(f"{package.__name__}.{module.name}.{self._module}")

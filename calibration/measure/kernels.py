@@ -152,7 +152,7 @@ def _logits(x: Tensor) -> Tensor:
 
 
 # kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes); names and counts are
-# those of strategies.layers.elementwise where the simulator prices the operator itself
+# those of strategies.frameworks.passes where the simulator prices the operator itself
 MEMORY: dict[str, tuple[Pass, float]] = {
     "copy": (_forward(torch.clone), 2), "scale": (_forward(lambda x: x * 0.5), 2),
     "accumulate": (_forward(lambda x: x.add_(1e-6)), 2),

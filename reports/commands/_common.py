@@ -32,7 +32,7 @@ def figure_option(name: str, about: str) -> Callable[[Callable[..., Any]], Calla
 
 def framework_names() -> list[str]:
     """The frameworks whose settings are read and written, without importing them."""
-    return sorted(path.stem for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("[!_]*.py"))
+    return sorted(path.parent.name for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("*/settings.py"))
 
 
 def job_options(command: Any) -> Any:

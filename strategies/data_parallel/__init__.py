@@ -19,6 +19,7 @@ class Declaration:
 
     flat: ClassVar[bool] = False  # whether gradients live in a buffer of its own, which stays
     of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
+    whole_gradients: ClassVar[bool] = False  # whether a framework may go over whole gradients before they are reduced
     of_megatron: ClassVar[bool] = False  # whether Megatron-LM has it too, with buckets of its own
 
     local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise

@@ -26,7 +26,6 @@ from strategies.plan.resolved import Resolved
 
 MIB = 2.0**20
 PYTORCH, FIRST = 25 * MIB, 1 * MIB  # bytes
-MEGATRON, MEGATRON_PER_RANK = 40e6, 1e6  # parameters
 
 
 class Cut(NamedTuple):
@@ -67,17 +66,15 @@ class Limits(NamedTuple):
 
 def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     """Of the stage that is chunk `chunk` of pipeline rank `rank`."""
-    fields, width, hook = plan, plan.bytes_per_gradient, hooks[plan.data_parallel]
-    if fields.deepspeed is not None:
-        return Limits(fields.deepspeed.reduce_bucket_size, fields.deepspeed.reduce_bucket_size, fits=True)
-    if fields.bucket is not None:
-        return Limits(fields.bucket / width, fields.bucket / width)
-    if hook.of_megatron and fields.kernels in ("megatron", "apex"):
+    width, hook = plan.bytes_per_gradient, hooks[plan.data_parallel]
+    if plan.deepspeed is not None:
+        return Limits(plan.deepspeed.reduce_bucket_size, plan.deepspeed.reduce_bucket_size, fits=True)
+    if plan.bucket is not None:
+        return Limits(plan.bucket / width, plan.bucket / width)
+    if hook.of_megatron:
         first = (rank == 0 or "gradient" in hook.shards) and chunk == 0
-        if not fields.overlap or (fields.kernels == "megatron" and not first):
-            return Limits(math.inf, math.inf)
-        if fields.kernels == "megatron":
-            size = max(MEGATRON, MEGATRON_PER_RANK * plan.dp)
+        size = plan.kernel_set.bucket(plan.overlap, first, plan.dp)
+        if size is not None:
             return Limits(size, size)
     return Limits((FIRST if hook.of_ddp else PYTORCH) / width, PYTORCH / width)
 

@@ -26,7 +26,7 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
-    scatters = flat = of_megatron = True
+    scatters = flat = of_megatron = whole_gradients = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
@@ -79,6 +79,7 @@ class Zero2(Zero1):
     """Sharded optimizer states and gradients."""
 
     shards = frozenset({"optimizer", "gradient"})
+    whole_gradients = False
 
     def __init__(self) -> None:
         self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet

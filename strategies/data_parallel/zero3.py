@@ -32,7 +32,6 @@ from strategies.lowering.stage import Stage, in_buckets
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 
-AFTER_LOSS = ("torch", "compiled")  # kernels with which the loss is outside of what FSDP gathers parameters for
 Compute = Callable[[Stage, int, int, tuple[Ref, ...]], Ref]  # adds a pass of one part: stage, microbatch, part, after
 
 
@@ -112,7 +111,7 @@ class Zero3(Hook):
     @classmethod
     def in_turn(cls, plan: Plan) -> bool:
         """Every part waits for its gather, and the next gather for the part; PyTorch and DeepSpeed gather ahead."""
-        return plan.kernels != "torch" and plan.deepspeed is None
+        return not plan.kernel_set.prefetches_backward and plan.deepspeed is None
 
     def update(self, stage: Stage) -> None:
         """Update the own shard; parameters are gathered when next used."""
@@ -127,7 +126,7 @@ class Zero3(Hook):
 
     def _pass(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], order: Sequence[int], compute: Compute) -> Ref:
         gathering, overlap, backward = self._of(stage), stage.plan.overlap, compute != self._forward
-        ahead = overlap or (backward and stage.plan.kernels == "torch")
+        ahead = overlap or (backward and stage.plan.kernel_set.prefetches_backward)
         there = gathering.kept or stage.number in self._whole or not gathering.options.coalesced
         stays = self._keeps if backward else not stage.plan.reshard
         (self._whole.add if stays else self._whole.discard)(stage.number)
@@ -163,7 +162,7 @@ class Zero3(Hook):
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
-        if stage.plan.kernels not in AFTER_LOSS:
+        if not stage.plan.of_pytorch:  # whose loss is outside of what FSDP gathers parameters for
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
         return sum(size for part in parts for _, size in self._of(stage).whole(part))
@@ -258,7 +257,7 @@ class Zero3(Hook):
             return
         if stage.plan.deepspeed is None:
             gradient = self._gradient(stage, part)
-            if lingers and part and stage.plan.kernels == "torch" and not stage.plan.overlap:
+            if lingers and part and stage.plan.kernel_set.prefetches_backward and not stage.plan.overlap:
                 gradient, self._lingering = (), gradient
             self._of(stage).made(part, after)
             self._send(stage, self._of(stage).elements(part), after, gradient)
@@ -308,4 +307,4 @@ def _tied(stage: Stage) -> bool:
     gradient is reduced after the embedding's.
     """
     plan = stage.plan
-    return stage.model.tied and stage.model.head and plan.kernels == "torch" and plan.pp == 1 and plan.deepspeed is None
+    return stage.model.tied and stage.model.head and plan.kernel_set.eager and plan.pp == 1 and plan.deepspeed is None

@@ -1,102 +1,107 @@
-"""Settings of training frameworks: one file each, which reads them as a job and writes a job as them.
+"""Training frameworks: a folder each, with its kernels and habits (`kernels.py`) and its settings (`settings.py`).
 
-A reader returns fields of a job and says which keys it did not use: `Keys` remembers what was asked for. A writer says what it
-can; what it cannot is found by reading the settings again, and comparing (`strategies.export`).
+`kernel_sets` has what runs between matrix products, by the name that `plan.kernels` says. A set is asked what it does; nobody
+compares its name. What is written here is what most do, Megatron-LM's fused kernels; a folder says what is otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import ClassVar, Literal
 
-from strategies.job import Job
-from strategies.models.importers import Reader
-from strategies.plan.options import Offload
+from strategies.frameworks.passes import FLOAT, Passes, Ways, complex_rotary, persistent_norm, reduce, stream
 from topologies.registry import Registry
 
-EVERYTHING = Offload.model_validate({"optimizer": "cpu", "parameters": "cpu"})  # FSDP's CPU offload
+TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # its fp8 scalings
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a file of settings says: fields of a plan and of a model, the number of nodes and of all GPUs where it has them; what
-    was ignored, and what else a reader should know.
-    """
+class KernelSet:
+    """What a framework runs between matrix products, what autograd keeps for it, and the habits that come with it."""
 
-    where: str
-    plan: dict[str, Any]
-    model: dict[str, Any] = field(default_factory=dict)
-    nodes: int | None = None
-    gpus: int | None = None
-    ignored: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    of_pytorch: ClassVar[bool] = False  # the model is written in PyTorch's operators: gradients are parameters' .grad
+    eager: ClassVar[bool] = False  # an operator is a kernel, and keeps what it needs for backward
+    compiled: ClassVar[bool] = False  # compiled functions launch the kernels, and read what autograd would have added up before
+    prefetches_backward: ClassVar[bool] = False  # zero3: FSDP2's backward prefetch, which it has without overlap too
+    pipeline_buffers: ClassVar[bool] = False  # pipeline stages hold buffers for what they receive
 
+    accumulates_in_products: ClassVar[bool] = False  # products add weight gradients to those before
+    beside_products: ClassVar[Literal["none", "weight_gradient", "pieces"]] = "none"  # the default of plan.overlap_tp
+    refused_overlaps: ClassVar[Mapping[str, str]] = {}  # plan.overlap_tp that cannot be: why
 
-@dataclass(frozen=True)
-class Written:
-    """Settings for one framework: the text of its file, the line that starts it, and what has to be added by hand."""
+    fp8_scalings: ClassVar[tuple[str, ...]] = ()  # none: no fp8
+    torchao: ClassVar[bool] = False  # fp8 is torchao's; otherwise Transformer Engine's
+    fp8_experts: ClassVar[bool] = False  # experts multiply in fp8, and fp8.dispatch and what is stored are written down
+    fp8_gathers: ClassVar[tuple[str, ...]] = ("zero1", "zero2", "zero3")  # hooks that gather parameters in fp8
 
-    text: str
-    launch: str
-    more: tuple[str, ...] = ()
+    deterministic: ClassVar[bool] = False  # plan.deterministic is written down
+    persistent_norm: ClassVar[bool] = False  # plan.persistent_norm is a choice
+    sequences_first: ClassVar[bool] = False  # FlashAttention-2 is given sequences first, which copies there and back
+    weighs_before_combining: ClassVar[bool] = False  # results of experts are weighted inside their products
+    early_cublas: ClassVar[bool] = False  # cuBLAS before CUDA 11.7
+    adds_qkv_bias: ClassVar[bool] = False  # by a kernel of its own
+    scales_score_gradients: ClassVar[bool] = False  # by kernels of their own
+    small_kernels: ClassVar[bool] = False  # batches, masks and losses are handled by many kernels of hardly any bytes
+    softmax_rows: ClassVar[int] = 1  # rows that the fused softmax takes at a time; other numbers are left to PyTorch
 
+    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+        """A norm over features, per element. persistent: `plan.persistent_norm`."""
+        return persistent_norm(width)
 
-@dataclass(frozen=True)
-class Framework:
-    """How one framework's settings are read and written. file: the usual name of its file; script: fields of the plan that it
-    leaves to the training script.
-    """
+    def gate(self, width: float) -> Ways:
+        """A gated activation, per element of its result."""
+        return Ways(stream(3 * width), stream(5 * width))
 
-    file: str
-    read: Callable[[Path], Found]
-    write: Callable[[Job], Written]
-    script: tuple[str, ...] = ()
+    def rotary(self, width: float, in_complex: bool = False) -> Ways:
+        """Rotary embedding of queries and keys, per element. in_complex: `plan.complex_rotary`."""
+        return complex_rotary(width) if in_complex else self.real_rotary(width)
 
+    def real_rotary(self, width: float) -> Ways:
+        """The same without complex numbers."""
+        return Ways(stream(2 * width), stream(2 * width))
 
-class Keys(Reader):
-    """The keys of one (nested) section of a file; what was not asked for is ignored and said so."""
+    def residual(self, width: float, mask: bool) -> Ways:
+        """Bias, dropout with a mask of a byte per element, and the sum with the residual stream."""
+        return Ways(stream(3 * width + mask), dropout_backward(width, mask))
 
-    def __init__(self, data: Mapping[str, Any], where: str, prefix: str = "") -> None:
-        super().__init__(data, where)
-        self._prefix = prefix
-        self._sections: dict[str, Keys] = {}
+    def softmax(self, causal: bool, width: float) -> Ways:
+        """Scale, mask and softmax of scores, per score. A fused causal one loads what the mask leaves, half, and stores whole
+        rows (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); backward, it loads half of gradient and result.
+        """
+        read = 0.5 if causal else 1.0
+        mask = 0.0 if causal else 1.0  # a byte per score is read where some are padding
+        return Ways(reduce((read + 1) * width + mask), reduce((2 * read + 1) * width))
 
-    def section(self, key: str) -> Keys:
-        """The mapping under `key`; empty when it is not there."""
-        from topologies.reading import UserError, shown
+    def loss(self, width: float) -> Ways:
+        """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
+        exponentials and their sum, one that divides; the gradient is made from the probabilities.
+        """
+        first = width + FLOAT * (width != FLOAT)
+        return Ways(reduce(first, 2 * FLOAT, 2 * FLOAT), stream(FLOAT + width))
 
-        value = self.value(key) or {}
-        if not isinstance(value, Mapping):
-            raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} must be a mapping")
-        return self._sections.setdefault(key, Keys(value, self.where, f"{self._prefix}{key}."))
+    def bucket(self, overlap: bool, first: bool, dp: int) -> float | None:
+        """Parameters whose gradients are reduced at once, unless the plan says; None: as PyTorch's DDP. first: the first chunk of
+        the first pipeline rank.
+        """
+        return None
 
-    def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
-        """What `known` makes of the value, or of `absent` when the key is not there. Raises UserError for another value."""
-        from topologies.reading import UserError, shown
-
-        value = self.value(key, absent)
-        is_truth = isinstance(value, bool) and not any(key is value for key in known)  # which equals 0 or 1 in Python
-        if isinstance(value, list | dict) or is_truth or value not in known:
-            names = ", ".join(str(name) for name in known)
-            raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} is not known here; known: {names}")
-        return known[value]
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Dotted names of keys that say something and that nobody asked for, sorted."""
-        own = [self._prefix + key for key, value in self._data.items() if key not in self.read and value not in (None, {}, [])]
-        return tuple(sorted([*own, *(key for section in self._sections.values() for key in section.ignored)]))
-
-
-def of_pytorch(plan: dict[str, Any], compiled: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The plan of a framework whose models are PyTorch's own operators, with its kernels, and what a reader should know."""
-    unknown = [name for name, there in (("recompute=selective", plan.get("recompute") == "selective"),
-                                        ("cp", plan.get("cp", 1) > 1)) if there]  # fmt: skip
-    said = f"kernels=compiled in place of PyTorch's own operators, which are not simulated with {' and '.join(unknown)}"
-    remarks = (said,) if unknown and not compiled else ()
-    return plan | {"kernels": "compiled" if compiled or unknown else "torch"}, remarks
+    def before_reduction(self, gradient: int, joined: bool, copies: int, checked: bool, averaged: bool) -> list[tuple[str, int]]:
+        """Kernels on a rank's whole gradients of `gradient` bytes before they are summed over `copies` ranks: names, bytes per
+        parameter. joined: gradients of the parameters' type, each by itself; checked, averaged: `plan.check_gradients`,
+        `plan.average_in_collective`.
+        """
+        return []
 
 
-frameworks: Registry[Framework] = Registry("framework", package="strategies.frameworks")
+def dropout_backward(width: float, mask: bool) -> Passes:
+    """Without dropout the gradient passes unchanged."""
+    return stream(2 * width + 1) if mask else ()
+
+
+kernel_sets: Registry[type[KernelSet]] = Registry("kernels", package="strategies.frameworks", module="kernels")
+
+
+@lru_cache(maxsize=64)
+def kernel_set(name: str) -> KernelSet:
+    """The set of that name. Raises UserError for an unknown one."""
+    return kernel_sets[name]()

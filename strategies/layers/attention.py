@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.program import Kernel
+from strategies.frameworks import passes
 from strategies.layers import eager
-from strategies.layers import elementwise as passes
 from strategies.layers.context_parallel import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent_attention import projections
 from strategies.layers.operators import Operator, column_linear, pointwise, rotary, row_linear
 from strategies.layers.rank_shapes import RankShapes
-from strategies.plan.computing import Kernels
 
 CORE = ("core_attn",)
 E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
@@ -29,7 +28,7 @@ def attention(share: RankShapes) -> list[Operator]:
     flash = share.resolved.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
     core = _unpadded(share, core) if share.resolved.unpad else core
-    if (share.resolved.kernels, share.resolved.attention, share.cp) == ("megatron", "flash2", 1):
+    if share.kernels.sequences_first and (share.resolved.attention, share.cp) == ("flash2", 1):
         core = _sequences_first(share, core)
     after = row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)
     return [*before, *core, *_output(share, after)]
@@ -40,7 +39,7 @@ def _output(share: RankShapes, after: Operator) -> list[Operator]:
     (Transformer Engine's DotProductAttention); DeepSeek-V3 keeps 12 bits for both (arXiv:2412.19437, section 3.3.3).
     """
     plan = share.resolved
-    if plan.fp8 is None or not plan.fused_attention or plan.kernels == "compiled":
+    if plan.fp8 is None or not plan.fused_attention or share.kernels.torchao:
         return [after]
     results = share.tokens * share.heads * share.model.v_head_dim
     if plan.fp8.attention_output == "bf16":
@@ -58,7 +57,7 @@ def _projections(share: RankShapes) -> list[Operator]:
     local = (share.heads + 2 * share.kv_heads) * dim
     plan, parts = share.resolved, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
-    apart = plan.kernels == "compiled" or plan.separate_products
+    apart = share.kernels.compiled or plan.separate_products
     joined = () if apart else (2 * share.element * (queries + 2 * keys),)
     pieces = [
         column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
@@ -193,7 +192,7 @@ def _materialised(share: RankShapes) -> list[Operator]:
         pieces.append(
             Operator((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries})
         )
-    ways = passes.softmax(_softmax_kernels(share), share.model.family == "decoder", element)
+    ways = _softmax(share)
     softmax = Operator(
         forward=share.run("softmax", "forward", scores, ways.forward),
         input_gradient=share.run("softmax", "backward", scores, ways.backward),
@@ -202,7 +201,7 @@ def _materialised(share: RankShapes) -> list[Operator]:
         temporary=2 * element * scores,
     )
     product = _product(share, "scores", sequence, dim, {"queries": queries, **inputs})
-    scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if plan.kernels == "apex" else ()
+    scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if share.kernels.scales_score_gradients else ()
     pieces += [
         Operator(input_gradient=scaled, modules=CORE),
         _biased(share, product, element * scores) if share.model.positions == "alibi" else product,
@@ -236,12 +235,13 @@ def _biased(share: RankShapes, product: Operator, scores: float) -> Operator:
     return replace(product, forward=(share.memory("alibi", "forward", scores), replace(kernel, bytes=kernel.bytes + scores)))
 
 
-def _softmax_kernels(share: RankShapes) -> Kernels:
+def _softmax(share: RankShapes) -> passes.Ways:
     """Megatron-LM's fused softmax takes four rows of scores at a time, one of four heads or sequences; other numbers of them on a
     rank are left to PyTorch (megatron/model/fused_softmax.py, is_kernel_available).
     """
-    kernels = share.resolved.kernels
-    return "torch" if kernels in ("apex", "megatron") and share.batch * share.heads % 4 else kernels
+    if share.batch * share.heads % share.kernels.softmax_rows:
+        return passes.pytorch_softmax(share.element)
+    return share.kernels.softmax(share.model.family == "decoder", share.element)
 
 
 def _product(share: RankShapes, label: str, columns: int, depth: int, saved: dict[str, int]) -> Operator:

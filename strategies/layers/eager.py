@@ -14,16 +14,19 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare 
 from __future__ import annotations
 
 from sim.program import Kernel
-from strategies.layers import elementwise as passes
+from strategies.frameworks import passes
+from strategies.frameworks.pytorch.kernels import PyTorch
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.tensor_overlap import Items
+
+PYTORCH = PyTorch()
 
 
 def gated(share: RankShapes, columns: int) -> Operator:
     """silu(gate) · up of `columns` features each: one operator and a product."""
     elements = share.tokens * columns
-    width, ways = share.element * elements, passes.gate("torch", share.element)
+    width, ways = share.element * elements, PYTORCH.gate(share.element)
     return Operator(
         forward=share.run("activation", "forward", elements, ways.forward),
         input_gradient=share.run("activation", "backward", elements, ways.backward),
@@ -34,7 +37,7 @@ def gated(share: RankShapes, columns: int) -> Operator:
 
 def rotary(share: RankShapes, elements: int) -> Operator:
     """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
-    ways = passes.rotary("torch", share.element, share.resolved.complex_rotary)
+    ways = PYTORCH.rotary(share.element, share.resolved.complex_rotary)
     return Operator(
         forward=share.run("rotary", "forward", elements, ways.forward),
         input_gradient=share.run("rotary", "backward", elements, ways.backward),
@@ -52,7 +55,7 @@ def loss(share: RankShapes) -> Operator:
     def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
         return share.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * one) for one in moved))
 
-    ways = passes.loss("torch", share.element)
+    ways = PYTORCH.loss(share.element)
     parallel = share.tp > 1
     forward: Items = share.run("loss", "forward", logits, ways.forward)
     backward: Items = share.run("loss", "backward", logits, ways.backward)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strategies.frameworks import passes
 from strategies.layers import eager
-from strategies.layers import elementwise as passes
 from strategies.layers.operators import Operator, column_linear, norm, pointwise, whole_linear
 from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.small_kernels import lookup, mean, targets
@@ -85,7 +85,7 @@ def head(share: RankShapes) -> list[Operator]:
         matrix = column_linear(share, "head", model.padded_vocabulary, model.head_bias, share.rows)
         if model.tied:  # counted with the embedding
             matrix = replace(matrix, shapes=matrix.shapes[1:], tied=matrix.shapes[:1])
-        made_by = share.resolved.loss or share.resolved.kernels
+        made_by = share.resolved.loss or ("torch" if share.eager else "")
         loss = {"fused": _fused_loss, "torch": eager.loss}.get(made_by, _loss)(share)
         before, after = targets(share), mean(share)
         forward = before.forward + loss.forward + after.forward + _metrics(share)
@@ -105,7 +105,7 @@ def _fused_loss(share: RankShapes) -> Operator:
 
 def _metrics(share: RankShapes) -> Items:
     """Cross-entropy that is only looked at: llm-foundry's come after the backward pass, when there is room for their copies."""
-    logits, ways = share.tokens * share.rows, passes.loss("torch", share.element)
+    logits, ways = share.tokens * share.rows, passes.pytorch_loss(share.element)
     return share.run("loss metrics", "forward", logits, ways.forward) * share.resolved.loss_metrics
 
 
@@ -120,7 +120,7 @@ def _loss(share: RankShapes) -> Operator:
     }
     plan = share.resolved
     operators = plan.loss == "operators" or plan.deterministic  # which Megatron-LM does not let be fused
-    ways = passes.loss("apex" if operators else plan.kernels, share.element)
+    ways = passes.operator_loss(share.element) if operators else share.kernels.loss(share.element)
     made = share.made("loss", "forward", FLOAT * logits) if cast else ()
     kernels = (*made, *share.run("loss", "forward", logits, ways.forward))
     gradient = share.made("loss", "backward", share.element * logits) if cast else ()

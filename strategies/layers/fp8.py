@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strategies.layers.elementwise import Pass, Passes
+from strategies.frameworks.passes import Pass, Passes
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 from strategies.plan.options import FP8_WIDTH, Fp8
@@ -87,7 +87,7 @@ class Fp8Products:
     @property
     def engine(self) -> bool:
         """Transformer Engine in place of torchao."""
-        return self.share.resolved.kernels != "compiled"
+        return not self.share.kernels.torchao
 
     @property
     def kept(self) -> int:

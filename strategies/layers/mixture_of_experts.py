@@ -130,7 +130,7 @@ def _combine(share: RankShapes, rows: _Rows) -> Operator:
     """Add the results of each token's experts; backward, copy the gradient. Where results are weighted here, backward reads them
     too.
     """
-    hidden, weighs, narrow = share.model.hidden, share.resolved.kernels != "megatron", _narrow(share)
+    hidden, weighs, narrow = share.model.hidden, not share.kernels.weighs_before_combining, _narrow(share)
     copies, tokens = hidden * rows.own, hidden * share.parted
     there, back = _moved(share, rows, "combine")
     cast = Fp8Products(share, "combine", 0, 0, _early(share)).gradient(tokens)
@@ -153,7 +153,7 @@ def _experts(share: RankShapes, rows: _Rows, label: str, inputs: int, outputs: i
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
     bias, tp = share.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
-    narrow = Fp8Products(share, label, n, k, share.resolved.kernels == "megatron", rows.experts)
+    narrow = Fp8Products(share, label, n, k, share.kernels.fp8_experts, rows.experts)
     product, *adding = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, narrow.dtype)
     sums = (share.reduction(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
     parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)

@@ -120,7 +120,7 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
     if model.latent is not None and (plan.cp > 1 or not plan.fused_attention):
         rule = f"latent attention with cp={plan.cp}, attention={plan.attention} is not simulated yet: only cp=1, flash is"
         yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
-    if plan.kernels == "torch":
+    if plan.kernel_set.eager:
         yield from _unknown_eager(model, plan)
     if model.norms != 2:
         yield f"norms={model.norms} is not simulated yet: layers must have 2 norms"
@@ -137,4 +137,6 @@ def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
         "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
         "recompute=selective": plan.recompute == "selective",
     }  # fmt: skip
-    yield from (f"kernels=torch is not simulated with {what}: use kernels=megatron" for what, there in unknown.items() if there)
+    yield from (
+        f"kernels={plan.kernels} is not simulated with {what}: use kernels=megatron" for what, there in unknown.items() if there
+    )

@@ -3,7 +3,7 @@
 A piece says once what it runs forward, what it runs backward, which tensors it keeps in between, and which parameters it holds;
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
-Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.layers.elementwise`;
+Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.frameworks`;
 what PyTorch's own operators keep is in `strategies.layers.eager`):
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sim.program import Kernel
-from strategies.layers import elementwise as passes
+from strategies.frameworks import passes
 from strategies.layers.fp8 import Fp8Products
 from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.tensor_overlap import Items, beside
@@ -108,7 +108,7 @@ def column_linear(
     whole: Items = ()
     if share.overlap("weight_gradient") and not share.gathers_once:
         whole = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
-    apart = bias and label == "qkv" and share.resolved.kernels == "apex"
+    apart = bias and label == "qkv" and share.kernels.adds_qkv_bias
     added = (share.memory(f"{label} bias", "forward", 2 * share.element * tokens * local),) if apart else ()
     return Operator(
         forward=(*result, *_multiplied(share, narrow, gather, taken, products, inside), *added),
@@ -147,7 +147,7 @@ def _added(share: RankShapes, label: str, size: int, ways: int) -> tuple[Kernel,
     """The sum of an input's gradients of `size` bytes that come from several products; torch.compile adds them up in the kernel
     that takes them, which then reads more.
     """
-    if share.resolved.kernels == "compiled":
+    if share.kernels.compiled:
         return (share.memory(f"{label} gradients", "backward", (ways - 1) * size),) * (ways > 1)
     return (share.memory(f"{label} gradients", "backward", 3 * size),) * (ways - 1)
 
@@ -209,9 +209,9 @@ def norm(share: RankShapes, label: str, residual: bool = False, source: str = ""
     """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add."""
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
-    kernels, elements = share.resolved.kernels, share.parted * features
-    ways = passes.norm(kernels, share.model.norm == "rmsnorm", share.element, share.resolved.persistent_norm)
-    apart = residual and kernels != "compiled"
+    kernels, elements = share.kernels, share.parted * features
+    ways = kernels.norm(share.model.norm == "rmsnorm", share.element, share.resolved.persistent_norm)
+    apart = residual and not kernels.compiled
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     kept = {source or f"{label} input": size}
     if share.eager:
@@ -236,7 +236,7 @@ def norm(share: RankShapes, label: str, residual: bool = False, source: str = ""
 
 def residual(share: RankShapes, label: str) -> Operator:
     """Bias, dropout and residual addition. The mask has a byte per element."""
-    ways = passes.residual(share.resolved.kernels, share.element, share.dropout)
+    ways = share.kernels.residual(share.element, share.dropout)
     forward, backward = (
         share.run(label, "forward", share.stream, ways.forward),
         share.run(label, "backward", share.stream, ways.backward),
@@ -258,8 +258,8 @@ def pointwise(share: RankShapes, label: str, read: int, written: int, saved: str
 def activation(share: RankShapes, label: str, elements: int, saved: str) -> Operator:
     """The activation of an MLP of so many results; a gate beside it doubles what is read."""
     plain = pointwise(share, label, elements * (2 if share.model.gated else 1), elements, saved)
-    kernels, width = share.resolved.kernels, share.element
-    ways = passes.gate(kernels, width) if share.model.gated else passes.gelu(width)
+    width = share.element
+    ways = share.kernels.gate(width) if share.model.gated else passes.gelu(width)
     forward, backward = (share.run(label, phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True))
     fp8 = share.resolved.fp8
     if fp8 is None or not fp8.activation_func_input_store:
@@ -273,7 +273,7 @@ def activation(share: RankShapes, label: str, elements: int, saved: str) -> Oper
 
 def rotary(share: RankShapes, elements: int) -> Operator:
     """Rotary embedding of so many elements of queries and keys."""
-    ways = passes.rotary(share.resolved.kernels, share.element, share.resolved.complex_rotary)
+    ways = share.kernels.rotary(share.element, share.resolved.complex_rotary)
     forward, backward = (
         share.run("rotary", phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True)
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sim.program import ALIGNED, EARLY, Collective, Kernel
-from strategies.layers import elementwise as passes
+from strategies.frameworks import KernelSet, passes
 from strategies.layers.tensor_overlap import Items, gathered, scattered
 from strategies.models.model import Model
 from strategies.plan.options import FP8_WIDTH
@@ -52,9 +52,14 @@ class RankShapes:
         return self.resolved.bytes_per_element
 
     @property
+    def kernels(self) -> KernelSet:
+        """What runs between matrix products."""
+        return self.resolved.kernel_set
+
+    @property
     def eager(self) -> bool:
         """PyTorch's own operators in place of fused kernels."""
-        return self.resolved.kernels == "torch"
+        return self.kernels.eager
 
     @property
     def gathers_once(self) -> bool:
@@ -123,7 +128,7 @@ class RankShapes:
         width, dtype = FP8_WIDTH if dtype == "fp8" else self.element, dtype or self.resolved.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
-        early = self.resolved.kernels == "apex" and batch > 1 and alignment * width % VECTOR
+        early = self.kernels.early_cublas and batch > 1 and alignment * width % VECTOR
         return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY if early else "", alignment)
 
     def weight_gemm(
@@ -170,7 +175,7 @@ class RankShapes:
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that add the gradients of `count` vectors of parameters to those before."""
-        return () if self.resolved.kernels == "compiled" else self._sum(label, elements) * count
+        return () if self.kernels.compiled else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""

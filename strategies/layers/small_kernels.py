@@ -24,7 +24,7 @@ COPIES, BROADCASTS = 3, 2  # sizes there and back and the tokens; the sizes and 
 
 def batch(share: RankShapes) -> tuple[Kernel, ...]:
     """What a stage runs before a forward pass."""
-    if share.resolved.kernels != "apex":
+    if not share.kernels.small_kernels:
         return ()
     tokens, mask = INDEX * share.tokens, FLOAT * share.sequence**2
     moved = (
@@ -36,7 +36,7 @@ def batch(share: RankShapes) -> tuple[Kernel, ...]:
 
 def lookup(share: RankShapes) -> Operator:
     """Masks of the embedding's tokens: two comparisons and their union, copy, difference, fill; and a fill of the result."""
-    if share.resolved.kernels != "apex" or share.tp == 1:
+    if not share.kernels.small_kernels or share.tp == 1:
         return Operator()
     moved = (*(2 * INDEX * share.tokens,) * 6, share.element * share.tokens)
     return Operator(tuple(share.memory("token mask", "forward", each) for each in moved))
@@ -57,6 +57,6 @@ def mean(share: RankShapes) -> Operator:
 
 
 def _launches(share: RankShapes, label: str, forward: int, backward: int, moved: int) -> Operator:
-    if share.resolved.kernels != "apex":
+    if not share.kernels.small_kernels:
         return Operator()
     return Operator((share.memory(label, "forward", moved),) * forward, (share.memory(label, "backward", moved),) * backward)

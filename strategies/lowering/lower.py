@@ -75,7 +75,7 @@ class _Lowering:
         size = plan.microbatch * (plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
         if plan.sequence_parallel:
             size //= plan.tp  # each tp rank holds, and sends, its part of the sequence
-        if plan.kernels == "torch" and pp > 1:
+        if plan.kernel_set.pipeline_buffers and pp > 1:
             self._buffers(size)
         for _ in range(plan.local_steps):
             self._step(pp, size)
@@ -83,7 +83,7 @@ class _Lowering:
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
         return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.precision, tokens, psi, steps=plan.local_steps,
-                       eager=plan.kernels != "compiled", blocking=plan.blocking_launches)  # fmt: skip
+                       eager=not plan.kernel_set.compiled, blocking=plan.blocking_launches)  # fmt: skip
 
     def _buffers(self, size: float) -> None:
         """What PyTorch's pipeline stages hold for transfers, besides activations."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sim.program import Kernel
-
-if TYPE_CHECKING:
-    from strategies.plan.plan import Plan
+from strategies.data_parallel import hooks
+from strategies.plan.plan import Plan
 
 ZEROING = "gradient zeroing"
 SUB_GROUP = 1e9  # DeepSpeed's sub_group_size
@@ -55,27 +52,21 @@ def _zeroed(plan: Plan) -> bool:
 
 
 def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
-    """What Megatron-LM runs on a rank's whole gradients before they are summed over `copies` ranks: names, bytes per parameter.
+    """What a framework runs on a rank's whole gradients before they are summed over `copies` ranks: names, bytes per parameter.
 
-    Today it takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
-    (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
-    In 2021 (kernels=apex; megatron/model/distributed.py, allreduce_gradients) the buffer of fp32 gradients was divided, and
-    gradients of 16 bits were joined, divided and copied back, over however many ranks. Its FSDP (zero2, zero3) scales in NCCL.
+    PyTorch's DDP copies them out of its buckets; Megatron-LM's FSDP (zero2, zero3) scales in NCCL.
     """
-    alone = copies == 1 or plan.data_parallel in ("local_sgd", "diloco")  # where all ways are one
+    hook = hooks[plan.data_parallel]
+    alone = copies == 1 or hook.local  # where all ways are one
     if plan.copies_gradients and not alone:
         return [("gradients from buckets", 2 * plan.bytes_per_gradient)]
-    if plan.deepspeed is not None or plan.kernels not in ("megatron", "apex"):
+    if plan.deepspeed is not None or not (alone or hook.whole_gradients):
         return []
-    if not alone and plan.data_parallel not in ("ddp", "zero1"):
-        return []
-    gradient = plan.bytes_per_gradient
-    scaling = ("gradient scale", 2 * gradient)
-    if plan.kernels == "apex":
-        apart = gradient == plan.bytes_per_element and (alone or plan.data_parallel == "ddp")
-        return [("gradient joining", 2 * gradient), scaling, ("gradient parting", 2 * gradient)] if apart else [scaling]
+    joined = plan.bytes_per_gradient == plan.bytes_per_element and (alone or not hook.shards)
     checked = plan.check_gradients and plan.precision != "fp16"
-    return [("gradient check", gradient)] * checked + [scaling] * (not alone and not plan.average_in_collective)
+    return plan.kernel_set.before_reduction(
+        plan.bytes_per_gradient, joined, 1 if alone else copies, checked, plan.average_in_collective
+    )
 
 
 def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
+from strategies.frameworks import KernelSet, kernel_set, kernel_sets
 from strategies.plan.options import Fp8
 from topologies.reading import Config
 
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
 
-Kernels = Literal["megatron", "apex", "compiled", "torch"]
 Moment = Literal["fp32", "fp16", "bf16"]
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
@@ -67,7 +67,7 @@ class Computing(Config):
         description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
         "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
     )
-    kernels: Kernels = Field(
+    kernels: str = Field(
         "megatron",
         description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
         "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
@@ -145,6 +145,17 @@ class Computing(Config):
         description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
     )
 
+    @field_validator("kernels")
+    @classmethod
+    def _kernels(cls, name: str) -> str:
+        kernel_sets[name]
+        return name
+
+    @property
+    def kernel_set(self) -> KernelSet:
+        """What `kernels` names."""
+        return kernel_set(self.kernels)
+
     @property
     def bytes_per_element(self) -> int:
         """Bytes of one weight or activation element."""
@@ -168,7 +179,7 @@ class Computing(Config):
     @property
     def of_pytorch(self) -> bool:
         """Whether the kernels are PyTorch's own or what torch.compile makes of them."""
-        return self.kernels in ("torch", "compiled")
+        return self.kernel_set.of_pytorch
 
     @property
     def fused_attention(self) -> bool:
@@ -183,7 +194,7 @@ class Computing(Config):
     @property
     def fused_accumulation(self) -> bool:
         """Whether the product that makes a weight gradient adds it to those before."""
-        return self.kernels == "megatron" if self.accumulation_fusion is None else self.accumulation_fusion
+        return self.kernel_set.accumulates_in_products if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
     def recomputed_modules(self) -> frozenset[str]:

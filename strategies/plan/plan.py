@@ -235,7 +235,7 @@ class Plan(Computing):
     @property
     def beside_products(self) -> TensorOverlap:
         """`overlap_tp`, or its default."""
-        return self.overlap_tp or ("weight_gradient" if self.kernels == "megatron" else "none")
+        return self.overlap_tp or self.kernel_set.beside_products
 
     @property
     def scatters(self) -> ScatterGather:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sim.analysis.summary import Summary
-from strategies.frameworks import EVERYTHING
+from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE

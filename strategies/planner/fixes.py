@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sim.analysis.summary import Summary
-from strategies.frameworks import EVERYTHING
+from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.plan.options import Offload
 from strategies.planner.arguments import as_arguments, differences

@@ -16,7 +16,7 @@ from sim.pricing.kernel_curves import gemm_clocks, ordered_stretch
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY, Kernel
-from strategies.layers.elementwise import norm, residual, rotary
+from strategies.frameworks.passes import norm, residual, rotary
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from strategies.layers import elementwise as passes
+from strategies.frameworks import kernel_set
+from strategies.frameworks.passes import Ways
 from strategies.lowering.optimizer_step import before_reduction, passes_of
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
@@ -67,7 +68,7 @@ def turn(x: Any, angle: Any) -> Any:
     return x * angle + cat((-x[..., half:], x[..., :half]), -1) * angle
 
 
-def total(ways: passes.Ways) -> tuple[float, float]:
+def total(ways: Ways) -> tuple[float, float]:
     return sum(one.moved for one in ways.forward), sum(one.moved for one in ways.backward)
 
 
@@ -75,18 +76,18 @@ def test_eager_kernels_move_what_pytorch_moves() -> None:
     import torch
 
     vector = torch.ones(WIDTH, dtype=torch.bfloat16)
-    assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(passes.norm("torch", True, 2))
-    assert moved(silu_gate, halves(2)) == total(passes.gate("torch", 2))
-    assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(passes.rotary("torch", 2))
+    assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(kernel_set("torch").norm(True, 2))
+    assert moved(silu_gate, halves(2)) == total(kernel_set("torch").gate(2))
+    assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(kernel_set("torch").rotary(2))
 
 
 @pytest.mark.parametrize("width", [2, 4])
 def test_fused_kernels_move_less(width: int) -> None:
     for fused, eager in (
-        (passes.norm("megatron", True, width), passes.norm("torch", True, width)),
-        (passes.gate("compiled", width), passes.gate("torch", width)),
-        (passes.softmax("megatron", True, width), passes.softmax("torch", True, width)),
-        (passes.residual("compiled", width, True), passes.residual("torch", width, True)),
+        (kernel_set("megatron").norm(True, width), kernel_set("torch").norm(True, width)),
+        (kernel_set("compiled").gate(width), kernel_set("torch").gate(width)),
+        (kernel_set("megatron").softmax(True, width), kernel_set("torch").softmax(True, width)),
+        (kernel_set("compiled").residual(width, True), kernel_set("torch").residual(width, True)),
     ):
         assert sum(total(fused)) < sum(total(eager))
         assert len(fused.forward) <= len(eager.forward)

@@ -39,7 +39,7 @@ CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_h
 CORE_KEYS = 512  # a core leaves out whole blocks of so many keys (PyTorch: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)
 STREAMS = ("copy", "scale", "accumulate", "binary")  # each element by itself
 REDUCTIONS = ("norm backward", "softmax", "softmax backward", "log-softmax", "log-softmax backward")  # whole rows or columns
-OPERATORS = (  # that have a table of their own: what strategies.layers.elementwise names
+OPERATORS = (  # that have a table of their own: what strategies.frameworks.passes names
     "binary", "norm", "norm backward", "gelu", "gelu backward", "silu", "silu backward", "softmax", "softmax backward", "dropout",
     "log-softmax", "log-softmax backward",
 )  # fmt: skip

@@ -11,13 +11,10 @@ if TYPE_CHECKING:
     from strategies.plan.options import Fp8
     from strategies.plan.plan import Plan
 
-ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # of Transformer Engine
-SCALINGS = {"megatron": ENGINE, "torch": ENGINE, "compiled": ("tensorwise", "rowwise", "mxfp8")}  # torchao's with compiled
-
 
 def computes(plan: Plan, model: Model) -> Iterator[str]:
     """What the plan's kernels have, and are written down for."""
-    if plan.persistent_norm and plan.kernels != "apex":
+    if plan.persistent_norm and not plan.kernel_set.persistent_norm:
         yield f"persistent_norm=true is for kernels=apex, not {plan.kernels}"
     if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
         yield "unpad=true is for fused attention without cp and without latent attention"
@@ -74,7 +71,7 @@ def _deterministic(plan: Plan, model: Model) -> Iterator[str]:
         said = "overlap_tp=pieces" if plan.overlap_tp == "pieces" else f"loss={plan.loss}"
         yield f"deterministic=true contradicts {said}, which Megatron-LM's --deterministic-mode refuses"
     unknown = {
-        f"kernels={plan.kernels}": plan.kernels != "megatron",
+        f"kernels={plan.kernels}": not plan.kernel_set.deterministic,
         f"attention={plan.attention}": plan.attention not in ("flash", "flash2"),
         "fp8": plan.fp8 is not None, f"cp={plan.cp}": plan.cp > 1, "experts": model.experts is not None,
         "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "sync_norm=true": plan.sync_norm,
@@ -84,25 +81,26 @@ def _deterministic(plan: Plan, model: Model) -> Iterator[str]:
 
 def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     """What Transformer Engine (kernels=megatron, torch) and torchao (compiled) have of fp8."""
-    if plan.kernels not in SCALINGS:
+    scalings = plan.kernel_set.fp8_scalings
+    if not scalings:
         rule = "needs kernels=megatron or torch (Transformer Engine) or compiled (torchao with torch.compile)"
         yield f"fp8 {rule}, not {plan.kernels}"
-    if fp8.scaling not in SCALINGS[plan.kernels]:
-        has = ", ".join(SCALINGS[plan.kernels])
+    if fp8.scaling not in scalings:
+        has = ", ".join(scalings)
         yield f"fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}"
     if plan.bytes_per_element != 2:
         yield f"fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits"
     for field in ("dispatch", "activation_func_input_store", "attention_output"):
-        if field in fp8.model_fields_set and plan.kernels != "megatron":
+        if field in fp8.model_fields_set and not plan.kernel_set.fp8_experts:
             yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
     if fp8.dispatch and model.experts is None:
         yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:
         return
-    said, known = "fp8.gather=true contradicts", ("zero3",) if plan.kernels == "compiled" else ("zero1", "zero2", "zero3")
+    said, known = "fp8.gather=true contradicts", plan.kernel_set.fp8_gathers
     if plan.data_parallel not in known:
         yield f"{said} data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it"
-    if plan.kernels == "compiled" and fp8.scaling != "tensorwise":
+    if plan.kernel_set.torchao and fp8.scaling != "tensorwise":
         yield f"{said} fp8.scaling={fp8.scaling}: torchao gathers tensorwise only"
     if plan.deepspeed is not None:
         yield f"{said} deepspeed, which quantises by itself (zero_quantized_weights)"

@@ -56,12 +56,9 @@ def exchanges(plan: Plan) -> Iterator[str]:
             yield f"{said} needs tp > 1 and pp > 1, and tp={plan.tp}, pp={plan.pp}"
         if plan.sequence_parallel:
             yield f"{said} contradicts sequence_parallel=true, with which tp ranks have different tokens to send"
-    if plan.kernels == "torch" and plan.overlap_tp not in (None, "none"):
-        rule = "contradicts kernels=torch: PyTorch's own operators run one by one, and wait for each collective"
-        yield f"overlap_tp={plan.overlap_tp} {rule}"
-    if plan.kernels == "compiled" and plan.overlap_tp == "weight_gradient":
-        rule = "contradicts kernels=compiled: PyTorch's tensor parallelism waits for each collective, or takes pieces"
-        yield f"overlap_tp=weight_gradient {rule}"
+    refused = plan.kernel_set.refused_overlaps.get(plan.overlap_tp or "none")
+    if refused:
+        yield f"overlap_tp={plan.overlap_tp} contradicts kernels={plan.kernels}: {refused}"
     if plan.overlap_tp == "pieces" and not plan.sequence_parallel:
         yield "overlap_tp=pieces needs sequence_parallel=true: an all-reduce has no pieces to wait for"
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from sim.pricing.prices import Profile
 from strategies.data_parallel.hook import Moves, hook_of
-from strategies.data_parallel.zero3 import AFTER_LOSS
 from strategies.lowering.host import offloaded
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.layer_cost_table import Floats
@@ -54,5 +53,5 @@ def _own(one: Resolved) -> tuple[float, ...]:
     return (
         *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer, not plan.expandable_segments,
         moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
-        whole and not plan.reshard, whole, plan.least_gathered, whole, plan.kernels in AFTER_LOSS,
+        whole and not plan.reshard, whole, plan.least_gathered, whole, plan.of_pytorch,
     )  # fmt: skip

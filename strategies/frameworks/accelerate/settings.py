@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
-from strategies.frameworks.deepspeed import PLACES, STAGES
+from strategies.frameworks.deepspeed.settings import PLACES, STAGES
+from strategies.frameworks.settings import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
 from topologies.documents import dump_yaml
 from topologies.reading import UserError, load_yaml
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
+from strategies.frameworks.settings import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
 from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:

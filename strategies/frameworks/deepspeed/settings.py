@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import Found, Framework, Keys, Written, frameworks
+from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
 from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:

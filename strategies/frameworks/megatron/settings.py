@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks import Found, Framework, Keys, Written, frameworks
+from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
 from strategies.models.model import LAYERS
 from strategies.shell import arguments
 from topologies.reading import UserError, shown

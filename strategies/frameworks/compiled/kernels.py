@@ -1,0 +1,29 @@
+"""torch.compile: priced as Megatron-LM's kernels but for what autograd adds up between kernels, which it fuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from strategies.frameworks import KernelSet, kernel_sets
+from strategies.frameworks.passes import Ways, persistent_norm, stream
+
+
+@kernel_sets("compiled")
+class Compiled(KernelSet):
+    """PyTorch's operators as Inductor fuses them; fp8 is torchao's."""
+
+    of_pytorch = compiled = torchao = True
+    refused_overlaps: ClassVar[Mapping[str, str]] = {
+        "weight_gradient": "PyTorch's tensor parallelism waits for each collective, or takes pieces"
+    }
+    fp8_scalings = ("tensorwise", "rowwise", "mxfp8")
+    fp8_gathers = ("zero3",)
+
+    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+        """One kernel each way."""
+        return persistent_norm(width, "compiled norm")
+
+    def real_rotary(self, width: float) -> Ways:
+        """One kernel each way."""
+        return Ways(stream(2 * width, operator="compiled rotary"), stream(2 * width, operator="compiled rotary backward"))

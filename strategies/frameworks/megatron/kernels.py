@@ -1,0 +1,31 @@
+"""Megatron-LM's and Transformer Engine's fused kernels."""
+
+from __future__ import annotations
+
+import math
+
+from strategies.frameworks import TRANSFORMER_ENGINE, KernelSet, kernel_sets
+
+BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
+
+
+@kernel_sets("megatron")
+class Megatron(KernelSet):
+    """As of Megatron-Core."""
+
+    accumulates_in_products = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
+    beside_products = "weight_gradient"
+    fp8_scalings = TRANSFORMER_ENGINE
+    softmax_rows = 4
+
+    def bucket(self, overlap: bool, first: bool, dp: int) -> float | None:
+        """max(40e6, 1e6·dp) parameters; whole stages without overlap, on pipeline ranks after the first and in chunks after the
+        first (distributed_data_parallel.py; training.py, disable_bucketing).
+        """
+        return max(BUCKET, PER_RANK * dp) if overlap and first else math.inf
+
+    def before_reduction(self, gradient: int, joined: bool, copies: int, checked: bool, averaged: bool) -> list[tuple[str, int]]:
+        """It takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
+        (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
+        """
+        return [("gradient check", gradient)] * checked + [("gradient scale", 2 * gradient)] * (copies > 1 and not averaged)

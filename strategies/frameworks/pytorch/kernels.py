@@ -1,0 +1,62 @@
+"""Eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
+
+What the operators keep for backward is in `strategies.layers.eager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from strategies.frameworks import TRANSFORMER_ENGINE, KernelSet, dropout_backward, kernel_sets
+from strategies.frameworks.passes import FLOAT, Ways, pytorch_loss, pytorch_softmax, reduce, stream
+
+ALONE = "PyTorch's own operators run one by one, and wait for each collective"
+
+
+@kernel_sets("torch")
+class PyTorch(KernelSet):
+    """`kernels: torch` in a plan."""
+
+    of_pytorch = eager = prefetches_backward = pipeline_buffers = True
+    refused_overlaps: ClassVar[Mapping[str, str]] = {"weight_gradient": ALONE, "pieces": ALONE}
+    fp8_scalings = TRANSFORMER_ENGINE
+
+    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+        """A layernorm is one operator, and its weight's gradient another; an rmsnorm is written out, with statistics in fp32."""
+        if not rms:
+            back = (*reduce(3 * width, operator="norm backward"), *reduce(2 * width))
+            return Ways(stream(2 * width, operator="norm"), back)
+        cast = width + FLOAT if width != FLOAT else 0.0  # statistics are of fp32 numbers
+        square, mean, scale = 2 * FLOAT, FLOAT, 2 * FLOAT
+        forward = (*stream(cast, square), *reduce(mean), *stream(scale, cast, 2 * width))
+        gradients = (2 * FLOAT, 2 * FLOAT, 2 * FLOAT, 3 * FLOAT, 3 * FLOAT)  # through the mean and the square, and their sum
+        weight = (*stream(2 * width, 3 * width), *reduce(width))
+        backward = (*weight, *stream(cast, 3 * FLOAT, 2 * FLOAT), *reduce(FLOAT), *stream(*gradients, cast))
+        return Ways(forward, backward)
+
+    def gate(self, width: float) -> Ways:
+        """silu, then the product; its two gradients, then silu's."""
+        forward = (*stream(2 * width, operator="silu"), *stream(3 * width, operator="binary"))
+        back = (*stream(3 * width, 3 * width, operator="binary"), *stream(3 * width, operator="silu backward"))
+        return Ways(forward, back)
+
+    def real_rotary(self, width: float) -> Ways:
+        """Two products, a turned copy and a sum."""
+        turned = (width, 2 * width)  # half is negated, the halves are joined
+        back = (1.5 * width, width, 1.5 * width, 3 * width)  # slices put back, negated, summed
+        forward = (2 * width, *turned, 2 * width, 3 * width)
+        return Ways(stream(*forward), stream(2 * width, *back, 2 * width, 3 * width))
+
+    def residual(self, width: float, mask: bool) -> Ways:
+        """Dropout, then the sum."""
+        dropped = stream(2 * width + 1, operator="dropout") if mask else ()
+        return Ways((*dropped, *stream(3 * width, operator="binary")), dropout_backward(width, mask))
+
+    def softmax(self, causal: bool, width: float) -> Ways:
+        """Operator by operator."""
+        return pytorch_softmax(width)
+
+    def loss(self, width: float) -> Ways:
+        """Log-softmax and a choice."""
+        return pytorch_loss(width)
