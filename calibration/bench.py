@@ -73,8 +73,14 @@ def _check(operation: str, algorithm: str, **numbers: int | None) -> None:
             raise UserError(f"--algorithm {algorithm}: '{name}' is no algorithm of {operation}{nearest(name, known)}")
 
 
-def by_ranks(operation: str, cluster: str, nodes: int | None = None, profile: str | None = None, algorithm: str = "auto",
-             sizes: str = "1KiB:1GiB:1024") -> tuple[str, dict[str, list[tuple[int, float]]]]:  # fmt: skip
+def by_ranks(
+    operation: str,
+    cluster: str,
+    nodes: int | None = None,
+    profile: str | None = None,
+    algorithm: str = "auto",
+    sizes: str = "1KiB:1GiB:1024",
+) -> tuple[str, dict[str, list[tuple[int, float]]]]:
     """Where, and for each algorithm at each size ("ring, 1 GB") its seconds by number of ranks, in powers of two."""
     place = load_cluster(cluster, nodes)
     lines: dict[str, list[tuple[int, float]]] = {}

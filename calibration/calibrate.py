@@ -200,8 +200,10 @@ def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], 
         cluster = load_cluster(request.cluster)
         if bool(cluster.node.gpu.sms) != (head["device"] == "cuda"):
             there = "of GPUs" if head["device"] == "cuda" else "of a CPU"
-            raise UserError(f"{request.journal}: samples are {there} ({head['machine']}), and cluster {cluster.name} is another "
-                            f"sort of machine ({cluster.node.gpu.name})")  # fmt: skip
+            raise UserError(
+                f"{request.journal}: samples are {there} ({head['machine']}), and cluster {cluster.name} is another "
+                f"sort of machine ({cluster.node.gpu.name})"
+            )
         return cluster, ""
     if head["device"] == "cuda":
         return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0]), per_node), ""
@@ -240,13 +242,19 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     short = {one: float(f"{error:.3g}") for one, error in _errors(points).items()}
     sizes, members = [row.bytes for row in rows], [float(row.ranks) for row in rows]
     note = Provenance(
-        measured=True, machine=cluster.name, versions="as in the logs", date="as in the logs",
+        measured=True,
+        machine=cluster.name,
+        versions="as in the logs",
+        date="as in the logs",
         source=", ".join(path.name for path in logs),
         grid=f"{len(rows)} sizes of {', '.join(dict.fromkeys(row.operation for row in rows))} ({', '.join(kinds)})",
-        rule="formula of sim/pricing/protocols.py, fitted to half of the sizes", fit_error=fit_kernels.error(points, False),
-        heldout_error=fit_kernels.error(points, True), errors=short, transports=transports(rows, base, cluster),
+        rule="formula of sim/pricing/protocols.py, fitted to half of the sizes",
+        fit_error=fit_kernels.error(points, False),
+        heldout_error=fit_kernels.error(points, True),
+        errors=short,
+        transports=transports(rows, base, cluster),
         measured_range={"bytes": (min(sizes), max(sizes)), "ranks": (min(members), max(members))},
-    )  # fmt: skip
+    )
     provenance = base.provenance | {"links": note}
     profile = profile.model_copy(update={"name": request.output.stem, "provenance": provenance, "applies_to": ()})
     fitted = Fitted(_write(request.output, profile), {"links": points}, {}, notes)

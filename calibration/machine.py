@@ -16,11 +16,19 @@ from topologies.reading import UserError
 
 MEASURED_HERE = "measured by `shardyard calibrate`"  # the source of prices that are this project's own
 GPUS = {  # what torch calls a GPU -> its name in the catalogue; the first that fits
-    r"GB300": "gb300", r"GB200": "gb200", r"B200": "b200-sxm",
-    r"H200": "h200-sxm", r"H100.*PCIe": "h100-pcie", r"H100": "h100-sxm",
-    r"A100.*PCI": "a100-pcie-80gb", r"A100.*40GB": "a100-sxm-40gb", r"A100": "a100-sxm-80gb", r"L40S": "l40s",
-    r"V100.*SXM3": "v100-sxm3-32gb", r"V100": "v100-sxm2-32gb",
-}  # fmt: skip
+    r"GB300": "gb300",
+    r"GB200": "gb200",
+    r"B200": "b200-sxm",
+    r"H200": "h200-sxm",
+    r"H100.*PCIe": "h100-pcie",
+    r"H100": "h100-sxm",
+    r"A100.*PCI": "a100-pcie-80gb",
+    r"A100.*40GB": "a100-sxm-40gb",
+    r"A100": "a100-sxm-80gb",
+    r"L40S": "l40s",
+    r"V100.*SXM3": "v100-sxm3-32gb",
+    r"V100": "v100-sxm2-32gb",
+}
 
 
 def describe(device: Device, ranks: int) -> dict[str, Any]:
@@ -102,9 +110,12 @@ def own_cluster(name: str, processes: int, peak: float, bandwidth: float, memory
     from sim.pricing.profile_file import quantity
 
     gpu = {
-        "name": f"{name}-core", "sms": 0, "peak": {"fp32": quantity(peak, "FLOP/s")}, "memory": quantity(float(int(memory)), "B"),
+        "name": f"{name}-core",
+        "sms": 0,
+        "peak": {"fp32": quantity(peak, "FLOP/s")},
+        "memory": quantity(float(int(memory)), "B"),
         "memory_bandwidth": quantity(bandwidth, "B/s"),
-    }  # fmt: skip
+    }
     node = {"gpu": gpu, "gpus": processes, "wiring": "loopback" if processes > 1 else "bare"}
     if processes > 1:
         node["loopback"] = quantity(loopback, "B/s")

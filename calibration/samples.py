@@ -21,16 +21,32 @@ from topologies.writing import write_whole
 FORMAT = 1
 MOST = 128 * 2**20  # bytes of a journal; a full calibration writes less than one MiB
 SIZES = {  # numbers and texts that tell the cases of a part from others
-    "gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "sequence", "head_dim"), "memory": ("bytes",),
-    "optimizer": ("bytes",), "launch": (), "copy": ("bytes",), "collective": ("ranks", "nodes", "bytes"), "overlap": (),
-    "wrapping": ("width",), "footprint": (), "layer": ("hidden", "layers"),
-}  # fmt: skip
+    "gemm": ("batch", "m", "n", "k"),
+    "attention": ("batch", "heads", "sequence", "head_dim"),
+    "memory": ("bytes",),
+    "optimizer": ("bytes",),
+    "launch": (),
+    "copy": ("bytes",),
+    "collective": ("ranks", "nodes", "bytes"),
+    "overlap": (),
+    "wrapping": ("width",),
+    "footprint": (),
+    "layer": ("hidden", "layers"),
+}
 SHORTEST, LONGEST = 1e-12, 1e6  # seconds of one case
 NOTHING = ("launch", "overlap", "wrapping")  # may take no time at all
 NAMES = {
-    "gemm": ("dtype",), "attention": ("dtype", "way"), "memory": ("kind",), "optimizer": ("kind",), "launch": ("kind",),
-    "copy": ("from", "to"), "collective": ("operation",), "overlap": ("kind",), "wrapping": ("wrapper",), "footprint": ("kind",),
-}  # fmt: skip
+    "gemm": ("dtype",),
+    "attention": ("dtype", "way"),
+    "memory": ("kind",),
+    "optimizer": ("kind",),
+    "launch": ("kind",),
+    "copy": ("from", "to"),
+    "collective": ("operation",),
+    "overlap": ("kind",),
+    "wrapping": ("wrapper",),
+    "footprint": ("kind",),
+}
 
 Case = dict[str, str | float]
 Key = tuple[str, str, tuple[tuple[str, str | float], ...]]

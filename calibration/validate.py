@@ -49,9 +49,15 @@ class Validated:
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
-        return {"job": self.job.name, "hash": self.job.hash, "plan": self.job.plan.model_dump(mode="json"),
-                "profile": self.summary.profile, "rows": rows, "execution": self.execution.to_dict(),
-                "launches": list(self.launches)}  # fmt: skip
+        return {
+            "job": self.job.name,
+            "hash": self.job.hash,
+            "plan": self.job.plan.model_dump(mode="json"),
+            "profile": self.summary.profile,
+            "rows": rows,
+            "execution": self.execution.to_dict(),
+            "launches": list(self.launches),
+        }
 
 
 def validate(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, launches: int = 1) -> list[Validated]:
@@ -79,9 +85,14 @@ def emulate(
 
 
 def _executed(
-    jobs: Sequence[Job], predicted: Sequence[Summary], seconds: float, hear: Hear | None, nodes: Sequence[str] = (),
-    said: tuple[str, ...] = (), launches: int = 1,
-) -> list[Validated]:  # fmt: skip
+    jobs: Sequence[Job],
+    predicted: Sequence[Summary],
+    seconds: float,
+    hear: Hear | None,
+    nodes: Sequence[str] = (),
+    said: tuple[str, ...] = (),
+    launches: int = 1,
+) -> list[Validated]:
     """`predicted` beforehand: nothing computes here while processes are timed."""
     found: list[list[Execution]] = [[] for _ in jobs]
     done: dict[int, Validated] = {}

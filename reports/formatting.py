@@ -23,10 +23,21 @@ that should stand under the provenance. Every key may be missing. "tokens" (of t
 the profile's name."""
 
 TOKENS = 1e12  # that a price is told for when nobody says how long the training is
-PRICED = {"gemm": "matrix products", "memory": "kernels bound by memory", "optimizer": "optimizer's kernels",
-          "launch": "kernel launches", "slowdown": "slowdown by communication", "nvlink": "NVLink", "pcie": "PCIe", "nic": "NICs",
-          "leaf": "links from leaf switches", "spine": "links of the spine", "collective start": "start of a collective",
-          "host": "links between sockets", "loopback": "memory between processes"}  # fmt: skip
+PRICED = {
+    "gemm": "matrix products",
+    "memory": "kernels bound by memory",
+    "optimizer": "optimizer's kernels",
+    "launch": "kernel launches",
+    "slowdown": "slowdown by communication",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "nic": "NICs",
+    "leaf": "links from leaf switches",
+    "spine": "links of the spine",
+    "collective start": "start of a collective",
+    "host": "links between sockets",
+    "loopback": "memory between processes",
+}
 """Names of prices and kinds of links that say more than their own."""
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer", "overhead")

@@ -39,8 +39,10 @@ def _hint(word: str, entries: dict[str, str]) -> str:
 
 def _entries() -> Iterator[tuple[str, str]]:
     """Names and what they mean; a field of a group also by its own name, after all whole names."""
-    fields = {field: f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
-              for field, info in _fields(Plan)}  # fmt: skip
+    fields = {
+        field: f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
+        for field, info in _fields(Plan)
+    }
     yield from fields.items()
     for registry in (schedules, hooks, algorithms):
         for name in registry:

@@ -97,10 +97,13 @@ def _entry(one: Example, timeline: Timeline, summary: Summary) -> str:
     moved = ", ".join(f"{axis} {digits(volume.psi)} Ψ" for axis, volume in summary.volume.items()) or "nothing"
     peak = f"{gigabytes(summary.worst.peak)} of {gigabytes(summary.memory_capacity)} GB"
     facts = [
-        ("step", seconds(summary.step_seconds)), ("MFU", percent(summary.mfu)), ("bubble", percent(summary.bubble)),
-        ("exposed communication", percent(summary.exposed)), ("peak memory", peak + ("" if summary.fits else ": does not fit")),
+        ("step", seconds(summary.step_seconds)),
+        ("MFU", percent(summary.mfu)),
+        ("bubble", percent(summary.bubble)),
+        ("exposed communication", percent(summary.exposed)),
+        ("peak memory", peak + ("" if summary.fits else ": does not fit")),
         ("sent by a rank", moved),
-    ]  # fmt: skip
+    ]
     return _picture(one, f"{where}: " + "; ".join(f"{name} {value}" for name, value in facts))
 
 
@@ -124,10 +127,16 @@ _MODEL: dict[str, Any] = dict(name="dense", hidden=64, layers=16, heads=8, vocab
 _MIXTURE = {**_MODEL, "name": "mixture", "experts": {"experts": 8, "chosen": 2, "ffn": 64}}
 
 WITHIN: dict[str, dict[str, Any]] = {  # what changes the work of a layer
-    "tp": dict(tp=2), "tp + sp": dict(tp=2, sequence_parallel=True), "tp in pieces": dict(tp=2, sequence_parallel=True,
-    overlap_tp="pieces"), "ring attention": dict(cp=2), "Ulysses": dict(cp=2, cp_method="ulysses"), "ep": dict(ep=2),
-    "sync norms": dict(sync_norm=True), "selective": dict(recompute="selective"), "full recompute": dict(recompute="full"),
-}  # fmt: skip
+    "tp": dict(tp=2),
+    "tp + sp": dict(tp=2, sequence_parallel=True),
+    "tp in pieces": dict(tp=2, sequence_parallel=True, overlap_tp="pieces"),
+    "ring attention": dict(cp=2),
+    "Ulysses": dict(cp=2, cp_method="ulysses"),
+    "ep": dict(ep=2),
+    "sync norms": dict(sync_norm=True),
+    "selective": dict(recompute="selective"),
+    "full recompute": dict(recompute="full"),
+}
 LOCAL = dict(local_steps=4)
 
 

@@ -33,12 +33,16 @@ def describe(job: Job, command: str = "") -> dict[str, Any]:
         "gpus_per_node": job.cluster.node.gpus,
         "profile": describe_profile(profile_of(job)),
         "plan": {
-            **job.plan.model_dump(mode="json"), "dp": plan.dp, "sequence": plan.sequence, "global_batch": plan.global_batch,
-            "accumulation": plan.microbatches, "layers_per_stage": list(plan.layers),
+            **job.plan.model_dump(mode="json"),
+            "dp": plan.dp,
+            "sequence": plan.sequence,
+            "global_batch": plan.global_batch,
+            "accumulation": plan.microbatches,
+            "layers_per_stage": list(plan.layers),
         },
         "ignored": list(job.ignored),
         "notes": list(job.notes),
         "hash": job.hash,
         "version": shardyard_version(),
         "command": command,
-    }  # fmt: skip
+    }

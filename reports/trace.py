@@ -106,8 +106,13 @@ def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
     if isinstance(op.work, Collective):
         size = 2 if op.work.cohorts else timeline.program.grid.size(op.work.axes)
         elements = round(op.work.bytes / op.work.width)
-        args |= {"repeat": op.work.repeat, "Collective name": op.work.operation, "Group size": size, "In msg nelems": elements,
-                 "Process Group Name": op.work.axis}  # fmt: skip
+        args |= {
+            "repeat": op.work.repeat,
+            "Collective name": op.work.operation,
+            "Group size": size,
+            "In msg nelems": elements,
+            "Process Group Name": op.work.axis,
+        }
     return args
 
 

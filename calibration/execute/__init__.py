@@ -107,11 +107,17 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Device) -> Exe
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
     crowd = crowded(len(ranks), device)
     return Execution(
-        name=job.name, ranks=len(ranks), compared=first["compared"], times=first["times"], memory=memory,
+        name=job.name,
+        ranks=len(ranks),
+        compared=first["compared"],
+        times=first["times"],
+        memory=memory,
         volume=_most([rank["volume"] for rank in ranks]),
         wire=_most([rank["wire"] for rank in ranks]) if device == "cpu" else None,
-        operations=first["operations"], machine=first["machine"], notes=(crowd,) if crowd else (),
-    )  # fmt: skip
+        operations=first["operations"],
+        machine=first["machine"],
+        notes=(crowd,) if crowd else (),
+    )
 
 
 def _most(volumes: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -85,8 +85,17 @@ def _share(setup: Setup, every: list[Chunk]) -> None:
 def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool) -> Transformer:
     job, plan = setup.job, setup.plan
     dropout = job.model.dropout if plan.dropout is None else plan.dropout
-    return Transformer(job.model, setup.resolved.sequence, layers, embedding=embedding, head=head, attention=plan.attention,
-                       dropout=dropout, recompute=plan.recompute == "full", early_stop=plan.stops_early)  # fmt: skip
+    return Transformer(
+        job.model,
+        setup.resolved.sequence,
+        layers,
+        embedding=embedding,
+        head=head,
+        attention=plan.attention,
+        dropout=dropout,
+        recompute=plan.recompute == "full",
+        early_stop=plan.stops_early,
+    )
 
 
 def _shifted(name: str, first: int) -> str:

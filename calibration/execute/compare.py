@@ -80,8 +80,10 @@ def _step(setup: Setup, net: Transformer, optimizer: torch.optim.Optimizer, shar
 @torch.no_grad()
 def _agree(replicas: list[Transformer], start: list[Tensor], momentum: list[Tensor], outer: bool) -> None:
     """Average; for DiLoCo make the mean change an outer step. `start` are the parameters before the round."""
-    means = [torch.stack([value.float() for value in same]).mean(0) for same in zip(*(net.parameters() for net in replicas),
-             strict=True)]  # fmt: skip
+    means = [
+        torch.stack([value.float() for value in same]).mean(0)
+        for same in zip(*(net.parameters() for net in replicas), strict=True)
+    ]
     if outer:
         outer_update(start, momentum, [old - new for old, new in zip(start, means, strict=True)])
         means = start

@@ -14,16 +14,51 @@ from strategies.schedules import actions, schedules
 from topologies.reading import UserError
 
 PLAIN = {
-    "family": "decoder", "latent": None, "experts": None, "window": None, "token_types": 0, "norms": 2, "qk_norm": False,
-    "embedding_norm": False, "head_bias": False, "head_transform": False, "pooler": False, "pooler_classes": 0,
-}  # fmt: skip
+    "family": "decoder",
+    "latent": None,
+    "experts": None,
+    "window": None,
+    "token_types": 0,
+    "norms": 2,
+    "qk_norm": False,
+    "embedding_norm": False,
+    "head_bias": False,
+    "head_transform": False,
+    "pooler": False,
+    "pooler_classes": 0,
+}
 
 EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
-    "tp", "pp", "dp", "sequence_parallel", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard",
-    "gradient_sync", "microbatch", "global_batch", "accumulation", "sequence", "recompute", "early_stop", "attention", "kernels",
-    "precision", "gradients", "optimizer", "dropout", "bucket", "overlap", "layers_per_stage", "order", "set_to_none",
+    "tp",
+    "pp",
+    "dp",
+    "sequence_parallel",
+    "schedule",
+    "chunks",
+    "data_parallel",
+    "shard",
+    "local_steps",
+    "reshard",
+    "gradient_sync",
+    "microbatch",
+    "global_batch",
+    "accumulation",
+    "sequence",
+    "recompute",
+    "early_stop",
+    "attention",
+    "kernels",
+    "precision",
+    "gradients",
+    "optimizer",
+    "dropout",
+    "bucket",
+    "overlap",
+    "layers_per_stage",
+    "order",
+    "set_to_none",
     "gradient_as_bucket_view",
-}  # fmt: skip
+}
 
 
 def check_model(model: Model) -> None:

@@ -148,9 +148,18 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, model: Model, sequence: int, layers: range | None = None, *, embedding: bool = True, head: bool = True,
-        attention: str = "flash", dropout: bool = False, recompute: bool = False, early_stop: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        sequence: int,
+        layers: range | None = None,
+        *,
+        embedding: bool = True,
+        head: bool = True,
+        attention: str = "flash",
+        dropout: bool = False,
+        recompute: bool = False,
+        early_stop: bool = True,
+    ) -> None:
         check_model(model)
         super().__init__()
         self.recompute, self.early_stop = recompute, early_stop

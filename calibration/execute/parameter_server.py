@@ -179,8 +179,12 @@ def _compare(task: Task, everybody: list[Any]) -> dict[str, Any]:
     apart = max(
         abs(a - b) / b for mine, theirs in zip(everybody, losses, strict=False) for a, b in zip(mine, theirs, strict=True)
     )
-    return {"update": off, "loss": apart, "tolerance": TOLERANCE[task.setup.plan.precision],
-            "losses": [sum(step) / len(step) for step in zip(*everybody[: task.workers], strict=True)]}  # fmt: skip
+    return {
+        "update": off,
+        "loss": apart,
+        "tolerance": TOLERANCE[task.setup.plan.precision],
+        "losses": [sum(step) / len(step) for step in zip(*everybody[: task.workers], strict=True)],
+    }
 
 
 Replayed = tuple[Tensor, list[list[float]], Tensor]  # parameters, losses of each worker, largest size of each gradient element

@@ -18,9 +18,14 @@ from calibration.execute.setup import Setup
 from strategies.schedules.table import cells
 
 CLASSES = {
-    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
-    "interleaved-zb": "ScheduleInterleavedZeroBubble", "zb-v": "ScheduleZBVZeroBubble", "dualpipe-v": "ScheduleDualPipeV",
-}  # fmt: skip
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "looped-bfs": "ScheduleLoopedBFS",
+    "interleaved-zb": "ScheduleInterleavedZeroBubble",
+    "zb-v": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
 SINGLE = ("gpipe", "1f1b")
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -29,8 +34,10 @@ def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int],
     """A schedule of PyTorch over this rank's modules, whose virtual stages have these numbers."""
     name, count = setup.plan.schedule, len(setup.resolved.layers)
     group, microbatches = setup.group("pp"), setup.resolved.microbatches
-    stages = [PipelineStage(module, number, count, setup.device, group=group, get_mesh=lambda *_: setup.mesh["tp"])
-              for module, number in zip(modules, numbers, strict=True)]  # fmt: skip
+    stages = [
+        PipelineStage(module, number, count, setup.device, group=group, get_mesh=lambda *_: setup.mesh["tp"])
+        for module, number in zip(modules, numbers, strict=True)
+    ]
     # the mean over microbatches is the loss's matter: scaling gradients would scale a matrix that two stages share twice
     options = {"loss_fn": lambda output, label: loss(output, label) / microbatches, "scale_grads": False}
     if name in SINGLE:

@@ -63,5 +63,16 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
         if not compared[what] <= compared["tolerance"]:
             rule = f"at most {compared['tolerance']:g} is rounding"
             raise UserError(f"{job.name}: executed, but the {what} differs by {compared[what]:.2g} from one process; {rule}")
-    return Served(job.name, workers, servers, bound, steps, max(rank["seconds"] for rank in answers), first["sent"],
-                  answers[-1]["sent"], sum(ages) / len(ages), max(ages), compared)  # fmt: skip
+    return Served(
+        job.name,
+        workers,
+        servers,
+        bound,
+        steps,
+        max(rank["seconds"] for rank in answers),
+        first["sent"],
+        answers[-1]["sent"],
+        sum(ages) / len(ages),
+        max(ages),
+        compared,
+    )

@@ -51,8 +51,16 @@ def measure(runner: Runner, seconds: float) -> Times:
     quartiles = statistics.quantiles(used, n=4) if len(used) > 1 else [used[0]] * 3
     rounds = setup.resolved.local_steps
     middle, shares = statistics.median(used), [one for _, one, _ in every]
-    return Times(middle / rounds, (quartiles[2] - quartiles[0]) / 2 / middle, tuple(one / rounds for one in used), len(kept),
-                 size, len(every) - len(kept), statistics.median(shares), max(one for *_, one in every))  # fmt: skip
+    return Times(
+        middle / rounds,
+        (quartiles[2] - quartiles[0]) / 2 / middle,
+        tuple(one / rounds for one in used),
+        len(kept),
+        size,
+        len(every) - len(kept),
+        statistics.median(shares),
+        max(one for *_, one in every),
+    )
 
 
 def _goes_on(begin: float, seconds: float, kept: int) -> bool:

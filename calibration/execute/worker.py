@@ -84,10 +84,15 @@ def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     sent = [(axis_of(setup, one), one.operation, one.sent / setup.resolved.local_steps) for one in counting.moved]
     return {
-        "compared": asdict(compared), "times": times, "stage": setup.at["pp"], "memory": memory.peak,
-        "volume": _volumes(setup, sent, {}), "wire": _volumes(setup, sent, GLOO), "operations": _operations(sent),
+        "compared": asdict(compared),
+        "times": times,
+        "stage": setup.at["pp"],
+        "memory": memory.peak,
+        "volume": _volumes(setup, sent, {}),
+        "wire": _volumes(setup, sent, GLOO),
+        "operations": _operations(sent),
         "machine": describe(place.device, place.world) | stamp,
-    }  # fmt: skip
+    }
 
 
 def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapping[str, float]) -> dict[str, float]:

@@ -68,10 +68,14 @@ class Emulation(Config):
         inside, data = profile.link("loopback"), data_share()
         busy = min(1.0, self.bandwidth * data / (loopback * inside.efficiency))
         link = inside.model_copy(update={"efficiency": data})
-        return profile.model_copy(update={
-            "name": f"{profile.name}, links emulated", "links": dict(profile.links) | {"nic": link}, "wire": WIRE,
-            "slowdown": 1 + (profile.slowdown - 1) * busy,
-        })  # fmt: skip
+        return profile.model_copy(
+            update={
+                "name": f"{profile.name}, links emulated",
+                "links": dict(profile.links) | {"nic": link},
+                "wire": WIRE,
+                "slowdown": 1 + (profile.slowdown - 1) * busy,
+            }
+        )
 
     def said(self, carried: float) -> str:
         """What links carried beside what they should, bytes per second."""

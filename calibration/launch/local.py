@@ -58,9 +58,15 @@ class LocalRanks:
     """Processes of this machine, their files in one folder: task, meeting, and of each rank result and error output."""
 
     def __init__(
-        self, folder: Path, work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear,
+        self,
+        folder: Path,
+        work: Callable[..., Any],
+        ranks: int,
+        arguments: Sequence[Any],
+        device: Device,
+        hear: Hear,
         nodes: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.ranks, self.device, self.hear, self.nodes = folder, ranks, device, hear, nodes
         (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
         self.processes: list[subprocess.Popen[str]] = []
@@ -105,19 +111,36 @@ class LocalRanks:
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         interface = DEVICE if self.nodes else os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        environment = os.environ | ALLOCATOR | {
-            "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank),
-            "OMP_NUM_THREADS": str(max(1, share)), "GLOO_SOCKET_IFNAME": interface,
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor")),  # not in /tmp
-        }  # fmt: skip
+        environment = (
+            os.environ
+            | ALLOCATOR
+            | {
+                "PYTHONPATH": path,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.ranks),
+                "LOCAL_RANK": str(rank),
+                "OMP_NUM_THREADS": str(max(1, share)),
+                "GLOO_SOCKET_IFNAME": interface,
+                "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
+                    "TORCHINDUCTOR_CACHE_DIR", str(self.folder / "inductor")
+                ),  # not in /tmp
+            }
+        )
         place = [str(self.folder), self.device, ",".join(map(str, mine)), str(self.patience)]
         command = [sys.executable, "-m", "calibration.launch.local", *place]
         if self.nodes:  # it becomes the command: signals reach that
             command = ["ip", "netns", "exec", self.nodes[rank * len(self.nodes) // self.ranks], *command]
         with (self.folder / f"errors {rank}").open("w") as errors:
             # a session of its own: Ctrl-C reaches this process alone, which then ends the ranks
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                                       text=True, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
         self.processes.append(process)
         self.listeners.append(threading.Thread(target=self._listen, args=(process,), daemon=True))
         self.listeners[-1].start()

@@ -88,9 +88,11 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
             for size in sizes:
                 whole = max(1, size // (4 * group.size)) * 4 * group.size  # bytes: a multiple of fp32 elements and members
                 case: dict[str, str | float] = {
-                    "operation": operation, "bytes": 0.0 if operation == "barrier" else float(whole), "ranks": group.size,
+                    "operation": operation,
+                    "bytes": 0.0 if operation == "barrier" else float(whole),
+                    "ranks": group.size,
                     "nodes": group.nodes,
-                }  # fmt: skip
+                }
                 often = grid.repeated * (OFTEN if size < SMALL else 1)
                 for context in contexts:
                     found.append(

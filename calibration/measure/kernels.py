@@ -154,16 +154,22 @@ def _logits(x: Tensor) -> Tensor:
 # kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes); names and counts are
 # those of strategies.frameworks.passes where the simulator prices the operator itself
 MEMORY: dict[str, tuple[Pass, float]] = {
-    "copy": (_forward(torch.clone), 2), "scale": (_forward(lambda x: x * 0.5), 2),
+    "copy": (_forward(torch.clone), 2),
+    "scale": (_forward(lambda x: x * 0.5), 2),
     "accumulate": (_forward(lambda x: x.add_(1e-6)), 2),
     "binary": (_binary, 3),
-    "norm": (_forward(_norm), 2), "norm backward": (_backward(_norm), 3),
-    "gelu": (_forward(functional.gelu), 2), "gelu backward": (_backward(functional.gelu), 3),
-    "silu": (_forward(functional.silu), 2), "silu backward": (_backward(functional.silu), 3),
-    "softmax": (_forward(lambda x: x.softmax(-1)), 2), "softmax backward": (_backward(lambda x: x.softmax(-1)), 3),
+    "norm": (_forward(_norm), 2),
+    "norm backward": (_backward(_norm), 3),
+    "gelu": (_forward(functional.gelu), 2),
+    "gelu backward": (_backward(functional.gelu), 3),
+    "silu": (_forward(functional.silu), 2),
+    "silu backward": (_backward(functional.silu), 3),
+    "softmax": (_forward(lambda x: x.softmax(-1)), 2),
+    "softmax backward": (_backward(lambda x: x.softmax(-1)), 3),
     "dropout": (_forward(lambda x: functional.dropout(x, 0.1)), 2.25),
-    "log-softmax": (_forward(_logits), 2), "log-softmax backward": (_backward(_logits), 3),
-}  # fmt: skip
+    "log-softmax": (_forward(_logits), 2),
+    "log-softmax backward": (_backward(_logits), 3),
+}
 ROW = 1024  # elements of a row
 
 

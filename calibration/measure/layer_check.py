@@ -36,9 +36,13 @@ class Check(NamedTuple):
 def model(hidden: int, layers: int) -> Model:
     """A small decoder."""
     fields: dict[str, Any] = {
-        "name": f"check-{hidden}", "layers": layers, "hidden": hidden, "heads": hidden // 64, "vocabulary": VOCABULARY,
+        "name": f"check-{hidden}",
+        "layers": layers,
+        "hidden": hidden,
+        "heads": hidden // 64,
+        "vocabulary": VOCABULARY,
         "context": SEQUENCE,
-    }  # fmt: skip
+    }
     return Model.model_validate(fields)
 
 

@@ -108,9 +108,19 @@ def compare(row: Row) -> Compared:
     """One row and its prediction, or the reason why there is none."""
     measured = row.measured
     known = Compared(
-        row.name, row.group, row.source.framework, row.where, row.model, gpus=row.gpus, step=measured["step"], note=row.note,
-        flops=measured["flops"], mfu=measured["mfu"], memory=measured["memory"], ran_out_of_memory=row.out_of_memory,
-    )  # fmt: skip
+        row.name,
+        row.group,
+        row.source.framework,
+        row.where,
+        row.model,
+        gpus=row.gpus,
+        step=measured["step"],
+        note=row.note,
+        flops=measured["flops"],
+        mfu=measured["mfu"],
+        memory=measured["memory"],
+        ran_out_of_memory=row.out_of_memory,
+    )
     try:
         job = row.job()
         summary = predict(job)  # as `simulate` does: all of its microbatches are played
@@ -119,9 +129,16 @@ def compare(row: Row) -> Compared:
     seconds, gpu = summary.step_seconds, job.cluster.node.gpu
     bar = interval(job, seconds)
     found: dict[str, Any] = {
-        "gpu": gpu.name, "strategy": strategy(job), "profile": summary.profile, "step": row.step(job), "predicted_step": seconds,
-        "low": bar.low, "high": bar.high, "fits": summary.fits, "memory_is": row.source.memory,
-    }  # fmt: skip
+        "gpu": gpu.name,
+        "strategy": strategy(job),
+        "profile": summary.profile,
+        "step": row.step(job),
+        "predicted_step": seconds,
+        "low": bar.low,
+        "high": bar.high,
+        "fits": summary.fits,
+        "memory_is": row.source.memory,
+    }
     if row.flops_rule:
         rate = row.flops(job) / (row.gpus * seconds)
         found |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}

@@ -20,18 +20,46 @@ from calibration.readers.stream import beginning_of, members
 from topologies.reading import UserError, shown
 
 WIDTHS = {
-    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
-    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "ComplexFloat": 8,
-}  # fmt: skip
+    "Float": 4,
+    "Double": 8,
+    "Half": 2,
+    "BFloat16": 2,
+    "Int": 4,
+    "Long": 8,
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Short": 2,
+    "Float8_e4m3fn": 1,
+    "Float8_e5m2": 1,
+    "ComplexFloat": 8,
+}
 NAMES = {
-    "allreduce": "all_reduce", "_allgather_base": "all_gather", "allgather": "all_gather", "all_gather": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather", "_reduce_scatter_base": "reduce_scatter", "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter", "all_to_all": "all_to_all", "all_to_allv": "all_to_all",
-    "broadcast": "broadcast", "reduce": "reduce", "send": "send",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "_allgather_base": "all_gather",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "send": "send",
+}
 SKIPPED = ("recv", "barrier", "wait", "init")  # carry nothing of their own
-ARGUMENTS = ("In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name", "Process Group Ranks",
-             "In split size")  # fmt: skip  # what is kept of a kernel's
+# what is kept of a kernel's
+ARGUMENTS = (
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+    "Group size",
+    "Process Group Name",
+    "Process Group Ranks",
+    "In split size",
+)
 EVENTS = 500_000  # NCCL kernels of a trace
 TEXTS = 64 * 2**20  # letters of their arguments, each text once
 LAST = 1e16  # microseconds: a time of a day is 2e15 of them after 1970
@@ -164,8 +192,11 @@ def _read(path: Path) -> tuple[int, list[_Event], int]:
     if not 0 <= rank < RANKS:
         raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be from 0 to {RANKS - 1:,}")
     groups = found.own.get("pg_config")
-    listed = {str(one.get("pg_name")): str(one.get("ranks") or "")
-              for one in (groups if isinstance(groups, list) else ()) if isinstance(one, Mapping)}  # fmt: skip
+    listed = {
+        str(one.get("pg_name")): str(one.get("ranks") or "")
+        for one in (groups if isinstance(groups, list) else ())
+        if isinstance(one, Mapping)
+    }
     found.kernels.sort(key=lambda kernel: kernel[0])
     result, bare = [], 0
     for _, micro, name, args in found.kernels:

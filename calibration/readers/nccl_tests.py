@@ -27,9 +27,16 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\S+)?", re.ASCII)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device(?:\s+\d+\s+\[[^\]]*\]\s+(.+))?")
 _NAME = re.compile(r"^#\s*Collective test starting:\s*(\S+?)(?:_perf)?\s*$")
 _NAMES = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-    "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "send", "gather": "gather", "scatter": "scatter",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "send",
+    "gather": "gather",
+    "scatter": "scatter",
+}
 
 
 class Log(NamedTuple):

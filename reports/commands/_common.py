@@ -41,15 +41,17 @@ def job_options(command: Any) -> Any:
         click.option(f"--from-{name}", metavar="FILE", help=f"Plan from {name}'s settings; keys not used are printed.")
         for name in framework_names()
     ]
-    for option in reversed((
-        click.option("--model", help="Preset, config.json or YAML, instead of the job's."),
-        click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
-        click.option("--nodes", type=int, help="Number of nodes."),
-        click.option("--plan", help="YAML of the plan, instead of the job's."),
-        click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
-        click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
-        *settings,
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option("--model", help="Preset, config.json or YAML, instead of the job's."),
+            click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
+            click.option("--nodes", type=int, help="Number of nodes."),
+            click.option("--plan", help="YAML of the plan, instead of the job's."),
+            click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
+            click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
+            *settings,
+        )
+    ):
         command = option(command)
     return command
 
@@ -146,11 +148,13 @@ def timeout_option(command: Any) -> Any:
 
 def engine_options(command: Any) -> Any:
     """Where simulations run."""
-    for option in reversed((
-        click.option("--workers", type=int, help="Processes on this machine; by default one per CPU."),
-        click.option("--dask", metavar="ADDRESS", help="Run on a Dask scheduler, such as tcp://10.0.0.1:8786."),
-        click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, such as auto."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option("--workers", type=int, help="Processes on this machine; by default one per CPU."),
+            click.option("--dask", metavar="ADDRESS", help="Run on a Dask scheduler, such as tcp://10.0.0.1:8786."),
+            click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, such as auto."),
+        )
+    ):
         command = option(command)
     return command
 
@@ -164,10 +168,14 @@ def _number(_: Any, option: click.Parameter, text: str | None) -> float | None:
 
 def money_options(command: Any) -> Any:
     """What the whole training is, and what it costs."""
-    for option in reversed((
-        click.option("--tokens", callback=_number, help="Tokens of the whole training, such as 15T or 15e12. [default: 10¹²]"),
-        click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option(
+                "--tokens", callback=_number, help="Tokens of the whole training, such as 15T or 15e12. [default: 10¹²]"
+            ),
+            click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date."),
+        )
+    ):
         command = option(command)
     return command
 

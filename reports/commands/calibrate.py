@@ -25,16 +25,25 @@ if TYPE_CHECKING:
     default=0,
     help="Processes; by default one per GPU, or per core. With --from: of a log that does not say.",
 )
-@click.option("--cluster", help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a "
-              "CPU is described by its best rates, in a file beside the profile.")  # fmt: skip
+@click.option(
+    "--cluster",
+    help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a "
+    "CPU is described by its best rates, in a file beside the profile.",
+)
 @click.option("--profile", help="Prices of what is not measured; by default those shipped for this hardware.")
 @click.option(
     "--parts", default="", metavar="A,B", help="Only these: gemm, attention, memory, optimizer, launch, copy, collective, …"
 )
 @click.option("--largest", default="", metavar="SIZE", help="Largest collective, e.g. 64MiB; by default as memory allows.")
 @click.option("--samples", metavar="FILE", help="Where samples are kept and resumed from.")
-@click.option("--from", "logs", multiple=True, metavar="LOG", help="Measure nothing: fit to logs or JSON of nccl-tests, profiler "
-              "traces (one per rank), or a file of samples. May be repeated.")  # fmt: skip
+@click.option(
+    "--from",
+    "logs",
+    multiple=True,
+    metavar="LOG",
+    help="Measure nothing: fit to logs or JSON of nccl-tests, profiler "
+    "traces (one per rank), or a file of samples. May be repeated.",
+)
 @click.option("--collective", default="", metavar="NAME", help="With --from: of logs that do not name it, e.g. all_reduce.")
 @click.option("--print-launch", type=click.Choice(["local", "slurm", "k8s"]), help="Only print how to start this on a cluster.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="For --print-launch.")
@@ -104,9 +113,16 @@ def _request(given: dict[str, Any]) -> Request:
     parts = tuple(part.strip() for part in given["parts"].split(",")) if given["parts"] else PARTS
     samples = Path(given["samples"]) if given["samples"] else None
     return Request(
-        Path(given["output"]), given["quick"], given["ranks"], parts, given["cluster"], given["profile"], samples, largest,
+        Path(given["output"]),
+        given["quick"],
+        given["ranks"],
+        parts,
+        given["cluster"],
+        given["profile"],
+        samples,
+        largest,
         given["collective"],
-    )  # fmt: skip
+    )
 
 
 def _progress(quiet: bool) -> Any:

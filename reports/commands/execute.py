@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 @AS_JSON
 @timeout_option
 def command(
-    job: str | None, seconds: float, servers: int | None, staleness: str | None, steps: int | None, output: str | None,
-    print_launch: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    job: str | None,
+    seconds: float,
+    servers: int | None,
+    staleness: str | None,
+    steps: int | None,
+    output: str | None,
+    print_launch: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Carry out a job with PyTorch on this machine: check it against one process, time it, count bytes sent and held.
 
     A cluster without GPUs, such as cpu-gloo, runs as processes over gloo, others over NCCL. Under torchrun: all its ranks.

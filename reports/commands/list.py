@@ -43,8 +43,15 @@ def _catalogues() -> dict[str, Any]:
     from topologies.readers import readers
 
     return {
-        "models": model_names, "clusters": cluster_names, "gpus": gpu_names, "profiles": profile_names,
-        "schedules": lambda: list(schedules), "data_parallel": lambda: list(hooks), "algorithms": lambda: list(algorithms),
-        "metrics": metric_names, "wirings": lambda: list(wirings), "fabrics": lambda: list(fabrics),
+        "models": model_names,
+        "clusters": cluster_names,
+        "gpus": gpu_names,
+        "profiles": profile_names,
+        "schedules": lambda: list(schedules),
+        "data_parallel": lambda: list(hooks),
+        "algorithms": lambda: list(algorithms),
+        "metrics": metric_names,
+        "wirings": lambda: list(wirings),
+        "fabrics": lambda: list(fabrics),
         "readers": lambda: list(readers),
-    }  # fmt: skip
+    }

@@ -69,11 +69,30 @@ if TYPE_CHECKING:
 @engine_options
 @AS_JSON
 def command(
-    job: str | None, overrides: tuple[str, ...], space: str | None, vary: tuple[str, ...], goal: str, tokens: float | None,
-    price: float | None, max_gpus: int | None, max_memory: str | None, max_days: float | None, max_cost: float | None,
-    max_power: str | None, top: int, front: bool, limit: float, within: float, results: str | None, window: int | None,
-    workers: int | None, dask: str | None, ray: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    job: str | None,
+    overrides: tuple[str, ...],
+    space: str | None,
+    vary: tuple[str, ...],
+    goal: str,
+    tokens: float | None,
+    price: float | None,
+    max_gpus: int | None,
+    max_memory: str | None,
+    max_days: float | None,
+    max_cost: float | None,
+    max_power: str | None,
+    top: int,
+    front: bool,
+    limit: float,
+    within: float,
+    results: str | None,
+    window: int | None,
+    workers: int | None,
+    dask: str | None,
+    ray: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """The best plan of a declared space, proven: bounds on all plans first, then simulations of the most promising.
 
     What the job says of its plan is kept where no axis varies it; --set FIELD=VALUE keeps a field that the usual axes would vary.
@@ -108,9 +127,22 @@ def command(
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
         found = Search(
-            read, axes, objective(goal), runs, limits, total, price, top, front, limit, within, kept, tell,
-            window or WINDOW, began,
-        ).run()  # fmt: skip
+            read,
+            axes,
+            objective(goal),
+            runs,
+            limits,
+            total,
+            price,
+            top,
+            front,
+            limit,
+            within,
+            kept,
+            tell,
+            window or WINDOW,
+            began,
+        ).run()
     bar = None
     if found.best and not found.ended:
         with suppress(TimeUp), Deadline(limit, began).cut():

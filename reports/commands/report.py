@@ -29,19 +29,44 @@ PARTS = ("runs", "scaling", "clusters", "sensitivity", "published")
 @click.option("--output", required=True, metavar="FOLDER", help="Where report.html and the files beside it go.")
 @click.option("--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="A run beside it, in place of the usual ones.")
 @click.option("--search", is_flag=True, help="Also simulate every tp × pp with DDP, ZeRO-1 and ZeRO-3.")
-@click.option("--search-seconds", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default=True,
-              help="How long --search may take, about; plans that are left are counted.")  # fmt: skip
+@click.option(
+    "--search-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="How long --search may take, about; plans that are left are counted.",
+)
 @click.option("--results", metavar="FILE", help="Show the plans in a table of `shardyard plan --results`.")
 @click.option("--validation", metavar="FILE", help="Show a table of `validate --published --csv` or `validate --output`.")
 @click.option("--without", multiple=True, type=click.Choice(PARTS), help="Leave a part out; may be given several times.")
-@click.option("--format", "formats", multiple=True, type=click.Choice(("png", "svg")), default=("png",), show_default=True,
-              help="Of the figures beside the page; may be given twice.")  # fmt: skip
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(("png", "svg")),
+    default=("png",),
+    show_default=True,
+    help="Of the figures beside the page; may be given twice.",
+)
 @engine_options
 def command(
-    job: str | None, overrides: tuple[str, ...], output: str, formats: tuple[str, ...], workers: int | None, dask: str | None,
-    ray: str | None, tokens: float | None, price: float | None, variants: tuple[str, ...], search: bool, search_seconds: float,
-    results: str | None, validation: str | None, without: tuple[str, ...], **given: Any,
-) -> None:  # fmt: skip
+    job: str | None,
+    overrides: tuple[str, ...],
+    output: str,
+    formats: tuple[str, ...],
+    workers: int | None,
+    dask: str | None,
+    ray: str | None,
+    tokens: float | None,
+    price: float | None,
+    variants: tuple[str, ...],
+    search: bool,
+    search_seconds: float,
+    results: str | None,
+    validation: str | None,
+    without: tuple[str, ...],
+    **given: Any,
+) -> None:
     """Everything about a job on one page: the answer, where time and memory go, other ways, scaling, other clusters, what limits
     it, how far to trust it, how to run it. The exit code is 2 when it runs out of memory.
     """
@@ -78,18 +103,30 @@ _APART = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
 
 
 def _wanted(
-    job: Job, tokens: float | None, price: float | None, without: tuple[str, ...], others: list[Job], search: float | None,
-    results: str | None, validation: str | None,
-) -> Wanted:  # fmt: skip
+    job: Job,
+    tokens: float | None,
+    price: float | None,
+    without: tuple[str, ...],
+    others: list[Job],
+    search: float | None,
+    results: str | None,
+    validation: str | None,
+) -> Wanted:
     """What was asked for, with the files that it names read before any work is done."""
     from reports.page.job_report import Wanted, results_of
     from reports.tables.published import from_file
     from topologies.costs import rates
 
     return Wanted(
-        rates(job.cluster.node.gpu, price), tokens_of(tokens), price, frozenset(without), others, search,
-        (results, results_of(results)) if results else None, (validation, from_file(Path(validation))) if validation else None,
-    )  # fmt: skip
+        rates(job.cluster.node.gpu, price),
+        tokens_of(tokens),
+        price,
+        frozenset(without),
+        others,
+        search,
+        (results, results_of(results)) if results else None,
+        (validation, from_file(Path(validation))) if validation else None,
+    )
 
 
 @contextmanager

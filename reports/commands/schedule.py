@@ -18,9 +18,7 @@ from reports.terminal import echo
 @click.option("--chunks", type=click.IntRange(1), help="Virtual stages of each rank, for schedules that interleave.")
 @click.option("--csv", "file", metavar="FILE", help="Write it as PyTorch's CSV instead: torch.distributed.pipelining loads it.")
 @AS_JSON
-def command(
-    name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None, as_json: bool
-) -> None:  # fmt: skip
+def command(name: str, pp: int | None, microbatches: int | None, chunks: int | None, file: str | None, as_json: bool) -> None:
     """The order in which each rank of a pipeline runs its passes: stage, F B I W, microbatch; one line per rank."""
     from strategies.schedules.table import cells, text_table, write_schedule
 

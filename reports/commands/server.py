@@ -31,9 +31,17 @@ if TYPE_CHECKING:
 @click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON
 def command(
-    job: str | None, servers: int, staleness: str, steps: int, jitter: float, seed: int, plot: str | None, report: str | None,
-    as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    job: str | None,
+    servers: int,
+    staleness: str,
+    steps: int,
+    jitter: float,
+    seed: int,
+    plot: str | None,
+    report: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
     from strategies.lowering.parameter_servers import parameter_servers
     from strategies.predict import prices_of
@@ -73,8 +81,11 @@ def _report(
     from strategies.predict import prices_of
 
     def ask(servers: int, how: str) -> Answer:
-        return answer if (servers, how) == (answer.servers, staleness) else parameter_servers(
-            job, prices, servers, how, steps, jitter, seed)  # fmt: skip
+        return (
+            answer
+            if (servers, how) == (answer.servers, staleness)
+            else parameter_servers(job, prices, servers, how, steps, jitter, seed)
+        )
 
     prices, each = prices_of(job), job.cluster.node.gpus
     nodes = _nodes(job, answer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--unfolded", is_flag=True, help="Give every rank its own actor (same answer, slower).")
 def command(
     job: str | None, as_json: bool, report: str | None, unfolded: bool, tokens: float | None, price: float | None, **given: Any
-) -> None:  # fmt: skip
+) -> None:
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
     from reports.formatting import training_cost
     from reports.inputs import describe

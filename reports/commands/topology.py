@@ -20,7 +20,7 @@ from reports.terminal import echo
 @AS_JSON
 def command(
     cluster: str, gpu: str | None, nodes: int | None, overrides: tuple[str, ...], draw: str | None, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """What a cluster consists of and how it is wired.
 
     NAME_OR_FILE is a name from the catalogue, YAML, or the output of `nvidia-smi topo -m`, NCCL's topology dump, Slurm's

@@ -41,8 +41,9 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--only", multiple=True, metavar="NAME", help="Only this variant of the set. May be repeated.")
 @click.option("--quick", is_flag=True, help="Only the variants that the set calls quick.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=5.0, show_default=True, help="How long to time each, about.")
-@click.option("--launches", type=click.IntRange(1, 99), help="How often to start anew, of which the median counts.  [default: 3, "
-              "--quick 1]")  # fmt: skip
+@click.option(
+    "--launches", type=click.IntRange(1, 99), help="How often to start anew, of which the median counts.  [default: 3, --quick 1]"
+)
 @click.option(
     "--emulate", "emulated", metavar="nodes=N,bandwidth=B[,ranks=R]", help="On nodes that are emulated here; needs root."
 )
@@ -76,10 +77,18 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
 
 
 def _executed(
-    plot: str | None, as_json: bool, variants: str | None, only: tuple[str, ...], quick: bool, seconds: float,
-    launches: int | None, output: str | None,
-    emulated: str | None, overrides: tuple[str, ...], **given: Any,
-) -> None:  # fmt: skip
+    plot: str | None,
+    as_json: bool,
+    variants: str | None,
+    only: tuple[str, ...],
+    quick: bool,
+    seconds: float,
+    launches: int | None,
+    output: str | None,
+    emulated: str | None,
+    overrides: tuple[str, ...],
+    **given: Any,
+) -> None:
     from calibration.launch.emulation import read_emulation
     from calibration.validate import emulate, validate
     from calibration.validation_set import read_set

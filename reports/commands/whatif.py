@@ -45,10 +45,22 @@ if TYPE_CHECKING:
 @engine_options
 @AS_JSON
 def command(
-    job: str | None, overrides: tuple[str, ...], vary: tuple[str, ...], one_at_a_time: bool, weak: bool, strong: bool,
-    plans: tuple[str, ...], plot: str | None, tokens: float | None, price: float | None, workers: int | None, dask: str | None,
-    ray: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    job: str | None,
+    overrides: tuple[str, ...],
+    vary: tuple[str, ...],
+    one_at_a_time: bool,
+    weak: bool,
+    strong: bool,
+    plans: tuple[str, ...],
+    plot: str | None,
+    tokens: float | None,
+    price: float | None,
+    workers: int | None,
+    dask: str | None,
+    ray: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Change inputs and see the answer move: a table, a tornado, weak and strong scaling, where the winner changes.
 
     The exit code is 2 when a value is refused wherever it was tried.

@@ -24,11 +24,36 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
 BLACK, GREY, DARK, WHITE, LIGHT = "#000000", "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
-COLOURS = {"forward": BLUE, "backward": ORANGE, "recompute": YELLOW, "optimizer": GREEN, "launch": GREY, "slowdown": DARK,
-           "bubble": WHITE, "wait": LIGHT, "tp": PURPLE, "cp": YELLOW, "ep": BLACK, "dp": RED,
-           "replica": YELLOW, "pp": SKY, "host": GREY, "nvme": DARK, "cpu": ORANGE}  # fmt: skip
-HATCHES = {"tp": "////", "cp": "xxxx", "ep": "....", "dp": "\\\\\\\\", "replica": "++++", "pp": "----",
-           "host": "oo", "nvme": "OO", "cpu": "**"}  # fmt: skip
+COLOURS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "recompute": YELLOW,
+    "optimizer": GREEN,
+    "launch": GREY,
+    "slowdown": DARK,
+    "bubble": WHITE,
+    "wait": LIGHT,
+    "tp": PURPLE,
+    "cp": YELLOW,
+    "ep": BLACK,
+    "dp": RED,
+    "replica": YELLOW,
+    "pp": SKY,
+    "host": GREY,
+    "nvme": DARK,
+    "cpu": ORANGE,
+}
+HATCHES = {
+    "tp": "////",
+    "cp": "xxxx",
+    "ep": "....",
+    "dp": "\\\\\\\\",
+    "replica": "++++",
+    "pp": "----",
+    "host": "oo",
+    "nvme": "OO",
+    "cpu": "**",
+}
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 
 DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
@@ -36,10 +61,18 @@ LANES = 32  # rows of a Gantt chart
 NUMBERED = 16  # microbatches up to which passes are numbered
 
 _STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    "hatch.linewidth": 0.6, "hatch.color": "#00000066", "svg.hashsalt": "shardyard", "svg.fonttype": "none",
-}  # fmt: skip
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+    "hatch.color": "#00000066",
+    "svg.hashsalt": "shardyard",
+    "svg.fonttype": "none",
+}
 
 
 @dataclass(frozen=True)

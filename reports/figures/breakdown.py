@@ -25,8 +25,17 @@ def breakdown(summaries: Mapping[str, Summary]) -> Figure:
     for component in components(run.breakdown for run in runs):
         key = component.removesuffix(" exposed")
         widths = [run.breakdown.get(component, 0.0) for run in runs]
-        ax.barh(range(len(runs)), [width * unit for width in widths], left=[end * unit for end in ends], height=0.62,
-                color=COLOURS[key], hatch=HATCHES.get(key), edgecolor=DARK, linewidth=0.5, clip_on=False)  # fmt: skip
+        ax.barh(
+            range(len(runs)),
+            [width * unit for width in widths],
+            left=[end * unit for end in ends],
+            height=0.62,
+            color=COLOURS[key],
+            hatch=HATCHES.get(key),
+            edgecolor=DARK,
+            linewidth=0.5,
+            clip_on=False,
+        )
         for y, (run, width) in enumerate(zip(runs, widths, strict=True)):
             if width > 0.068 * longest:
                 _share(ax, (ends[y] + width / 2) * unit, y, width / run.step_seconds, key)

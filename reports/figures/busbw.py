@@ -33,8 +33,9 @@ def busbw(data: Sweep) -> Figure:
     _scales(left, right, data)
     handles, labels = left.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=min(6, len(handles)), fontsize=9)
-    drawn.suptitle(f"{data.operation} of {data.where}" if data.used else f"{data.operation} on {data.where}", x=0.01, ha="left",
-                   fontsize=12)  # fmt: skip
+    drawn.suptitle(
+        f"{data.operation} of {data.where}" if data.used else f"{data.operation} on {data.where}", x=0.01, ha="left", fontsize=12
+    )
     return drawn
 
 

@@ -43,8 +43,16 @@ def _steps(ax: Axes, runs: list[Summary]) -> list[str]:
     ends, seen = [0.0] * len(runs), []
     for component in components(run.breakdown for run in runs):
         key, widths = component.removesuffix(" exposed"), [run.breakdown.get(component, 0.0) for run in runs]
-        bars = ax.barh(range(len(runs)), [width * unit for width in widths], left=[end * unit for end in ends], height=0.66,
-                       color=COLOURS[key], hatch=HATCHES.get(key), edgecolor=DARK, linewidth=0.5)  # fmt: skip
+        bars = ax.barh(
+            range(len(runs)),
+            [width * unit for width in widths],
+            left=[end * unit for end in ends],
+            height=0.66,
+            color=COLOURS[key],
+            hatch=HATCHES.get(key),
+            edgecolor=DARK,
+            linewidth=0.5,
+        )
         for bar, run in zip(bars, runs, strict=True):
             bar.set_alpha(1.0 if run.fits else 0.35)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
@@ -67,7 +75,15 @@ def _peaks(ax: Axes, runs: list[Summary]) -> list[str]:
         seen += [kind] * any(sizes)
     for capacity in sorted({run.memory_capacity for run in runs}):
         ax.axvline(capacity / 1e9, color=RED, linestyle="--", linewidth=1.5)
-        ax.text(capacity / 1e9, 1.01, f"{gigabytes(capacity)} GB", color=RED, ha="center", va="bottom", fontsize=8.5,
-                transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.text(
+            capacity / 1e9,
+            1.01,
+            f"{gigabytes(capacity)} GB",
+            color=RED,
+            ha="center",
+            va="bottom",
+            fontsize=8.5,
+            transform=ax.get_xaxis_transform(),
+        )
     ax.set(xlabel="peak memory of the fullest GPU (GB)")
     return seen

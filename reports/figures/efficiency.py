@@ -50,16 +50,24 @@ def efficiency(data: Scaling) -> Figure:
     ax.set_xticks(every, [f"{gpus:,}" for gpus in every])
     ax.minorticks_off()
     ax.axhline(100, color=GREY, linewidth=1.2, linestyle="--", label="ideal")
-    points = {name: [(size, 100 * share) for size, share in zip(line, data.shares[name], strict=True)]
-              for name, line in data.lines.items()}  # fmt: skip
+    points = {
+        name: [(size, 100 * share) for size, share in zip(line, data.shares[name], strict=True)]
+        for name, line in data.lines.items()
+    }
     for number, (name, line) in enumerate(points.items()):
         _line(ax, name, line, (BLUE, ORANGE)[number % 2], "os"[number % 2])
     _labels(ax, list(points.values()))
     for name, gpus in data.boundaries.items():
         if every and every[0] <= gpus < every[-1]:
             ax.axvline(gpus * 2**0.5, color=DARK, linewidth=0.8, linestyle=":")
-            ax.annotate(f"within a {name} ", (gpus * 2**0.5, 0.02), xycoords=("data", "axes fraction"), ha="right", fontsize=8.5,
-                        color=DARK)  # fmt: skip
+            ax.annotate(
+                f"within a {name} ",
+                (gpus * 2**0.5, 0.02),
+                xycoords=("data", "axes fraction"),
+                ha="right",
+                fontsize=8.5,
+                color=DARK,
+            )
     highest = max((share for line in points.values() for _, share in line), default=100.0)
     ax.set(xlabel="GPUs", ylabel="% of tokens/s/GPU\non the fewest that fit", ylim=(0, max(125, highest + 20)))
     ax.set_xlim(every[0] / 1.3, every[-1] * 1.3)
@@ -75,8 +83,7 @@ def _line(ax: Axes, name: str, line: Sequence[Point], colour: str, mark: str) ->
     ax.plot([size.gpus for size, _ in line], [share for _, share in line], color=colour, marker=mark, markersize=6, label=name)
     hollow = [(size.gpus, share) for size, share in line if not size.fits]
     if hollow:
-        ax.plot(*zip(*hollow, strict=True), linestyle="", marker=mark, markersize=6, color=WHITE,
-                markeredgecolor=colour)  # fmt: skip
+        ax.plot(*zip(*hollow, strict=True), linestyle="", marker=mark, markersize=6, color=WHITE, markeredgecolor=colour)
 
 
 def _labels(ax: Axes, lines: Sequence[Sequence[Point]]) -> None:
@@ -89,5 +96,12 @@ def _labels(ax: Axes, lines: Sequence[Sequence[Point]]) -> None:
         if len({share for share, _ in shares}) == 1:
             continue  # the reference of both
         for place, (share, colour) in enumerate(sorted(shares, reverse=True)):
-            ax.annotate(f"{share:.0f} %", (gpus, share), (0, 8 if place == 0 else -15), textcoords="offset points", ha="center",
-                        fontsize=8.5, color=colour)  # fmt: skip
+            ax.annotate(
+                f"{share:.0f} %",
+                (gpus, share),
+                (0, 8 if place == 0 else -15),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8.5,
+                color=colour,
+            )

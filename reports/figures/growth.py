@@ -33,9 +33,14 @@ def growth(data: Growth) -> Figure:
     for name, points in data.lines.items():
         algorithm, size = name.split(", ")
         axes.plot(
-            [ranks for ranks, _ in points], [time for _, time in points], marker="o", markersize=3.5, label=name,
-            color=colours[algorithms.index(algorithm) % len(colours)], linestyle=STYLES[sizes.index(size) % len(STYLES)],
-        )  # fmt: skip
+            [ranks for ranks, _ in points],
+            [time for _, time in points],
+            marker="o",
+            markersize=3.5,
+            label=name,
+            color=colours[algorithms.index(algorithm) % len(colours)],
+            linestyle=STYLES[sizes.index(size) % len(STYLES)],
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("ranks")

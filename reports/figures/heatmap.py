@@ -56,9 +56,11 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
         ax.set_title(name)
     drawn.colorbar(shades, ax=grid, label="tokens/s/GPU", shrink=0.9)
     cells = [panel.get((tp, pp)) for panel in panels.values() for tp in tps for pp in pps]
-    marks: dict[str, dict[str, Any]] = {"out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},
-             "refused (–)": {"facecolor": GREY},
-             "not simulated": {"facecolor": WHITE, "edgecolor": GREY}}  # fmt: skip
+    marks: dict[str, dict[str, Any]] = {
+        "out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},
+        "refused (–)": {"facecolor": GREY},
+        "not simulated": {"facecolor": WHITE, "edgecolor": GREY},
+    }
     there = any(c and c.value is not None and not c.fits for c in cells), any(c and c.value is None for c in cells), None in cells
     handles = [Patch(label=name, **look) for (name, look), found in zip(marks.items(), there, strict=True) if found]
     if handles:
@@ -84,12 +86,30 @@ def _map(ax: Axes, panel: Panel, sides: tuple[list[int], list[int]], shades: obj
                     colour = to_hex(shades.to_rgba(cell.value))  # type: ignore[attr-defined]
                     text_colour = ink(colour)
             hatch = "////" if known and cell is not None and not cell.fits else None
-            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=DARK if hatch else WHITE, hatch=hatch,
-                                   linewidth=0 if hatch else 1))  # fmt: skip
+            ax.add_patch(
+                Rectangle(
+                    (x - 0.5, y - 0.5),
+                    1,
+                    1,
+                    facecolor=colour,
+                    edgecolor=DARK if hatch else WHITE,
+                    hatch=hatch,
+                    linewidth=0 if hatch else 1,
+                )
+            )
             box = {"facecolor": LIGHT, "edgecolor": "none", "pad": 1.0} if hatch else None
             star = best == (tp, pp)
-            ax.text(x, y, ("★ " if star else "") + text, ha="center", va="center", fontsize=8.5, color=text_colour, bbox=box,
-                    fontweight="bold" if star else "normal")  # fmt: skip
+            ax.text(
+                x,
+                y,
+                ("★ " if star else "") + text,
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color=text_colour,
+                bbox=box,
+                fontweight="bold" if star else "normal",
+            )
     ax.set(xlim=(-0.5, len(pps) - 0.5), ylim=(len(tps) - 0.5, -0.5), xlabel="pp", ylabel="tp")
     ax.set_xticks(range(len(pps)), [str(pp) for pp in pps])
     ax.set_yticks(range(len(tps)), [str(tp) for tp in tps])

@@ -21,8 +21,16 @@ def memory(summary: Summary) -> Figure:
     for kind in KINDS:
         sizes = [held(entry)[kind] / 1e9 for entry in entries]
         if any(sizes):
-            ax.bar(range(len(entries)), sizes, bottom=bottom, width=0.7, color=MEMORY[kind], edgecolor=DARK,
-                   linewidth=0.5 if len(entries) <= 32 else 0, label=kind)  # fmt: skip
+            ax.bar(
+                range(len(entries)),
+                sizes,
+                bottom=bottom,
+                width=0.7,
+                color=MEMORY[kind],
+                edgecolor=DARK,
+                linewidth=0.5 if len(entries) <= 32 else 0,
+                label=kind,
+            )
         bottom = [low + more for low, more in zip(bottom, sizes, strict=True)]
     capacity = summary.memory_capacity / 1e9
     highest = max(*bottom, capacity) * 1.1

@@ -38,8 +38,14 @@ def memory_over_time(timeline: Timeline) -> Figure:
         top, above = 1.15 * books[lane].peak, ", far above"
     ax.axhline(free / 1e9, color=RED, linestyle="--", linewidth=1.5, label=f"room for tensors {gigabytes(free)} GB{above}")
     moment, op = books[lane].when
-    ax.annotate(f"peak during {op}", (max(0.0, moment) * unit, books[lane].peak / 1e9), (0, 6), textcoords="offset points",
-                ha="left" if moment < timeline.step / 2 else "right", fontsize=9)  # fmt: skip
+    ax.annotate(
+        f"peak during {op}",
+        (max(0.0, moment) * unit, books[lane].peak / 1e9),
+        (0, 6),
+        textcoords="offset points",
+        ha="left" if moment < timeline.step / 2 else "right",
+        fontsize=9,
+    )
     ax.set(xlim=(0, timeline.step * unit), ylim=(0, 1.15 * top / 1e9), ylabel="GB", xlabel=f"time ({name})")
     ax.set_title(f"What a GPU of stage {timeline.stage(lane)} holds over the step")
     handles, labels = ax.get_legend_handles_labels()

@@ -78,5 +78,13 @@ def _named(ax: Axes, best: Sequence[tuple[float, float, str]]) -> None:
             continue
         lines.append((x, y))
         side = "left" if x < 0.6 else "right"
-        ax.annotate(name, (days, height), (7 if side == "left" else -7, 5), textcoords="offset points", ha=side, fontsize=8.5,
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}, zorder=4)  # fmt: skip
+        ax.annotate(
+            name,
+            (days, height),
+            (7 if side == "left" else -7, 5),
+            textcoords="offset points",
+            ha=side,
+            fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+            zorder=4,
+        )

@@ -63,14 +63,21 @@ def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
             side = row.high if row.step > row.predicted_step else row.low
             scores.append(abs(math.log(row.step / row.predicted_step) / math.log(side / row.predicted_step)) * NORMAL)
     levels = [level / 100 for level in range(5, 100, 5)]
-    return [(level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores)))
-            for level in levels]  # fmt: skip
+    return [
+        (level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores))) for level in levels
+    ]
 
 
 def _calibration(axes: Axes, rows: Sequence[Compared]) -> None:
     for number, (source, group) in enumerate(sorted(grouped(rows, "source").items())):
-        axes.plot(*zip(*stated_and_held(group), strict=True), color=_COLOURS[number % len(_COLOURS)], lw=1,
-                  marker=_MARKS[number % len(_MARKS)], ms=3, label=source)  # fmt: skip
+        axes.plot(
+            *zip(*stated_and_held(group), strict=True),
+            color=_COLOURS[number % len(_COLOURS)],
+            lw=1,
+            marker=_MARKS[number % len(_MARKS)],
+            ms=3,
+            label=source,
+        )
     axes.plot(*zip(*stated_and_held(rows), strict=True), color=DARK, lw=2.5, label="all")
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="stated level of the interval", ylabel="share of rows that it holds")

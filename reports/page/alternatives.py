@@ -40,8 +40,7 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
     if not any(size.fits for line in data.lines.values() for size in line):
         told.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total,
-                     efficiency=data.shares)  # fmt: skip
+    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, efficiency=data.shares)
     return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(told), table=table)
 
 
@@ -75,9 +74,17 @@ def _answers(
         if summary is None or whole is None:
             continue
         over = "" if summary.fits else " ✗"
-        line = [name.partition(":")[0], f"{summary.gpus:,}", seconds(summary.step_seconds), count(summary.tokens_per_second),
-                count(summary.tokens_per_second_per_gpu), percent(summary.mfu), size(summary.worst.peak) + over,
-                digits(whole.seconds / 86400), "–" if whole.usd is None else dollars(whole.usd)]  # fmt: skip
+        line = [
+            name.partition(":")[0],
+            f"{summary.gpus:,}",
+            seconds(summary.step_seconds),
+            count(summary.tokens_per_second),
+            count(summary.tokens_per_second_per_gpu),
+            percent(summary.mfu),
+            size(summary.worst.peak) + over,
+            digits(whole.seconds / 86400),
+            "–" if whole.usd is None else dollars(whole.usd),
+        ]
         if efficiency is not None:
             line.append(percent(efficiency[name][places[name]]))
             places[name] += 1
@@ -94,8 +101,11 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     if job.profile is not None:
         return Section(title, text=(f"Left out: profile {job.profile} was asked for, which is of one kind of machine.",))
     places = [(name, load_cluster(name)) for name in cluster_names()]
-    inputs = [{"cluster": name, "nodes": job.cluster.gpus // place.node.gpus} for name, place in places
-              if name != job.cluster.name and place.node.nics and job.cluster.gpus % place.node.gpus == 0]  # fmt: skip
+    inputs = [
+        {"cluster": name, "nodes": job.cluster.gpus // place.node.gpus}
+        for name, place in places
+        if name != job.cluster.name and place.node.nics and job.cluster.gpus % place.node.gpus == 0
+    ]
     found = whatif.ask(read, [({}, "", {}), *((one, "", {}) for one in inputs)], engine, total, price)
     named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in found]
     named.sort(key=lambda pair: _cheapest(pair[1]))
@@ -130,9 +140,11 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
     picture = Picture("tornado", alt, tornado, (job.name, step, effects))
     faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
     rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
-    told = (f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
-            "A faster link helps until the next one on the way limits. For the figure, collectives stay as they are chosen now "
-            "(how wrong may a price be?), for the table they are chosen anew, as `shardyard whatif` does.")  # fmt: skip
+    told = (
+        f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
+        "A faster link helps until the next one on the way limits. For the figure, collectives stay as they are chosen now "
+        "(how wrong may a price be?), for the table they are chosen anew, as `shardyard whatif` does.",
+    )
     return Section("What limits the step", (picture,), told, table=Sheet(("twice as fast", "step", "change"), rows))
 
 
@@ -142,8 +154,10 @@ def collectives(timeline: Timeline) -> Section | None:
     from sim.analysis.collective_sweep import of_step
 
     found = of_step(timeline, [4.0**power for power in range(5, 17)])  # 1 KiB to 4 GiB
-    pictures = [Picture(f"busbw_{number}", f"Time and bandwidth of {data.operation} of {data.where} against size", busbw, data)
-                for number, data in enumerate(found)]  # fmt: skip
+    pictures = [
+        Picture(f"busbw_{number}", f"Time and bandwidth of {data.operation} of {data.where} against size", busbw, data)
+        for number, data in enumerate(found)
+    ]
     text = "What the job communicates most, among its own groups, on links that nothing else uses."
     return Section("Collectives", tuple(pictures), (text,)) if pictures else None
 

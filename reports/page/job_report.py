@@ -53,8 +53,9 @@ class Wanted:
         return self.tokens or TOKENS
 
 
-def report(job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapping[str, Any], wanted: Wanted, engine: Engine,
-           tell: Tell) -> Report:  # fmt: skip
+def report(
+    job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapping[str, Any], wanted: Wanted, engine: Engine, tell: Tell
+) -> Report:
     """The report of `job`, whose step has been played. read: the job with other fields; tell: hears what is being done."""
     made: list[Section] = []
     beside: dict[str, Summary] = {}
@@ -74,9 +75,18 @@ def report(job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapp
         tell("what limits the step")
         made.append(alternatives.limits(job, answer.step_seconds))
     money = {"rates": wanted.rates} | ({"tokens": wanted.tokens} if wanted.tokens else {})
-    return Report(played, answer, {**inputs, **money}, job.cluster, beside, tuple(made), _evidence(job, wanted, engine, tell),
-                  alternatives.launches(job), alternatives.collectives(played),
-                  winner(_entry(job.name, job, answer, ""), others))  # fmt: skip
+    return Report(
+        played,
+        answer,
+        {**inputs, **money},
+        job.cluster,
+        beside,
+        tuple(made),
+        _evidence(job, wanted, engine, tell),
+        alternatives.launches(job),
+        alternatives.collectives(played),
+        winner(_entry(job.name, job, answer, ""), others),
+    )
 
 
 def _entry(name: str, job: Job, summary: Summary, arguments: str) -> Entry:

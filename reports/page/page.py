@@ -183,8 +183,11 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
     for one in report.launch:
         if one.file:  # what cannot express the plan has none
             write_whole(folder / one.file, one.text)
-    beside = [*(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats), *DATA,
-              *(one.file for one in report.launch if one.file)]  # fmt: skip
+    beside = [
+        *(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats),
+        *DATA,
+        *(one.file for one in report.launch if one.file),
+    ]
     write_whole(folder / "report.html", page(report, folder, beside))
     return ["report.html", *beside]
 
@@ -277,8 +280,14 @@ def _memory(summary: Summary) -> dict[str, Any]:
     entries = stages(summary)
     used = [kind for kind in KINDS if any(held(entry)[kind] for entry in entries)]
     rows = [
-        [str(entry.stage), *(gigabytes(held(entry)[kind]) for kind in used), gigabytes(entry.peak),
-         percent(entry.peak / summary.memory_capacity), seconds(entry.time), entry.op]
+        [
+            str(entry.stage),
+            *(gigabytes(held(entry)[kind]) for kind in used),
+            gigabytes(entry.peak),
+            percent(entry.peak / summary.memory_capacity),
+            seconds(entry.time),
+            entry.op,
+        ]
         for entry in entries
-    ]  # fmt: skip
+    ]
     return {"header": ["stage", *used, "peak", "of capacity", "reached at", "during"], "rows": rows}

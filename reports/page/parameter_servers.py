@@ -17,8 +17,18 @@ from sim.analysis.summary import Summary
 from strategies.lowering.parameter_servers import Answer
 from topologies.writing import write_whole
 
-COLUMNS = ("staleness", "tokens/s", "a worker's step", "compute", "into servers", "out of servers", "mean staleness", "p99",
-           "of a worker", "of a server")  # fmt: skip
+COLUMNS = (
+    "staleness",
+    "tokens/s",
+    "a worker's step",
+    "compute",
+    "into servers",
+    "out of servers",
+    "mean staleness",
+    "p99",
+    "of a worker",
+    "of a server",
+)
 
 
 @dataclass(frozen=True)
@@ -44,16 +54,26 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
     for picture in pictures:
         picture.draw(picture.data, folder / f"{picture.name}.png")
     groups = {"by_staleness": report.by_staleness, "by_servers": report.by_servers}
-    data = {"job": report.job, "answer": report.answer.to_dict(),
-            **{name: {key: one.to_dict() for key, one in group.items()} for name, group in groups.items()}}  # fmt: skip
+    data = {
+        "job": report.job,
+        "answer": report.answer.to_dict(),
+        **{name: {key: one.to_dict() for key, one in group.items()} for name, group in groups.items()},
+    }
     write_whole(folder / "servers.json", json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
     files = ["servers.json", *(f"{picture.name}.png" for picture in pictures)]
     title = settings(report.answer, report.name) + f": {count(report.answer.tokens_per_second)} tokens/s"
     text = render(
-        "server.html.j2", pictures, folder, title=title, fits=report.answer.fits, cards=labelled(report.answer),
-        sections=sections, files=files, provenance=f"shardyard {report.job['version']} · hash {report.job['hash']}",
+        "server.html.j2",
+        pictures,
+        folder,
+        title=title,
+        fits=report.answer.fits,
+        cards=labelled(report.answer),
+        sections=sections,
+        files=files,
+        provenance=f"shardyard {report.job['version']} · hash {report.job['hash']}",
         inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(report.job).items()],
-    )  # fmt: skip
+    )
     write_whole(folder / "report.html", text)
     return ["report.html", *files]
 
@@ -77,9 +97,18 @@ def _sections(report: ServerReport) -> list[Section]:
 def _row(name: str, answer: Answer) -> list[Any]:
     played = answer.played
     stale = played.staleness
-    return [name, count(answer.tokens_per_second), seconds(played.seconds / answer.steps), percent(played.computing),
-            percent(played.pushing), percent(played.pulling), digits(stale.mean), f"{stale.p99:.0f}",
-            _held(answer.worker_memory, answer), _held(answer.server_memory, answer)]  # fmt: skip
+    return [
+        name,
+        count(answer.tokens_per_second),
+        seconds(played.seconds / answer.steps),
+        percent(played.computing),
+        percent(played.pushing),
+        percent(played.pulling),
+        digits(stale.mean),
+        f"{stale.p99:.0f}",
+        _held(answer.worker_memory, answer),
+        _held(answer.server_memory, answer),
+    ]
 
 
 def _held(used: float, answer: Answer) -> str:

@@ -18,9 +18,18 @@ from topologies.reading import UserError
 
 Row = Mapping[str, Any]  # of `strategies.planner.search.results`
 PANELS = 6  # heatmaps that are shown
-SHORT = {"plan.tp": "tp{}", "plan.pp": "pp{}", "plan.cp": "cp{}", "plan.ep": "ep{}", "plan.microbatch": "mb{}",
-         "plan.chunks": "v{}", "plan.data_parallel": "{}", "plan.schedule": "{}", "plan.recompute": "recompute {}",
-         "nodes": "{} nodes"}  # fmt: skip
+SHORT = {
+    "plan.tp": "tp{}",
+    "plan.pp": "pp{}",
+    "plan.cp": "cp{}",
+    "plan.ep": "ep{}",
+    "plan.microbatch": "mb{}",
+    "plan.chunks": "v{}",
+    "plan.data_parallel": "{}",
+    "plan.schedule": "{}",
+    "plan.recompute": "recompute {}",
+    "nodes": "{} nodes",
+}
 SILENT = ("plan.sequence_parallel", "plan.order", "plan.reshard", "plan.shard")  # left out of a plan's short name
 
 
@@ -101,19 +110,38 @@ def sheet(plans: Plans) -> Sheet:
     """A row per plan, those that fit first; refused ones say why."""
     names = plans.varied
     money = f"{plans.money} for {tokens_text(plans.tokens)}"
-    columns = [*(name.removeprefix("plan.") for name in names), "step (s)", "tokens/s/GPU", "MFU (%)", "memory (GB)",
-               "bubble (%)", "exposed (%)", "days", money, "answer"]  # fmt: skip
+    columns = [
+        *(name.removeprefix("plan.") for name in names),
+        "step (s)",
+        "tokens/s/GPU",
+        "MFU (%)",
+        "memory (GB)",
+        "bubble (%)",
+        "exposed (%)",
+        "days",
+        money,
+        "answer",
+    ]
     rest = [row for row in plans.rows if not (row["step"] and row["fits"])]
     rest.sort(key=lambda row: (row["step"] is None, row["step"] or 0.0, str(row["changes"])))
-    return Sheet(columns, [[*(_plain(plans.value(row, name)) for name in names), *_numbers(plans, row)]
-                           for row in (*plans.fitting, *rest)])  # fmt: skip
+    return Sheet(
+        columns, [[*(_plain(plans.value(row, name)) for name in names), *_numbers(plans, row)] for row in (*plans.fitting, *rest)]
+    )
 
 
 def _numbers(plans: Plans, row: Row) -> list[Any]:
     if not row["step"]:
         return [*[None] * 8, row["error"]]
-    numbers = (row["step"], row["tokens_per_second_per_gpu"], 100 * row["mfu"], row["memory"] / 1e9, 100 * row["bubble"],
-               100 * row["exposed"], plans.hours(row) / 24, plans.spent(row))  # fmt: skip
+    numbers = (
+        row["step"],
+        row["tokens_per_second_per_gpu"],
+        100 * row["mfu"],
+        row["memory"] / 1e9,
+        100 * row["bubble"],
+        100 * row["exposed"],
+        plans.hours(row) / 24,
+        plans.spent(row),
+    )
     return [*(float(f"{number:.4g}") for number in numbers), "fits" if row["fits"] else "out of memory"]
 
 
@@ -145,10 +173,10 @@ def front(plans: Plans) -> Front:
     """Plans that fit, and which of them nothing beats in time, cost and memory at once."""
     from strategies.planner.search.answer import pareto as unbeaten
 
-    rows: Iterable[dict[str, Any]] = [
-        {**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting
-    ]  # fmt: skip
+    rows: Iterable[dict[str, Any]] = [{**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting]
     best = {id(row["changes"]) for row in unbeaten(rows)}
-    points = [Plan(plans.name(row), plans.hours(row) / 24, plans.spent(row), row["memory"], id(row["changes"]) in best)
-              for row in plans.fitting]  # fmt: skip
+    points = [
+        Plan(plans.name(row), plans.hours(row) / 24, plans.spent(row), row["memory"], id(row["changes"]) in best)
+        for row in plans.fitting
+    ]
     return Front(points, tokens_text(plans.tokens), plans.money, plans.capacity)

@@ -35,8 +35,11 @@ def profile_errors(profile: Profile) -> Section:
 
 def _extent(ranges: Mapping[str, tuple[float, float]]) -> str:
     """From where to where each quantity was measured."""
-    spans = [(name, *(size(end) if name == "bytes" else f"{end:,.0f}" for end in ends)) for name, ends in ranges.items()
-             if ends[0] < ends[1]]  # fmt: skip
+    spans = [
+        (name, *(size(end) if name == "bytes" else f"{end:,.0f}" for end in ends))
+        for name, ends in ranges.items()
+        if ends[0] < ends[1]
+    ]
     return ", ".join(f"{name} {low} to {high}" for name, low, high in spans)
 
 
@@ -84,8 +87,17 @@ def _errors(rows: Sequence[Compared]) -> Sheet:
     for name, group in [*sorted(grouped(rows, "source").items()), ("all", list(rows))]:
         errors = Errors.of(group)
         assert errors is not None
-        lines.append([name, errors.rows, percent(errors.mean), percent(errors.median), signed(errors.bias), signed(errors.worst),
-                      percent(errors.held)])  # fmt: skip
+        lines.append(
+            [
+                name,
+                errors.rows,
+                percent(errors.mean),
+                percent(errors.median),
+                signed(errors.bias),
+                signed(errors.worst),
+                percent(errors.held),
+            ]
+        )
     return Sheet(TABLE, lines)
 
 

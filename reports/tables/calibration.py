@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, DARK, YELLOW)
 _PANELS = {  # part -> title, quantity of the axis
-    "gemm": ("matrix products, a dot per shape and layout", "FLOPs"), "attention": ("attention, forward and backward", "FLOPs"),
-    "memory": ("bound by memory", "bytes"), "links": ("collectives in a step (dashed: back to back)", "bytes of the full buffer"),
-}  # fmt: skip
+    "gemm": ("matrix products, a dot per shape and layout", "FLOPs"),
+    "attention": ("attention, forward and backward", "FLOPs"),
+    "memory": ("bound by memory", "bytes"),
+    "links": ("collectives in a step (dashed: back to back)", "bytes of the full buffer"),
+}
 
 
 @contextmanager
@@ -109,10 +111,13 @@ def to_dict(result: Result) -> dict[str, Any]:
         for name, count, fitted, worst, out in _rows(points)
     }
     return {
-        "profile": result.fitted.profile.name, "files": [str(path) for path in result.files], "series": series,
-        "layers": [check._asdict() | {"error": check.error} for check in result.layers], "copies": result.copies,
+        "profile": result.fitted.profile.name,
+        "files": [str(path) for path in result.files],
+        "series": series,
+        "layers": [check._asdict() | {"error": check.error} for check in result.layers],
+        "copies": result.copies,
         "notes": result.fitted.notes,
-    }  # fmt: skip
+    }
 
 
 @figure("calibration")

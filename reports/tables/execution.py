@@ -97,13 +97,17 @@ def served(one: Served) -> RenderableType:
     compared = one.compared
     return Group(
         Text(f"{one.name}: {one.workers} workers and {one.servers} servers, {how}: {digits(rate)} gradients/s", "bold"),
-        Text(f"{one.steps} steps of every worker in {seconds(one.seconds)}; loss {compared['losses'][0]:.4f} → "
-             f"{compared['losses'][-1]:.4f}"),
+        Text(
+            f"{one.steps} steps of every worker in {seconds(one.seconds)}; loss {compared['losses'][0]:.4f} → "
+            f"{compared['losses'][-1]:.4f}"
+        ),
         Text(f"updates between a gradient's parameters and its own: {digits(one.mean_age)} in the mean, {one.most_age} at most"),
         Text(f"sent in a step: {size(one.sent_by_worker)} by a worker, {size(one.sent_by_server)} by a server"),
-        Text(f"as one process that replays the order of gradients: losses within {compared['loss']:.1g}, updates "
-             f"{compared['update']:.1g} (allowed {compared['tolerance']:g})"),
-    )  # fmt: skip
+        Text(
+            f"as one process that replays the order of gradients: losses within {compared['loss']:.1g}, updates "
+            f"{compared['update']:.1g} (allowed {compared['tolerance']:g})"
+        ),
+    )
 
 
 def validation(every: Sequence[Validated]) -> RenderableType:

@@ -45,8 +45,16 @@ def _errors(rows: Sequence[Compared]) -> RenderableType:
         for number, (name, group) in enumerate(sorted(grouped(rows, by).items(), key=_order)):
             errors = Errors.of(group)
             if errors:
-                table.add_row("" if number else by, name, str(errors.rows), percent(errors.mean), percent(errors.median),
-                              signed(errors.bias), signed(errors.worst), percent(errors.held))  # fmt: skip
+                table.add_row(
+                    "" if number else by,
+                    name,
+                    str(errors.rows),
+                    percent(errors.mean),
+                    percent(errors.median),
+                    signed(errors.bias),
+                    signed(errors.worst),
+                    percent(errors.held),
+                )
         table.add_section()
     return table
 
@@ -94,18 +102,38 @@ def every_row(rows: Sequence[Compared]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("row", "model", "GPUs", "strategy", "step", "predicted", "80 % interval", "error", "TFLOP/s", "predicted", "MFU",
-                 "predicted", "memory GB", "predicted"):  # fmt: skip
+    for name in (
+        "row",
+        "model",
+        "GPUs",
+        "strategy",
+        "step",
+        "predicted",
+        "80 % interval",
+        "error",
+        "TFLOP/s",
+        "predicted",
+        "MFU",
+        "predicted",
+        "memory GB",
+        "predicted",
+    ):
         table.add_column(name, justify="left" if name in ("row", "model", "strategy") else "right", no_wrap=True)
     for row in rows:
         if row.reason:
             continue
-        table.add_row(row.row, row.model, str(row.gpus), row.strategy, *(seconds(value) if value else "–" for value in
-                      (row.step, row.predicted_step)), f"{seconds(row.low or 0)} to {seconds(row.high or 0)}",
-                      "–" if row.error is None else signed(row.error),
-                      *(digits(value / 1e12) if value else "–" for value in (row.flops, row.predicted_flops)),
-                      *(percent(value) if value else "–" for value in (row.mfu, row.predicted_mfu)),
-                      *(gigabytes(value) if value else "–" for value in (row.memory, row.predicted_memory)))  # fmt: skip
+        table.add_row(
+            row.row,
+            row.model,
+            str(row.gpus),
+            row.strategy,
+            *(seconds(value) if value else "–" for value in (row.step, row.predicted_step)),
+            f"{seconds(row.low or 0)} to {seconds(row.high or 0)}",
+            "–" if row.error is None else signed(row.error),
+            *(digits(value / 1e12) if value else "–" for value in (row.flops, row.predicted_flops)),
+            *(percent(value) if value else "–" for value in (row.mfu, row.predicted_mfu)),
+            *(gigabytes(value) if value else "–" for value in (row.memory, row.predicted_memory)),
+        )
     return table
 
 
@@ -119,9 +147,21 @@ def _from_json(path: Path) -> list[Compared]:
     text = load_text(path)
     try:
         pairs = [(one, row) for one in parse_document(text, path) for row in one["rows"] if row["what"] == "step"]
-        return [Compared(row["job"], path.stem, "PyTorch", "", row["job"], gpu=one["execution"]["machine"]["machine"],
-                         gpus=one["execution"]["ranks"], profile=one["profile"], step=row["measured"],
-                         predicted_step=row["predicted"]) for one, row in pairs]  # fmt: skip
+        return [
+            Compared(
+                row["job"],
+                path.stem,
+                "PyTorch",
+                "",
+                row["job"],
+                gpu=one["execution"]["machine"]["machine"],
+                gpus=one["execution"]["ranks"],
+                profile=one["profile"],
+                step=row["measured"],
+                predicted_step=row["predicted"],
+            )
+            for one, row in pairs
+        ]
     except (KeyError, TypeError):
         raise UserError(f"{path}: is not what `shardyard validate --output` writes") from None
 

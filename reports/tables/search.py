@@ -92,14 +92,23 @@ def as_data(found: Answer, job: Job, tokens: float | None, bar: Interval | None 
 
     hashes = [row["hash"] for row in pareto(found.rows)]
     return {
-        "objective": found.objective.name, "unit": found.objective.unit,
+        "objective": found.objective.name,
+        "unit": found.objective.unit,
         "best": _plain(found.best, tokens) if found.best else None,
         "arguments": arguments(found.best, job) if found.best else None,
-        "proven": found.proven, "gap": found.gap, "interrupted": found.interrupted, "combinations": found.combinations,
-        "counts": found.counts, "refused": dict(found.refused), "pruned": dict(found.pruned), "nearest": found.nearest,
+        "proven": found.proven,
+        "gap": found.gap,
+        "interrupted": found.interrupted,
+        "combinations": found.combinations,
+        "counts": found.counts,
+        "refused": dict(found.refused),
+        "pruned": dict(found.pruned),
+        "nearest": found.nearest,
         "rows": [_plain(row, tokens) for row in found.rows],
-        "front": hashes, "front_proven": found.front, "interval": asdict(bar) if bar else None,
-    }  # fmt: skip
+        "front": hashes,
+        "front_proven": found.front,
+        "interval": asdict(bar) if bar else None,
+    }
 
 
 def pace(found: Answer) -> str:

@@ -81,12 +81,19 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
     middle = Table.grid(padding=(0, 2))
     middle.add_row(_breakdown(summary), _volumes(summary) if summary.volume else "")
     return Group(
-        Text(verdict(summary, job), "bold green" if summary.fits else "bold red"), "",
-        _headline(summary, job), "", middle, "", _memory(summary), "",
-        *_offloaded(summary), *_hottest(summary),
+        Text(verdict(summary, job), "bold green" if summary.fits else "bold red"),
+        "",
+        _headline(summary, job),
+        "",
+        middle,
+        "",
+        _memory(summary),
+        "",
+        *_offloaded(summary),
+        *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
         Text(provenance(summary, job), "dim"),
-    )  # fmt: skip
+    )
 
 
 def _offloaded(summary: Summary) -> list[Text]:

@@ -44,12 +44,21 @@ def as_data(cluster: Cluster) -> dict[str, Any]:
     topology, node = cluster.topology(), cluster.node
     board = node.board()
     return {
-        "name": cluster.name, "nodes": cluster.nodes, "gpus": cluster.gpus, "gpus_per_node": node.gpus, "gpu": node.gpu.name,
-        "wiring": node.wiring, "fabric": cluster.fabric.kind, "nics_per_node": node.nics, "nic": node.nic,
-        "links": [sort._asdict() for sort in link_sorts(topology)], "across": across(topology), "multicast": topology.multicast,
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus": cluster.gpus,
+        "gpus_per_node": node.gpus,
+        "gpu": node.gpu.name,
+        "wiring": node.wiring,
+        "fabric": cluster.fabric.kind,
+        "nics_per_node": node.nics,
+        "nic": node.nic,
+        "links": [sort._asdict() for sort in link_sorts(topology)],
+        "across": across(topology),
+        "multicast": topology.multicast,
         "nics_of_gpu": [list(board.bundles[board.rail[gpu]]) if node.nics else [] for gpu in range(node.gpus)],
         "notes": list(cluster.notes),
-    }  # fmt: skip
+    }
 
 
 def affinity(cluster: Cluster) -> str:

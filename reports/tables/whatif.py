@@ -78,10 +78,13 @@ def _refused(cases: Sequence[Case]) -> Iterator[str]:
 def as_data(case: Case) -> dict[str, Any]:
     """For machines, with stable keys."""
     return {
-        "changes": dict(case.changes), "plan": case.plan, "arguments": as_arguments(case.changes), "refused": case.refused,
+        "changes": dict(case.changes),
+        "plan": case.plan,
+        "arguments": as_arguments(case.changes),
+        "refused": case.refused,
         "summary": case.summary.to_dict() if case.summary else None,
         "training": case.training.to_dict() if case.training else None,
-    }  # fmt: skip
+    }
 
 
 def _inputs(case: Case, shown: Collection[str] | None = None) -> str:
@@ -134,8 +137,16 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
             continue
         old, money = reference[case.plan].summary, "–" if whole.usd is None else dollars(whole.usd)
         change = "" if old is None or case in base else signed(summary.step_seconds / old.step_seconds - 1)
-        row = [seconds(summary.step_seconds), change, count(summary.tokens_per_second), count(summary.tokens_per_second_per_gpu),
-               percent(summary.mfu), _memory(summary), digits(whole.seconds / 86400), money]  # fmt: skip
+        row = [
+            seconds(summary.step_seconds),
+            change,
+            count(summary.tokens_per_second),
+            count(summary.tokens_per_second_per_gpu),
+            percent(summary.mfu),
+            _memory(summary),
+            digits(whole.seconds / 86400),
+            money,
+        ]
         if scaling and case not in base:
             row.append(percent(summary.tokens_per_second_per_gpu / first[case.plan]))
         table.add_row(*start, *row)

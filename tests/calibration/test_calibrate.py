@@ -209,15 +209,19 @@ def test_another_algorithm_than_the_measured_is_priced_by_the_formula() -> None:
 
 
 def test_wrapper_costs_its_fixed_time_and_its_copies() -> None:
-    job = shardyard.read_job(
-        model=MODEL, cluster="cpu-gloo", plan={"tp": 2, "precision": "fp32", "global_batch": 1}
-    )  # fmt: skip
+    job = shardyard.read_job(model=MODEL, cluster="cpu-gloo", plan={"tp": 2, "precision": "fp32", "global_batch": 1})
     steps = []
     for wrapping in ({}, {"tp/all_reduce": Wrapping.model_construct(fixed=1e-3, rate=1e9)}):
         prices = Prices(with_tables(wrapping=wrapping), job.cluster.node.gpu)
         steps.append(run(lower(job.model, job.resolve()), job.cluster.topology(), prices))
-    reduced = [(times, work) for cohort in steps[0].program.cohorts for op in cohort.ops if hasattr(op.work, "items")
-               for times, work in op.work.items() if getattr(work, "operation", "") == "all_reduce"]  # fmt: skip
+    reduced = [
+        (times, work)
+        for cohort in steps[0].program.cohorts
+        for op in cohort.ops
+        if hasattr(op.work, "items")
+        for times, work in op.work.items()
+        if getattr(work, "operation", "") == "all_reduce"
+    ]
     more = sum(times * (1e-3 + work.bytes / 1e9) for times, work in reduced)
     assert len(reduced) > 4
     assert summarise(steps[1]).step_seconds - summarise(steps[0]).step_seconds == pytest.approx(more, rel=1e-6)
@@ -365,8 +369,17 @@ def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Res
     profile = load_profile(path)
     measured = {one.operation for one in profile.tables}
     assert measured == {
-        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send", "barrier",
-    }  # fmt: skip
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "send",
+        "barrier",
+    }
     assert profile.provenance["links"].source == "measured by `shardyard calibrate`"
     assert profile.provenance["gemm"].heldout_error is not None
     assert set(profile.wrapping) >= {"dp/all_reduce", "dp/all_gather", "tp/all_reduce"}

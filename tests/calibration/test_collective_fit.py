@@ -31,8 +31,12 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
     """Times made with the prices of H100, fitted from NCCL's constants on the links of an A100 node of that speed."""
     pytest.importorskip("scipy")
     cluster, start = load_cluster("dgx-h100"), load_profile("generic")
-    rows = [row for n in (2, 4, 8) for operation in ("all_gather", "reduce_scatter")
-            for row in made("dgx-h100", "h100", n, 1, operation)]  # fmt: skip
+    rows = [
+        row
+        for n in (2, 4, 8)
+        for operation in ("all_gather", "reduce_scatter")
+        for row in made("dgx-h100", "h100", n, 1, operation)
+    ]
     free, kept = alternate(rows)
     numbers, profile = inside(start, ("nvlink",))
     found = profile(search(numbers, profile, series(free, cluster, start), cluster.topology().kinds))

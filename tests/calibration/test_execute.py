@@ -18,9 +18,17 @@ from topologies.reading import UserError
 
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
 LLAMA = GPT | {
-    "name": "llama", "kv_heads": 2, "ffn": 48, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
-    "attention_bias": False, "output_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "name": "llama",
+    "kv_heads": 2,
+    "ffn": 48,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[1] / "data"
 

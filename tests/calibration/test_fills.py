@@ -11,15 +11,22 @@ from torch.profiler import ProfilerActivity, profile
 
 X = torch.randn(64, 64, dtype=torch.bfloat16)
 FILLED: dict[str, Callable[[], object]] = {
-    "empty": lambda: torch.empty(64, 64), "like another": lambda: torch.empty_like(X), "cast": lambda: X.float(),
-    "copy": lambda: X.t().contiguous(), "norm": lambda: functional.layer_norm(X, (64,)),
+    "empty": lambda: torch.empty(64, 64),
+    "like another": lambda: torch.empty_like(X),
+    "cast": lambda: X.float(),
+    "copy": lambda: X.t().contiguous(),
+    "norm": lambda: functional.layer_norm(X, (64,)),
     "zeros": lambda: torch.zeros(64, 64),
-}  # fmt: skip
+}
 NOT: dict[str, Callable[[], object]] = {
-    "product": lambda: X @ X, "linear": lambda: functional.linear(X, X, X[0]), "sum": lambda: X + X,
+    "product": lambda: X @ X,
+    "linear": lambda: functional.linear(X, X, X[0]),
+    "sum": lambda: X + X,
     "gelu": lambda: functional.gelu(X),
-    "softmax": lambda: torch.softmax(X, -1), "exponential": X.exp, "joined": lambda: torch.cat([X, X]),
-}  # fmt: skip
+    "softmax": lambda: torch.softmax(X, -1),
+    "exponential": X.exp,
+    "joined": lambda: torch.cat([X, X]),
+}
 
 
 @pytest.fixture(autouse=True)

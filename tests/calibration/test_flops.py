@@ -13,9 +13,17 @@ from strategies.plan.resolved import Resolved
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA: dict[str, Any] = GPT | {
-    "name": "llama", "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
-    "attention_bias": False, "output_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "name": "llama",
+    "kv_heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 
 
 @pytest.mark.parametrize("fields", [GPT, LLAMA])

@@ -100,10 +100,24 @@ def test_a_trace_is_read_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"traceEvents": [', '{"traceEvents": [1 2]}', '{"traceEvents": []', '{1: 2}', '{"a" 1}', "\0", "[" * 10**6,
-     '{"a": ' + "[" * 10**6, '{"a": ' + "9" * 5000 + "}", '{"a": "', " " * 10**6],
+    [
+        "",
+        "[]",
+        "{",
+        '{"traceEvents": [',
+        '{"traceEvents": [1 2]}',
+        '{"traceEvents": []',
+        "{1: 2}",
+        '{"a" 1}',
+        "\0",
+        "[" * 10**6,
+        '{"a": ' + "[" * 10**6,
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": "',
+        " " * 10**6,
+    ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_broken_json_is_one_line(text: str, tmp_path: Path) -> None:
     (path := tmp_path / "t.json").write_text(text)
     with pytest.raises(UserError, match=r"t\.json: (cannot be read|not a trace)"):
@@ -183,9 +197,19 @@ def test_fields_of_json_may_be_anything(field: str, value: Any, tmp_path: Path) 
     assert [row.bytes for row in read_nccl_tests(path, "all_reduce", 2).rows] == [1024.0]
 
 
-@pytest.mark.parametrize("result", [3, {"size": True}, {"size": "1"}, {"size": 10**30}, {"size": -1},
-                                    {"out_of_place": {"time": 1e300}},
-                                    {"out_of_place": {"time": "x"}}, {"out_of_place": [1]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "result",
+    [
+        3,
+        {"size": True},
+        {"size": "1"},
+        {"size": 10**30},
+        {"size": -1},
+        {"out_of_place": {"time": 1e300}},
+        {"out_of_place": {"time": "x"}},
+        {"out_of_place": [1]},
+    ],
+)
 def test_results_of_json_are_checked(result: Any, tmp_path: Path) -> None:
     good = {"size": 1024, "out_of_place": {"time": 40.0}}
     broken = good | result if isinstance(result, dict) else result
@@ -198,8 +222,10 @@ def test_results_of_json_are_checked(result: Any, tmp_path: Path) -> None:
 
 HEAD = {"format": 1, "device": "cpu", "ranks": 2, "machine": "m", "versions": "v"}
 SAMPLE: dict[str, Any] = {
-    "part": "collective", "case": {"operation": "all_reduce", "ranks": 2, "nodes": 1, "bytes": 8}, "value": 1e-5,
-}  # fmt: skip
+    "part": "collective",
+    "case": {"operation": "all_reduce", "ranks": 2, "nodes": 1, "bytes": 8},
+    "value": 1e-5,
+}
 
 
 def journal(folder: Path, *lines: str) -> Path:
@@ -239,18 +265,43 @@ def test_lines_of_a_journal_are_checked(line: str, message: str, tmp_path: Path)
 # -- tables of results -------------------------------------------------------------------------------------------------------
 
 RESULT = {
-    "hash": "0" * 12, "version": "x", "changes": {"plan.tp": 2}, "step": 1.0, "error": None, "fits": True, "memory": 1e9,
-    "mfu": 0.4, "gpus": 8, "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "bubble": 0.0, "exposed": 0.1,
-}  # fmt: skip
+    "hash": "0" * 12,
+    "version": "x",
+    "changes": {"plan.tp": 2},
+    "step": 1.0,
+    "error": None,
+    "fits": True,
+    "memory": 1e9,
+    "mfu": 0.4,
+    "gpus": 8,
+    "tokens_per_second": 8.0,
+    "tokens_per_second_per_gpu": 1.0,
+    "bubble": 0.0,
+    "exposed": 0.1,
+}
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"hash": [1]}, {"hash": None}, {"changes": [1]}, {"changes": None}, {"error": 3}, {"error": "x"}, {"step": "1"}, {"step": 0},
-     {"step": True}, {"step": -1}, {"fits": "yes"}, {"memory": {}}, {"mfu": None}, {"gpus": [8]},
-     {"tokens_per_second": 0}],
+    [
+        {"hash": [1]},
+        {"hash": None},
+        {"changes": [1]},
+        {"changes": None},
+        {"error": 3},
+        {"error": "x"},
+        {"step": "1"},
+        {"step": 0},
+        {"step": True},
+        {"step": -1},
+        {"fits": "yes"},
+        {"memory": {}},
+        {"mfu": None},
+        {"gpus": [8]},
+        {"tokens_per_second": 0},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_rows_of_a_table_are_checked(change: dict[str, Any], tmp_path: Path) -> None:
     (path := tmp_path / "r.jsonl").write_text(json.dumps(RESULT) + "\n" + json.dumps(RESULT | {"hash": "1"} | change) + "\n")
     with pytest.raises(UserError, match=rf"r\.jsonl: is not a table of results: line 2: .*{next(iter(change))}="):

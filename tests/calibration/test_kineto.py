@@ -17,9 +17,14 @@ def event(
     collective: str, elements: int, micro: float, at: float, size: int = 2, ranks: str = "[0, 1]", **more: Any
 ) -> dict[str, Any]:
     args = {
-        "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements, "Group size": size,
-        "dtype": "BFloat16", "Process Group Name": "default_pg", "Process Group Ranks": ranks,
-    }  # fmt: skip
+        "Collective name": collective,
+        "In msg nelems": elements,
+        "Out msg nelems": elements,
+        "Group size": size,
+        "dtype": "BFloat16",
+        "Process Group Name": "default_pg",
+        "Process Group Ranks": ranks,
+    }
     return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_x", "ts": at, "dur": micro, "args": args | more}
 
 

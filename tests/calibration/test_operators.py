@@ -66,8 +66,13 @@ def ran() -> Iterator[tuple[float, float]]:
     others = tensors()
     x = torch.randn(BATCH, TOKENS, HIDDEN, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
-        out = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False,
-                         context_fn=partial(create_selective_checkpoint_contexts, policy))  # fmt: skip
+        out = checkpoint(
+            layer,
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=partial(create_selective_checkpoint_contexts, policy),
+        )
     result = out.untyped_storage().data_ptr()
     kept = sum(size for place, size in tensors().items() if place not in others and place != result)
     with FlopCounterMode(display=False) as backward:
@@ -106,10 +111,13 @@ def test_a_reduce_scatter_is_kept_so_compiled_layers_repeat_no_attention_output(
     assert gathers.count("qkv input") == 2  # once in the list of what is repeated, once in the whole backward that contains it
 
 
-@pytest.mark.parametrize(("plan", "why"), [
-    (dict(kernels="megatron"), "contradicts kernels=megatron"),
-    (dict(kernels="compiled", attention="materialised"), "needs fused attention"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (dict(kernels="megatron"), "contradicts kernels=megatron"),
+        (dict(kernels="compiled", attention="materialised"), "needs fused attention"),
+    ],
+)
 def test_what_the_policy_does_not_say_is_refused(toy_job, plan, why) -> None:
     with pytest.raises(UserError, match=why):
         layer_of(toy_job, **plan)

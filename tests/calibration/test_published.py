@@ -49,8 +49,11 @@ def test_korthikanti_mfu_and_hfu_follow_from_the_published_times() -> None:
     [("narayanan-2021", 0.001), ("llm-foundry-2023", 0.01), ("bloom-2022", 0.04), ("jeanzay-v100-2021", 0.1)],
 )
 def test_a_published_rate_is_the_rule_over_the_published_time(source: str, within: float) -> None:
-    ratios = sorted(row.flops(job) / (row.gpus * row.measured["step"] * row.measured["flops"])
-                    for row, job in jobs(source) if row.measured["step"] and row.measured["flops"])  # fmt: skip
+    ratios = sorted(
+        row.flops(job) / (row.gpus * row.measured["step"] * row.measured["flops"])
+        for row, job in jobs(source)
+        if row.measured["step"] and row.measured["flops"]
+    )
     assert ratios
     assert ratios[len(ratios) // 2] == pytest.approx(1, abs=within)
     assert ratios[len(ratios) // 10] == pytest.approx(1, abs=3 * within)

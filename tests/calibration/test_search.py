@@ -36,10 +36,13 @@ from topologies.reading import UserError
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
 SPACE = {
-    "plan.tp": [1, 2, 4], "plan.pp": [1, 2, 4], "plan.microbatch": [1, 2], "plan.recompute": ["none", "full"],
+    "plan.tp": [1, 2, 4],
+    "plan.pp": [1, 2, 4],
+    "plan.microbatch": [1, 2],
+    "plan.recompute": ["none", "full"],
     "plan.schedule": ["1f1b", {"plan.schedule": "interleaved", "plan.chunks": 2}, "zb-h1"],
     "plan.data_parallel": ["ddp", "zero1", "zero2", "zero3"],
-}  # fmt: skip
+}
 
 
 def read(changes: dict[str, Any], **fields: Any) -> Any:
@@ -92,11 +95,16 @@ def test_brute_force_finds_the_same_winners() -> None:
 
 
 OTHERS = {
-    "plan.offload": [None, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}], "plan.overlap": [True, False],
-    "plan.kernels": ["megatron", "torch"], "plan.deepspeed": [None, {"stage3_prefetch_bucket_size": 0}],
-    "plan.schedule": ["1f1b", "1f1b-overlapped", "dualpipe-v", "chimera"], "plan.recompute": ["none", "full"],
-    "plan.data_parallel": ["ddp", "ddp_fp16", "zero1", "zero3"], "plan.pp": [1, 2, 4], "plan.tp": [1, 4],
-}  # fmt: skip
+    "plan.offload": [None, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}],
+    "plan.overlap": [True, False],
+    "plan.kernels": ["megatron", "torch"],
+    "plan.deepspeed": [None, {"stage3_prefetch_bucket_size": 0}],
+    "plan.schedule": ["1f1b", "1f1b-overlapped", "dualpipe-v", "chimera"],
+    "plan.recompute": ["none", "full"],
+    "plan.data_parallel": ["ddp", "ddp_fp16", "zero1", "zero3"],
+    "plan.pp": [1, 2, 4],
+    "plan.tp": [1, 4],
+}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -213,9 +221,21 @@ def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
     assert version_of(read({"profile": str(file)})) != first
 
 
-ROW = {"hash": "1" * 12, "version": "2" * 12, "changes": {"plan.tp": 2}, "step": 1.0, "error": None, "fits": True, "gpus": 8,
-       "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "mfu": 0.4, "memory": 1e9, "bubble": 0.0,
-       "exposed": 0.1}  # fmt: skip
+ROW = {
+    "hash": "1" * 12,
+    "version": "2" * 12,
+    "changes": {"plan.tp": 2},
+    "step": 1.0,
+    "error": None,
+    "fits": True,
+    "gpus": 8,
+    "tokens_per_second": 8.0,
+    "tokens_per_second_per_gpu": 1.0,
+    "mfu": 0.4,
+    "memory": 1e9,
+    "bubble": 0.0,
+    "exposed": 0.1,
+}
 
 
 def test_a_row_that_was_cut_off_is_left_out_and_the_next_one_kept(tmp_path: Path) -> None:

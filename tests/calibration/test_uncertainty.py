@@ -83,9 +83,20 @@ def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
 
 
 def test_prices_that_were_not_measured_have_wider_spreads() -> None:
-    measured, derived = (spreads(Play.of(read_job(model="gpt2-1.5b", cluster="dgx-h100", nodes=1, profile=profile,
-                                                  plan={"global_batch": 8, "data_parallel": "zero1"})))
-                         for profile in ("h100", "generic"))  # fmt: skip
+    measured, derived = (
+        spreads(
+            Play.of(
+                read_job(
+                    model="gpt2-1.5b",
+                    cluster="dgx-h100",
+                    nodes=1,
+                    profile=profile,
+                    plan={"global_batch": 8, "data_parallel": "zero1"},
+                )
+            )
+        )
+        for profile in ("h100", "generic")
+    )
     assert derived["gemm"] > 2 * measured["gemm"]
     assert derived["bandwidth inside nodes"] > measured["bandwidth inside nodes"]
     assert "bandwidth between nodes" not in measured  # one node has none to pay
@@ -99,8 +110,10 @@ def test_no_interval_is_narrower_than_the_error_of_jobs_whose_prices_were_all_me
 def test_products_in_fp8_have_the_spread_of_their_own_fit() -> None:
     """Shapes of fp8 products miss by more than those of bf16 on H100."""
     plan = {"global_batch": 8, "data_parallel": "zero1"}
-    wide, narrow = (spreads(Play.of(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan=plan | more)))["gemm"]
-                    for more in ({}, {"fp8": {}}))  # fmt: skip
+    wide, narrow = (
+        spreads(Play.of(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan=plan | more)))["gemm"]
+        for more in ({}, {"fp8": {}})
+    )
     spread = load_profile("h100").provenance["gemm"].spread
     assert (narrow > wide) == (spread["fp8 large"][2] - spread["fp8 large"][0] > spread["large"][2] - spread["large"][0])
 
@@ -121,8 +134,13 @@ def test_kernels_twice_as_fast_save_half_of_their_time_on_one_gpu() -> None:
 def test_what_is_no_tie_is_in_the_right_order_in_published_pairs_of_plans() -> None:
     """vTrain: 17 plans of a model of 356 M parameters on 8 A100 with a batch of 8."""
     sizes = {"model": {"hidden": 1024, "layers": 24}, "plan": {"global_batch": 8}}
-    rows = [row for row in published(("vtrain-2024",)) if row.gpus == 8 and row.measured["step"]
-            and all(row.fields[part].get(name) == value for part in sizes for name, value in sizes[part].items())]  # fmt: skip
+    rows = [
+        row
+        for row in published(("vtrain-2024",))
+        if row.gpus == 8
+        and row.measured["step"]
+        and all(row.fields[part].get(name) == value for part in sizes for name, value in sizes[part].items())
+    ]
     steps = [(row.measured["step"] or 0.0, predict(row.job()).step_seconds) for row in rows]
     told = [(one, other) for one, other in combinations(steps, 2) if not tied(one[1], other[1])]
     right = sum((one[0] < other[0]) == (one[1] < other[1]) for one, other in told)

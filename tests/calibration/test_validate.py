@@ -99,7 +99,7 @@ def test_the_figure_is_the_same_twice(validated, tmp_path):
         (["validate", "--seconds", "0", "--plot", "x.png"], "--seconds 0 measures none"),
         (EXECUTE, "precision='bf16' is not possible"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line(arguments, line):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2

@@ -17,9 +17,17 @@ from strategies.models.model import Model
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA: dict[str, Any] = GPT | {
-    "name": "llama", "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": False,
-    "attention_bias": False, "output_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "name": "llama",
+    "kv_heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
 TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 
@@ -82,8 +90,10 @@ def test_zero_redundancy_optimizer(sent, rehearse, gpus, plan) -> None:
     theirs, ours = rehearse(LLAMA, gpus, **PLAN | fields), sent(LLAMA, gpus, **fields)
     assert ours["dp"] == pytest.approx(theirs.sent["dp"], abs=1e-6)
     assert ours["dp"] == 1.5 * sent(LLAMA, gpus, **plan | {"data_parallel": "zero1"})["dp"]
-    count = {operation: sum(n for (_, one, _), n in theirs.operations.items() if one == operation) for _, operation, _ in
-             theirs.operations}  # fmt: skip
+    count = {
+        operation: sum(n for (_, one, _), n in theirs.operations.items() if one == operation)
+        for _, operation, _ in theirs.operations
+    }
     assert count["broadcast"] == gpus
 
 

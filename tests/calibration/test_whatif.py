@@ -158,8 +158,13 @@ def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
 
 
 WRONG = (
-    "--objective fun", "--objective cost", "--max-memory 7", "--results x.txt", "--vary plan.speed=1", "--space nowhere.yaml",
-)  # fmt: skip
+    "--objective fun",
+    "--objective cost",
+    "--max-memory 7",
+    "--results x.txt",
+    "--vary plan.speed=1",
+    "--space nowhere.yaml",
+)
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -46,14 +46,29 @@ def summary() -> Summary:
         StageMemory(1, 16, NO_BYTES | {"parameter": 4e9, "activation": 20e9, "optimizer": 12e9}, 4e9, 40e9, 0.6, "forward"),
     )
     return Summary(
-        gpus=32, step_seconds=1.23, tokens_per_second=213e3, tokens_per_second_per_gpu=213e3 / 32, model_flops_per_gpu=4e14,
-        mfu=0.412, hfu=0.5, flops_rule=FLOPS_RULE, peak_dtype="bf16", gpu_hours_per_step=32 * 1.23 / 3600, breakdown=breakdown,
-        bubble=breakdown["bubble"] / 1.23, uneven=0.0, exposed=0.3 / 1.23,
+        gpus=32,
+        step_seconds=1.23,
+        tokens_per_second=213e3,
+        tokens_per_second_per_gpu=213e3 / 32,
+        model_flops_per_gpu=4e14,
+        mfu=0.412,
+        hfu=0.5,
+        flops_rule=FLOPS_RULE,
+        peak_dtype="bf16",
+        gpu_hours_per_step=32 * 1.23 / 3600,
+        breakdown=breakdown,
+        bubble=breakdown["bubble"] / 1.23,
+        uneven=0.0,
+        exposed=0.3 / 1.23,
         volume={"tp": Volume(13e9, 6.5e9, 0.8), "dp": Volume(1e9, 5e8, 0.06)},
         links=(LinkLoad("node 0 nic 0 out", "nic", 32, 5e10, 3e10, 0.49),),
-        memory=stages, memory_capacity=85.5e9, fits=True, events=100, profile="h100",
+        memory=stages,
+        memory_capacity=85.5e9,
+        fits=True,
+        events=100,
+        profile="h100",
         interval=Interval(1.1, 1.4, 0.8, {}),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -67,10 +82,24 @@ def too_big(summary: Summary) -> Summary:
 @pytest.fixture
 def job() -> dict[str, Any]:
     """A job as the command line describes it."""
-    plan = {"tp": 4, "pp": 2, "dp": 4, "microbatch": 2, "data_parallel": "ddp", "recompute": "none", "attention": "flash",
-            "sequence_parallel": False}  # fmt: skip
-    return {"model": "Llama-3.1 8B", "cluster": "4 × DGX H100", "plan": plan, "command": "shardyard run", "version": "0.1.0",
-            "hash": "ab12"}  # fmt: skip
+    plan = {
+        "tp": 4,
+        "pp": 2,
+        "dp": 4,
+        "microbatch": 2,
+        "data_parallel": "ddp",
+        "recompute": "none",
+        "attention": "flash",
+        "sequence_parallel": False,
+    }
+    return {
+        "model": "Llama-3.1 8B",
+        "cluster": "4 × DGX H100",
+        "plan": plan,
+        "command": "shardyard run",
+        "version": "0.1.0",
+        "hash": "ab12",
+    }
 
 
 def played(fold: bool = True, **plan: Any) -> Timeline:

@@ -16,8 +16,10 @@ from shardyard import main
 from sim.analysis.collective_sweep import Point, Sweep
 
 LOG = Path(__file__).parents[1] / "data" / "nccl" / "all_reduce_2x8.log"
-PRICES = [[Point(1024.0, "ring", "ll", 1e-5), Point(1024.0, "ring", "simple", 2e-5)],
-          [Point(2.0**30, "ring", "simple", 5e-3), Point(2.0**30, "ring", "ll", 3e-2)]]  # fmt: skip
+PRICES = [
+    [Point(1024.0, "ring", "ll", 1e-5), Point(1024.0, "ring", "simple", 2e-5)],
+    [Point(2.0**30, "ring", "simple", 5e-3), Point(2.0**30, "ring", "ll", 3e-2)],
+]
 DATA = Sweep("all_reduce", "1 × toy, 8 ranks", 8, PRICES, [(1024.0, 8e-6), (2.0**30, 5e-3)], [1e-5, 5e-3])
 
 

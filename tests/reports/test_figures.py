@@ -140,8 +140,10 @@ def test_memory_over_time_reaches_the_peak_of_the_fullest_gpu(timeline: Timeline
 
 def test_traffic_between_ranks_is_what_they_send(timeline: Timeline) -> None:
     sent = matrix(timeline)
-    by_volume = sum(lane.ranks * sum(size for size, _ in volume.values()) for lane, volume in
-                    zip(timeline.lanes, volumes(timeline), strict=True))  # fmt: skip
+    by_volume = sum(
+        lane.ranks * sum(size for size, _ in volume.values())
+        for lane, volume in zip(timeline.lanes, volumes(timeline), strict=True)
+    )
     assert sent.sum() == pytest.approx(by_volume)
     assert not sent.diagonal().any()
     assert traffic.draw(timeline).axes[0].images[0].get_array().sum() == pytest.approx(sent.sum() / 1e9)

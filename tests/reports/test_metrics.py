@@ -39,9 +39,18 @@ def test_every_entry_is_complete_and_has_its_own_name() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [("mfu", "MFU"), ("step_seconds", "step time"), ("OOM", "memory over"), ("Ψ", "Ψ"), ("psi", "Ψ"), ("busbw", "busbw"),
-     ("bubble", "bubble"), ("memory_peak", "peak memory"), ("tokens/s/GPU", "tokens/s/GPU")],
-)  # fmt: skip
+    [
+        ("mfu", "MFU"),
+        ("step_seconds", "step time"),
+        ("OOM", "memory over"),
+        ("Ψ", "Ψ"),
+        ("psi", "Ψ"),
+        ("busbw", "busbw"),
+        ("bubble", "bubble"),
+        ("memory_peak", "peak memory"),
+        ("tokens/s/GPU", "tokens/s/GPU"),
+    ],
+)
 def test_names_keys_and_other_names_are_found(typed: str, name: str) -> None:
     assert metric(typed).name == name
 

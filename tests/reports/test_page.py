@@ -141,9 +141,18 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 def browse(page: Path, state: str = "") -> tuple[list[list[str]], str]:
     """What a real browser makes of the page: the rows of the table of plans, and what it complained of."""
     profile = page.parent / "profile"
-    asked = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-             "--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000",
-             "--dump-dom", f"{page.as_uri()}{state}"]  # fmt: skip
+    asked = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={profile}",
+        "--enable-logging=stderr",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        f"{page.as_uri()}{state}",
+    ]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
     body = done.stdout.split("<tbody>")[1].split("</tbody>")[0]
     rows = [re.findall(r"<td>(.*?)</td>", line) for line in body.split("<tr>")[1:]]

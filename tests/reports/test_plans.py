@@ -26,14 +26,31 @@ def row(tp: int, rate: float | None, memory: float = 40e9, fits: bool = True, **
     if rate is None:
         return {"hash": "", "step": None, "error": "tp=16 does not divide 8 heads", "changes": changes}
     return {
-        "hash": f"{tp}{more}", "step": 8e4 / rate, "gpus": 8, "tokens_per_second": 8 * rate, "tokens_per_second_per_gpu": rate,
-        "mfu": rate / 2e4, "memory": memory, "fits": fits, "bubble": 0.0, "exposed": 0.1, "events": 1, "error": None,
+        "hash": f"{tp}{more}",
+        "step": 8e4 / rate,
+        "gpus": 8,
+        "tokens_per_second": 8 * rate,
+        "tokens_per_second_per_gpu": rate,
+        "mfu": rate / 2e4,
+        "memory": memory,
+        "fits": fits,
+        "bubble": 0.0,
+        "exposed": 0.1,
+        "events": 1,
+        "error": None,
         "changes": changes,
-    }  # fmt: skip
+    }
 
 
-ROWS = [row(1, 1000, 70e9), row(2, 900, 50e9), row(2, 950, 60e9, microbatch=2), row(4, 800, 55e9), row(8, 1200, 90e9, fits=False),
-        row(16, None), row(1, 700, 30e9, pp=2, data_parallel="ddp")]  # fmt: skip
+ROWS = [
+    row(1, 1000, 70e9),
+    row(2, 900, 50e9),
+    row(2, 950, 60e9, microbatch=2),
+    row(4, 800, 55e9),
+    row(8, 1200, 90e9, fits=False),
+    row(16, None),
+    row(1, 700, 30e9, pp=2, data_parallel="ddp"),
+]
 
 
 def plans(rows: list[dict[str, Any]]) -> Plans:
@@ -43,8 +60,13 @@ def plans(rows: list[dict[str, Any]]) -> Plans:
 def test_a_map_has_the_best_plan_of_each_cell_per_setting() -> None:
     maps = panels(plans(ROWS))
     assert list(maps) == ["zero1", "ddp"]
-    assert maps["zero1"] == {(1, 1): Cell(1000), (2, 1): Cell(950), (4, 1): Cell(800), (8, 1): Cell(1200, False),
-                             (16, 1): Cell(None, False)}  # fmt: skip
+    assert maps["zero1"] == {
+        (1, 1): Cell(1000),
+        (2, 1): Cell(950),
+        (4, 1): Cell(800),
+        (8, 1): Cell(1200, False),
+        (16, 1): Cell(None, False),
+    }
     assert maps["ddp"] == {(1, 2): Cell(700)}
     assert panels(plans([row(1, 1.0, microbatch=m) for m in (1, 2)])) == {}  # neither tp nor pp varies
 

@@ -14,8 +14,20 @@ from reports.figures import Drawing
 from reports.page.trust import measured
 from reports.tables.published import from_file
 
-SMALL = ["--model", "gpt2-1.5b", "--set", "model.layers=4", "--cluster", "dgx-a100", "--nodes", "2", "--set",
-         "plan.data_parallel=zero1", "--set", "plan.global_batch=64"]  # fmt: skip
+SMALL = [
+    "--model",
+    "gpt2-1.5b",
+    "--set",
+    "model.layers=4",
+    "--cluster",
+    "dgx-a100",
+    "--nodes",
+    "2",
+    "--set",
+    "plan.data_parallel=zero1",
+    "--set",
+    "plan.global_batch=64",
+]
 JOB = [*SMALL, "--workers", "1"]
 ALL = ["--without", "runs", "--without", "clusters", "--without", "scaling", "--without", "sensitivity", "--without", "published"]
 
@@ -44,9 +56,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_parts_come_in_the_order_of_the_questions(whole: Path) -> None:
     text = (whole / "report.html").read_text(encoding="utf-8")
-    shown = ["per step", 'class="cards"', 'alt="Where', 'alt="Peak', 'alt="One step', 'alt="What the fullest',
-             "Beside other runs", "<h2>Scaling", "Other degrees", "What limits the step", "What a rank sends",
-             "prices of profile", "Inputs and provenance", "Run it", "trace.json.gz"]  # fmt: skip
+    shown = [
+        "per step",
+        'class="cards"',
+        'alt="Where',
+        'alt="Peak',
+        'alt="One step',
+        'alt="What the fullest',
+        "Beside other runs",
+        "<h2>Scaling",
+        "Other degrees",
+        "What limits the step",
+        "What a rank sends",
+        "prices of profile",
+        "Inputs and provenance",
+        "Run it",
+        "trace.json.gz",
+    ]
     places = [text.index(word) for word in shown]
     assert places == sorted(places)
     assert len(text.encode()) < 1_000_000
@@ -95,8 +121,10 @@ def test_tables_of_plans_and_of_validation_are_shown(tmp_path: Path) -> None:
 
 def test_executed_jobs_are_read_back(tmp_path: Path) -> None:
     machine = {"ranks": 2, "machine": {"machine": "2 cores"}}
-    steps = [{"job": "ddp", "what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1},
-             {"job": "ddp", "what": "volume", "of": "dp", "predicted": 8.0, "measured": 8.0, "error": 0.0}]  # fmt: skip
+    steps = [
+        {"job": "ddp", "what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1},
+        {"job": "ddp", "what": "volume", "of": "dp", "predicted": 8.0, "measured": 8.0, "error": 0.0},
+    ]
     file = tmp_path / "here.json"
     file.write_text(json.dumps([{"job": "ddp", "profile": "cpu", "rows": steps, "execution": machine}]))
     (row,) = from_file(file)
@@ -106,10 +134,14 @@ def test_executed_jobs_are_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--results", "no.jsonl"], "--results no.jsonl: no such file"), (["--validation", "no.csv"], "no.csv: "),
-     (["--validation", __file__], "is not a table of `shardyard validate --csv`"),
-     (["--also", "plan.tp=3"], "tp·pp"), (["--tokens", "0"], "--tokens=0: must be greater than 0")],
-)  # fmt: skip
+    [
+        (["--results", "no.jsonl"], "--results no.jsonl: no such file"),
+        (["--validation", "no.csv"], "no.csv: "),
+        (["--validation", __file__], "is not a table of `shardyard validate --csv`"),
+        (["--also", "plan.tp=3"], "tp·pp"),
+        (["--tokens", "0"], "--tokens=0: must be greater than 0"),
+    ],
+)
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, options: list[str], says: str) -> None:
     result, text = report(tmp_path / "page", *ALL, *options)
     assert result.exit_code == 2

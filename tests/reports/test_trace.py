@@ -119,8 +119,13 @@ def faults(trace: Events) -> list[str]:
 
 
 COMMON = {"ph", "name", "pid"}
-REQUIRED = {"X": COMMON | {"tid", "ts", "dur", "cat"}, "M": COMMON | {"args"}, "C": COMMON | {"ts", "args"},
-            "s": COMMON | {"tid", "ts", "id", "cat"}, "f": COMMON | {"tid", "ts", "id", "cat", "bp"}}  # fmt: skip
+REQUIRED = {
+    "X": COMMON | {"tid", "ts", "dur", "cat"},
+    "M": COMMON | {"args"},
+    "C": COMMON | {"ts", "args"},
+    "s": COMMON | {"tid", "ts", "id", "cat"},
+    "f": COMMON | {"tid", "ts", "id", "cat", "bp"},
+}
 ALLOWED = {kind: fields | {"args", "tid"} for kind, fields in REQUIRED.items()}
 
 

@@ -26,8 +26,12 @@ def row(name: str, step: float, predicted: float, **more: object) -> Compared:
     return Compared(f"x/{name}", "x", "F", "t", "m", step=step, predicted_step=predicted, **known | more)  # type: ignore[arg-type]
 
 
-ROWS = [row("1", 1.0, 1.05), row("2", 1.0, 0.8, gpus=512, memory=10e9, predicted_memory=9e9, memory_is="device"),
-        Compared("x/3", "x", "F", "t", "m", reason="fp8 arithmetic"), row("4", 1.0, 1.0, ran_out_of_memory=True)]  # fmt: skip
+ROWS = [
+    row("1", 1.0, 1.05),
+    row("2", 1.0, 0.8, gpus=512, memory=10e9, predicted_memory=9e9, memory_is="device"),
+    Compared("x/3", "x", "F", "t", "m", reason="fp8 arithmetic"),
+    row("4", 1.0, 1.0, ran_out_of_memory=True),
+]
 
 
 def shown(renderable: RenderableType) -> str:
@@ -83,10 +87,12 @@ def test_validate_compares_a_source_and_draws_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--rows"], "validate: 'rows' needs --published"),
-     (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
-     (["--published", "--plot", "x.pdf"], "--plot x.pdf: must end in .png or .svg")],
-)  # fmt: skip
+    [
+        (["--rows"], "validate: 'rows' needs --published"),
+        (["--published", "--source", "bloom"], "unknown source 'bloom'; did you mean"),
+        (["--published", "--plot", "x.pdf"], "--plot x.pdf: must end in .png or .svg"),
+    ],
+)
 def test_mistakes_are_one_line(options: list[str], says: str) -> None:
     result = CliRunner().invoke(shardyard.main, ["validate", *options])
     assert result.exit_code == 2

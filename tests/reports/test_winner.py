@@ -44,8 +44,17 @@ def test_of_equal_plans_every_answer_names_the_plainest_in_whatever_order_they_c
         assert starred(runs) == plainest
         entries = [Entry(name, rank(answers[name], dict(jobs[name].plan), jobs[name].hash), 1e4) for name in names]
         assert min(entries, key=lambda one: one.key).name == plainest
-        rows = [{"value": 1.0, "fits": True, "memory": answers[name].worst.peak, "hash": jobs[name].hash, "name": name,
-                 "changes": {f"plan.{field}": value for field, value in jobs[name].plan}} for name in names]  # fmt: skip
+        rows = [
+            {
+                "value": 1.0,
+                "fits": True,
+                "memory": answers[name].worst.peak,
+                "hash": jobs[name].hash,
+                "name": name,
+                "changes": {f"plan.{field}": value for field, value in jobs[name].plan},
+            }
+            for name in names
+        ]
         assert min(rows, key=order)["name"] == plainest
 
 

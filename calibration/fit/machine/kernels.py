@@ -40,9 +40,19 @@ CORE_KEYS = 512  # a core leaves out whole blocks of so many keys (PyTorch: aten
 STREAMS = ("copy", "scale", "accumulate", "binary")  # each element by itself
 REDUCTIONS = ("norm backward", "softmax", "softmax backward", "log-softmax", "log-softmax backward")  # whole rows or columns
 OPERATORS = (  # that have a table of their own: what strategies.frameworks.passes names
-    "binary", "norm", "norm backward", "gelu", "gelu backward", "silu", "silu backward", "softmax", "softmax backward", "dropout",
-    "log-softmax", "log-softmax backward",
-)  # fmt: skip
+    "binary",
+    "norm",
+    "norm backward",
+    "gelu",
+    "gelu backward",
+    "silu",
+    "silu backward",
+    "softmax",
+    "softmax backward",
+    "dropout",
+    "log-softmax",
+    "log-softmax backward",
+)
 
 
 def columns(rows: Sequence[Merged], *names: str) -> list[Array]:

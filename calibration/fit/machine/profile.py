@@ -19,9 +19,10 @@ from sim.pricing.prices import Overhead, Profile, Provenance
 from topologies.cluster import Cluster
 
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
-    "ddp": ("dp/all_reduce",), "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
+    "ddp": ("dp/all_reduce",),
+    "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -53,17 +54,33 @@ class Fit:
         found = [one.value for one in self.of(part) if case.items() <= one.case.items()]
         return found[0] if found else None
 
-    def note(self, part: str, grid: str, rule: str, points: Sequence[Point] = (), ranges: Mapping[str, Any] | None = None,
-             more: Mapping[str, float] | None = None, transports: tuple[str, ...] = ()) -> None:  # fmt: skip
+    def note(
+        self,
+        part: str,
+        grid: str,
+        rule: str,
+        points: Sequence[Point] = (),
+        ranges: Mapping[str, Any] | None = None,
+        more: Mapping[str, float] | None = None,
+        transports: tuple[str, ...] = (),
+    ) -> None:
         """Where the numbers of `part` come from."""
         extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
         self.provenance[part] = Provenance.model_construct(
-            measured=True, machine=str(self.head["machine"]), versions=str(self.head["versions"]), date=date.today().isoformat(),
-            source=MEASURED_HERE, grid=grid, rule=rule, fit_error=_short(kernels.error(points, False)),
+            measured=True,
+            machine=str(self.head["machine"]),
+            versions=str(self.head["versions"]),
+            date=date.today().isoformat(),
+            source=MEASURED_HERE,
+            grid=grid,
+            rule=rule,
+            fit_error=_short(kernels.error(points, False)),
             heldout_error=_short(kernels.error(points, True)),
             errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
-            measured_range=extent, spread=_percentiles(points), transports=transports,
-        )  # fmt: skip
+            measured_range=extent,
+            spread=_percentiles(points),
+            transports=transports,
+        )
         if points:
             self.result.points[part] = [*self.result.points.get(part, []), *points]
 
@@ -111,11 +128,14 @@ class Fit:
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
         self.note(
-            "gemm", f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
-            "gradient, and batched ones", "formula of sim/pricing/prices.py fitted to half of them; operands not in a cache",
-            found, ranges,
+            "gemm",
+            f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
+            "gradient, and batched ones",
+            "formula of sim/pricing/prices.py fitted to half of them; operands not in a cache",
+            found,
+            ranges,
             _quality(every),
-        )  # fmt: skip
+        )
 
     def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
         """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""
@@ -141,9 +161,13 @@ class Fit:
         batch, heads, length, dim = kernels.columns(fused, "batch", "heads", "sequence", "head_dim")
         ranges = {"batch": batch, "heads": heads, "head_dim": dim, "queries": length, "keys": length}
         self.note(
-            "attention", f"{len(fused)} passes of causal scaled_dot_product_attention, {dtype}, forward and backward",
-            "formula of sim/pricing/prices.py fitted to half of them", points, ranges, _quality(fused),
-        )  # fmt: skip
+            "attention",
+            f"{len(fused)} passes of causal scaled_dot_product_attention, {dtype}, forward and backward",
+            "formula of sim/pricing/prices.py fitted to half of them",
+            points,
+            ranges,
+            _quality(fused),
+        )
 
     def memory(self) -> None:
         """A table of each operator that is priced by itself, one curve for all others; the optimizer's rate."""
@@ -161,12 +185,15 @@ class Fit:
             traffic = next(float(one.case["bytes"]) for one in self.of("optimizer") if one.case["kind"] == "adam")
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
-            "memory", f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
+            "memory",
+            f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
             f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
             f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
             "to half of the sizes",
-            [*points, *more_points], {"bytes": kernels.columns(those, "bytes")[0]}, more,
-        )  # fmt: skip
+            [*points, *more_points],
+            {"bytes": kernels.columns(those, "bytes")[0]},
+            more,
+        )
 
     def collectives(self) -> None:
         """gloo: tables, and the formula where they end. NCCL: the formula."""
@@ -200,10 +227,14 @@ class Fit:
             "sizes beside it; elsewhere "
         )
         self.note(
-            "links", grid, (table_rule if gloo else "") + formula_rule, found or fitted,
+            "links",
+            grid,
+            (table_rule if gloo else "") + formula_rule,
+            found or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
-            more | _quality(self.of("collective")), transports(measured, self.base, self.cluster),
-        )  # fmt: skip
+            more | _quality(self.of("collective")),
+            transports(measured, self.base, self.cluster),
+        )
 
     def side_effects(self) -> None:
         """Launch, compute beside collectives, PyTorch's wrappers."""
@@ -220,9 +251,11 @@ class Fit:
             f"a collective beside compute takes {reverse:.3g} times as long, which is in `slowdown` already" if reverse else ""
         )
         self.note(
-            "launch", "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
-            "around 8 tiny layers in a group of one", f"seconds per operator; per collective of a wrapper. {beside}".strip(),
-        )  # fmt: skip
+            "launch",
+            "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
+            "around 8 tiny layers in a group of one",
+            f"seconds per operator; per collective of a wrapper. {beside}".strip(),
+        )
 
     def footprint(self) -> None:
         """Memory besides tensors."""

@@ -12,9 +12,17 @@ from calibration.samples import Merged
 from sim.pricing.measured_tables import CollectiveTable, Entry
 
 GLOO = {  # what gloo runs (its sources; counted on its sockets); its reduce-scatter is a whole all-reduce inside
-    "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial", "reduce": "chain",
-    "all_to_all": "direct", "gather": "flat", "scatter": "flat", "send": "direct", "barrier": "dissemination",
-}  # fmt: skip
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "binomial",
+    "reduce": "chain",
+    "all_to_all": "direct",
+    "gather": "flat",
+    "scatter": "flat",
+    "send": "direct",
+    "barrier": "dissemination",
+}
 
 
 class Point(NamedTuple):

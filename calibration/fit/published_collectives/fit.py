@@ -30,9 +30,13 @@ STARTS = 32  # of the search, the first from NCCL's own constants
 PRIOR = 0.004  # weight of the start: holds numbers that the measurements do not determine
 WORTH = 0.05  # relative error from which on a row counts less than by its square
 BASE = {
-    "ll": (8e-6, 2e-6, 2e-5), "ll128": (1.1e-5, 2e-6, 3e-5), SIMPLE: (1.4e-5, 3e-6, 5e-5), "p2p_ll": (7e-6, 2e-6, 2e-5),
-    "p2p": (1.4e-5, 3e-6, 5e-5), "in_switch": (3e-5, 3e-6, 2e-4),
-}  # fmt: skip
+    "ll": (8e-6, 2e-6, 2e-5),
+    "ll128": (1.1e-5, 2e-6, 3e-5),
+    SIMPLE: (1.4e-5, 3e-6, 5e-5),
+    "p2p_ll": (7e-6, 2e-6, 2e-5),
+    "p2p": (1.4e-5, 3e-6, 5e-5),
+    "in_switch": (3e-5, 3e-6, 2e-4),
+}
 STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and LL128 as shares of Simple's; see the format's
     "ll": {"efficiency": (0.3, 0.1, 0.5), "latency": (1e-6, 6e-7, 5e-6), "fill": (5e-7, 1e-9, 5e-5)},
     "ll128": {"efficiency": (0.7, 0.3, 0.94), "latency": (1.5e-6, 6e-7, 1e-5), "fill": (2e-7, 1e-9, 5e-5)},
@@ -42,10 +46,16 @@ STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and 
     "in_switch": {"efficiency": (0.6, 0.5, 1.0), "latency": (2e-6, 6e-7, 2e-5), "fill": (6e-7, 1e-9, 1e-4)},
 }
 NIC = {  # over the network, the protocols' efficiencies as shares of Simple's; latencies start at NCCL's for NET
-    "efficiency": (0.9, 0.02, 1.0), "ll.share": (0.4, 0.02, 0.5), "ll128.share": (0.8, 0.1, 0.94),
-    "ll": (5e-6, 3.9e-6, 3e-4), "ll128": (8.5e-6, 3.9e-6, 3e-4), SIMPLE: (1.4e-5, 3.9e-6, 1e-3),
-    "ll.fill": (1e-7, 1e-9, 1e-5), "ll128.fill": (1e-6, 1e-9, 1e-5), f"{SIMPLE}.fill": (2e-6, 1e-9, 1e-5),
-}  # fmt: skip
+    "efficiency": (0.9, 0.02, 1.0),
+    "ll.share": (0.4, 0.02, 0.5),
+    "ll128.share": (0.8, 0.1, 0.94),
+    "ll": (5e-6, 3.9e-6, 3e-4),
+    "ll128": (8.5e-6, 3.9e-6, 3e-4),
+    SIMPLE: (1.4e-5, 3.9e-6, 1e-3),
+    "ll.fill": (1e-7, 1e-9, 1e-5),
+    "ll128.fill": (1e-6, 1e-9, 1e-5),
+    f"{SIMPLE}.fill": (2e-6, 1e-9, 1e-5),
+}
 
 
 @dataclass

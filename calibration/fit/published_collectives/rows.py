@@ -20,13 +20,23 @@ class Row(NamedTuple):
 
 OPERATIONS = {"alltoall": "all_to_all", "sendrecv": "send"}  # spelt differently in the tables and logs of nccl-tests
 EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
-    "S019": "TCP sockets", "S020": "one T4 per node: no profile", "S021": "one T4 per node: no profile",
-    "S033": "TCP over IPoIB", "S039": "TCP fallback", "S017": "scatter is not fitted", "S004": "broadcast is not fitted",
-    "S005": "reduce is not fitted", "S049": "AMD", "S080": "10 us timer and times that fall as sizes grow",
-    "S082": "times that fall as sizes grow by half", "S086": "times that fall as sizes grow by half",
-    "S094": "GPUs in NVLink pairs: no such profile", "S095": "GPUs in NVLink pairs: no such profile", "S100": "A40: no profile",
+    "S019": "TCP sockets",
+    "S020": "one T4 per node: no profile",
+    "S021": "one T4 per node: no profile",
+    "S033": "TCP over IPoIB",
+    "S039": "TCP fallback",
+    "S017": "scatter is not fitted",
+    "S004": "broadcast is not fitted",
+    "S005": "reduce is not fitted",
+    "S049": "AMD",
+    "S080": "10 us timer and times that fall as sizes grow",
+    "S082": "times that fall as sizes grow by half",
+    "S086": "times that fall as sizes grow by half",
+    "S094": "GPUs in NVLink pairs: no such profile",
+    "S095": "GPUs in NVLink pairs: no such profile",
+    "S100": "A40: no profile",
     "S101": "A40: no profile",
-}  # fmt: skip
+}
 
 
 def node_rows(tables: Path, gpu: str) -> list[Row]:
@@ -47,8 +57,10 @@ def vtrain_rows(tables: Path) -> list[Row]:
     import pandas as pd
 
     table = pd.read_csv(tables / "nccl" / "all_reduce_a100_one_node.csv")
-    return [Row(f"{op} {n}", op, int(n), 1, float(size), float(seconds))
-            for op, n, size, seconds in zip(table.op, table.ranks, table.bytes, table.time_s, strict=True)]  # fmt: skip
+    return [
+        Row(f"{op} {n}", op, int(n), 1, float(size), float(seconds))
+        for op, n, size, seconds in zip(table.op, table.ranks, table.bytes, table.time_s, strict=True)
+    ]
 
 
 def sweep_rows(tables: Path) -> dict[str, list[Row]]:

@@ -104,18 +104,24 @@ def refit(tables: Path, name: str) -> None:
         authors = data["older"]["flash2"]
         data["older"]["sdpa"] = authors | {"efficiency": tidy(authors["efficiency"] / PYTORCH[name])}
     data["provenance"]["older"] = PROVENANCE | {
-        "machine": MEASURED[name], "rule": PROVENANCE["rule"] + NOTES.get(name, ""), "errors": told, **BLACKWELL.get(name, {}),
-    }  # fmt: skip
+        "machine": MEASURED[name],
+        "rule": PROVENANCE["rule"] + NOTES.get(name, ""),
+        "errors": told,
+        **BLACKWELL.get(name, {}),
+    }
     write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
 
 
 PROVENANCE: dict[str, Any] = {
-    "measured": True, "machine": "", "versions": "not named by the source", "date": "not dated by the source",
+    "measured": True,
+    "machine": "",
+    "versions": "not named by the source",
+    "date": "not dated by the source",
     "source": "github.com/Dao-AILab/flash-attention assets: flash2_a100_fwd_bwd_benchmark.png, flash2_h100_…",
     "grid": "causal, sequences of 512 to 16384, head dimensions 64 and 128, 16384 tokens",
     "rule": "Forward and backward passes were published together: the backward pass is assumed to run at 0.8 of the forward "
     "pass's rate. FlashAttention-1's Triton kernel is taken as its CUDA kernel.",
-}  # fmt: skip
+}
 BUILD = (
     f" PyTorch's build of FlashAttention-2, sdpa, takes {PYTORCH['h100']} times as long (github.com/pytorch/benchmark pull 2443)."
 )
@@ -124,11 +130,14 @@ NOTES = {
     "h200": BUILD + " H200 as H100.",
     "a100": " FlashAttention-2 is the GPU's own kernel: priced as attention.",
 }
-BLACKWELL: dict[str, dict[str, Any]] = {"b200": {
-    "source": "github.com/NVIDIA/cudnn-frontend at d48a60eb146e, benchmark/sdpa_benchmark_training: pyt_flash_attention",
-    "grid": "causal, sequences of 1024 to 32768, 128 heads of 128",
-    "rule": "Both passes together; their rates differ by 0.80 to 0.82, taken as 0.8. All head dimensions have the rate of 128.",
-}}  # fmt: skip
+BLACKWELL: dict[str, dict[str, Any]] = {
+    "b200": {
+        "source": "github.com/NVIDIA/cudnn-frontend at d48a60eb146e, benchmark/sdpa_benchmark_training: pyt_flash_attention",
+        "grid": "causal, sequences of 1024 to 32768, 128 heads of 128",
+        "rule": "Both passes together; their rates differ by 0.80 to 0.82, taken as 0.8. All head dimensions have the rate of "
+        "128.",
+    }
+}
 
 
 if __name__ == "__main__":

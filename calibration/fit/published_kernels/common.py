@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Bounds = Mapping[str, tuple[float, float]]
 ATTENTION_BOUNDS = {
-    "efficiency": (0.3, 1.0), "head_half": (1.0, 200.0), "keys_half": (10.0, 1000.0), "wave": (0.0, 1.0), "fixed": (1e-6, 4e-5)
-}  # fmt: skip
+    "efficiency": (0.3, 1.0),
+    "head_half": (1.0, 200.0),
+    "keys_half": (10.0, 1000.0),
+    "wave": (0.0, 1.0),
+    "fixed": (1e-6, 4e-5),
+}
 
 
 def heldout(*columns: Iterable[Any]) -> NDArray[np.bool_]:
@@ -75,9 +79,15 @@ def descend(logarithms: Callable[[Array], Array], bounds: Bounds, starts: Sequen
         for width in (0.1, 0.02):  # errors beyond these count by their absolute value
             x = np.clip(x, low + 1e-6, high - 1e-6)
             x = least_squares(
-                lambda x: logarithms(real(x)), x, bounds=(low, high), loss="soft_l1", f_scale=width, x_scale=(high - low) / 10,
-                diff_step=1e-4, max_nfev=40,
-            ).x  # fmt: skip
+                lambda x: logarithms(real(x)),
+                x,
+                bounds=(low, high),
+                loss="soft_l1",
+                f_scale=width,
+                x_scale=(high - low) / 10,
+                diff_step=1e-4,
+                max_nfev=40,
+            ).x
         cost = float(np.mean(np.abs(logarithms(real(x)))))
         if best is None or cost < best[0]:
             best = cost, x

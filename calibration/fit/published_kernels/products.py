@@ -21,19 +21,43 @@ if TYPE_CHECKING:
 
 SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
 GEMM_BOUNDS = {
-    "efficiency": (0.5, 1.0), "depth": (0.1, 1000.0), "wave": (0.0, 1.0), "memory": (0.5, 0.95), "fixed": (1e-6, 1e-5),
-    "split": (1e-7, 2e-5), "blend": (1.5, 9.0), "exposed": (0.0, 1.0), "cached": (1.0, 6.0),
-    "size1": (0.3, 1.0), "size2": (0.3, 1.0), "size3": (0.3, 1.0), "size4": (0.3, 1.0),
-}  # fmt: skip
+    "efficiency": (0.5, 1.0),
+    "depth": (0.1, 1000.0),
+    "wave": (0.0, 1.0),
+    "memory": (0.5, 0.95),
+    "fixed": (1e-6, 1e-5),
+    "split": (1e-7, 2e-5),
+    "blend": (1.5, 9.0),
+    "exposed": (0.0, 1.0),
+    "cached": (1.0, 6.0),
+    "size1": (0.3, 1.0),
+    "size2": (0.3, 1.0),
+    "size3": (0.3, 1.0),
+    "size4": (0.3, 1.0),
+}
 LIMIT_BOUNDS = {"sustained": (0.2, 1.0), "byte_energy": (1.0, 600.0)}
 CACHE_BOUNDS = {"cache": (1e7, 2e8)}  # bytes that stay
 QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
 BESIDE = (*CACHE_BOUNDS, *QUANTISE_BOUNDS)  # no part of the price
 START = {
-    "efficiency": 0.85, "depth": 100.0, "wave": 0.5, "memory": 0.8, "fixed": 2.5e-6, "split": 2e-6, "blend": 4.0, "exposed": 0.5,
-    "size1": 0.8, "size2": 0.95, "size3": 0.85, "size4": 0.7, "sustained": 0.7, "byte_energy": 50.0, "cached": 1.5,
-    "per_row": 5e-9, "per_byte": 0.3,
-}  # fmt: skip
+    "efficiency": 0.85,
+    "depth": 100.0,
+    "wave": 0.5,
+    "memory": 0.8,
+    "fixed": 2.5e-6,
+    "split": 2e-6,
+    "blend": 4.0,
+    "exposed": 0.5,
+    "size1": 0.8,
+    "size2": 0.95,
+    "size3": 0.85,
+    "size4": 0.7,
+    "sustained": 0.7,
+    "byte_energy": 50.0,
+    "cached": 1.5,
+    "per_row": 5e-9,
+    "per_byte": 0.3,
+}
 CACHES = (3e7, 1e8)  # bytes that searches start from
 COPIES = 6  # of the weights, in turn
 SHARPNESS = 8  # of the step from what stays in the cache to what does not: assumed
