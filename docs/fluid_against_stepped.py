@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from sim.collectives import NotApplicable, algorithms
 from sim.engine.stepped import stepped
 from sim.grid import Grid
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.protocols import LinkPrice
 from sim.pricing.shipped import profile_for
@@ -51,7 +51,7 @@ def difference(name: str, size: float, grid: Grid, cluster: Cluster, prices: Pri
     work = Collective(operation, size, "dp", name, f"{algorithm}/simple")
     topology = cluster.topology()
     program = Program(grid, [Cohort({}, [Op("dp", work)])], 1, 1, "bf16", 1, 1)
-    fluid = Pricing(program, topology, prices).collective(work, 0)
+    fluid = OpCosts(program, topology, prices).collective(work, 0)
     plan = schedule(topology, grid, fluid.traffic)
     groups = endpoints(topology, grid, fluid.traffic)
     return fluid.alone / stepped(plan, groups, size, topology, prices.profile, protocol=fluid.protocol) - 1

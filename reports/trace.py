@@ -16,7 +16,7 @@ from typing import Any
 
 from sim.analysis.host_launches import host_launches
 from sim.analysis.memory import ledger
-from sim.pricing.algorithm_choice import Priced
+from sim.pricing.algorithm_choice import TransferCost
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, op_kind, op_label
 from topologies.writing import whole_file
@@ -98,7 +98,7 @@ def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
     """What the reader sees when they click on a slice."""
     args: Event = {"microbatch": op.microbatch} if op.microbatch >= 0 else {}
     work = timeline.cost[number]
-    if not isinstance(work, Priced):
+    if not isinstance(work, TransferCost):
         args |= {f"{name} {what} (µs)": round(seconds * 1e6, 3) for (name, what), seconds in work.parts.items()}
         return args
     assert not isinstance(op.work, Block)

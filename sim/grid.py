@@ -32,7 +32,9 @@ class Grid:
 
     @property
     def communicators(self) -> int:
-        """Groups that a rank talks in: along each axis, and of more than one axis also all (norms of gradients, barriers)."""
+        """Number of communicators of a rank: one per axis, and with several axes one of all ranks (norms of gradients,
+        barriers).
+        """
         along = sum(degree > 1 for _, degree in self.sizes)
         return along + (along > 1)
 

@@ -1,4 +1,4 @@
-"""What ranks do in a step: ops on streams, as CUDA would run them.
+"""The program of a step: ops on streams, as CUDA would run them.
 
 A stream runs its ops in order; ops on different streams are ordered only by explicit waits (`Op.after`). Ranks that run the same
 program on symmetric hardware are one `Cohort`: one list of ops, however many ranks. Everything else (overlap, bubbles, exposed
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
-WRAPPING = "wrapping"  # variant of a kernel
-EARLY = "early"  # variant of a product: by cuBLAS before CUDA 11.7
-HOST = "host"  # the stream that launches them
+WRAPPER_COPY = "wrapping"  # variant of a kernel: PyTorch's wrapper of a collective copies a list of tensors
+EARLY_CUBLAS = "early"  # variant of a matrix product: cuBLAS before CUDA 11.7
+HOST = "host"  # the stream that launches kernels
 CPU = "cpu"  # the axis of the CPUs' work on the optimizer, which sends nothing
-BESIDE = "beside"  # the stream of collectives that a block starts and joins later
-ACROSS = "beside across nodes"  # another one, of exchanges over the network that go on beside those inside nodes
+SIDE_STREAM = "beside"  # the stream of collectives that a block starts and joins later
+SIDE_STREAM_ACROSS_NODES = "beside across nodes"  # exchanges between nodes, beside others inside nodes
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
 # of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
@@ -53,12 +53,12 @@ class Kernel:
     bytes: float
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
-    variant: str = ""  # an older fused attention; an operator of PyTorch that a profile may price apart; WRAPPING, EARLY
+    variant: str = ""  # an older fused attention; a PyTorch operator with a price of its own; WRAPPER_COPY, EARLY_CUBLAS
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
     ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Collective:
     """A collective of every rank's group along `axis`; `bytes` is the full buffer S, as nccl-tests counts it.
 
@@ -80,7 +80,7 @@ class Collective:
     label: str
     algorithm: str = "auto"
     repeat: float = 1
-    width: float = 2.0  # bytes per element, so that volumes can be told in elements
+    width: float = 2.0  # bytes per element, so that volumes can be given in elements
     cohorts: tuple[int, int] | None = None
     counts: tuple[tuple[int, ...], ...] = ()
     along: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Collective:
         return self.along or (self.axis,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Send:
     """`bytes` from this cohort's ranks to the ranks of cohort `to` that share their other coordinates (one flow per rank).
 
@@ -108,17 +108,17 @@ class Send:
     route: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """A collective that the compute stream does not wait for: it runs on the stream beside when everything launched before it
     has ended (the event that PyTorch's process groups record), and kernels go on until its `Join`.
     """
 
     collective: Collective
-    stream: str = BESIDE
+    stream: str = SIDE_STREAM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Join:
     """The compute stream waits for the oldest `Start` of this very collective object that it has not waited for yet."""
 
@@ -135,7 +135,7 @@ class Run(NamedTuple):
     items: tuple[Item, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Consecutive kernels and the collectives that they wait for, launched in one go (e.g. one stage, one microbatch)."""
 
@@ -150,6 +150,9 @@ class Block:
                     yield run.times, item.collective
                 elif not isinstance(item, Join):
                     yield run.times, item
+
+
+Work = Block | Collective | Send
 
 
 class Ref(NamedTuple):
@@ -171,7 +174,7 @@ class Op:
     """
 
     stream: str
-    work: Block | Collective | Send
+    work: Work
     after: tuple[Ref, ...] = ()
     allocate: Memory = ()
     free: Memory = ()
@@ -187,7 +190,7 @@ class Cohort:
     at: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     resident: Memory = ()  # held for the whole step
-    hosted: Memory = ()  # the same in the node: ("cpu", bytes of its memory), ("nvme", bytes of its disks), of each rank
+    hosted: Memory = ()  # held in the node by each rank: ("cpu", bytes of its memory), ("nvme", bytes of its disks)
     steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
 
     def add(self, op: Op) -> int:
@@ -207,7 +210,7 @@ class Program:
     grid: Grid
     cohorts: list[Cohort]
     model_flops: float  # of the whole job, without recomputation, by the stated counting rule
-    hardware_flops: float  # the same with what is recomputed
+    hardware_flops: float  # `model_flops` and what is recomputed
     dtype: str  # whose peak MFU and HFU are relative to
     tokens: float  # of the whole job
     parameters: int  # Ψ of the model
@@ -217,4 +220,4 @@ class Program:
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks
     description: str = ""
-    masked_flops: float | None = None  # of the model's, those that a causal mask leaves; None where nothing is masked
+    masked_flops: float | None = None  # `model_flops` without the part that a causal mask hides; None where nothing is masked

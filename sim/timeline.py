@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.pricing.algorithm_choice import Priced
-from sim.pricing.block_costs import Fused
-from sim.pricing.op_costs import Pricing
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
+from sim.pricing.op_costs import OpCosts
 from sim.program import COMPUTE, CPU, Block, Cohort, Collective, Op, Program
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class Timeline:
     start: list[float]  # seconds
     end: list[float]  # seconds
     stretch: list[float]  # seconds by which communication on the same GPU lengthened the op
-    cost: list[Fused | Priced]
+    cost: list[BlockCost | TransferCost]
     launched: list[float]  # when the host had launched a collective or send, or began to launch the kernels of a block
     events: int  # SimPy events that were scheduled
-    op_costs: Pricing  # the prices that the step was played with
+    op_costs: OpCosts  # the prices that the step was played with
 
     @cached_property
     def step(self) -> float:
@@ -94,8 +94,8 @@ class Timeline:
         result: list[DistinctOp] = []
         for lane in range(len(self.lanes)):
             ops = list(self.ops(lane))
-            times = Counter([id(op.work) for _, op in ops])
-            last = {id(op.work): (number, op) for number, op in ops}
+            times = Counter([op.work for _, op in ops])
+            last = {op.work: (number, op) for number, op in ops}
             result += [DistinctOp(lane, number, op, times[key]) for key, (number, op) in last.items()]
         return result
 
@@ -118,7 +118,7 @@ class Timeline:
         for lane in range(len(self.lanes)):
             for number, op in self.ops(lane):
                 cost = self.cost[number]
-                sent = cost.sent if isinstance(cost, Priced) else 0.0
+                sent = cost.sent if isinstance(cost, TransferCost) else 0.0
                 yield OpRow(lane, op, op_kind(op), self.start[number], self.end[number], sent, self.launched[number])
 
     def frame(self) -> pd.DataFrame:

@@ -34,8 +34,8 @@ __all__ = [
     "load_gpu",
 ]
 
-MOST = 2**20  # GPUs
-LINKS = 2**24
+MAX_GPUS = 2**20  # GPUs
+MAX_LINKS = 2**24
 BASES = 8  # descriptions on which one is based, and how deep
 ETHERNET = 12.5e9  # bytes per second: slower NICs than 100 Gb/s are taken for plain Ethernet (assumed)
 _HERE = Path(__file__).parent
@@ -58,8 +58,8 @@ class Cluster(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
-        if self.nodes * self.node.gpus > MOST:
-            raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MOST:,} GPUs are not simulated")
+        if self.nodes * self.node.gpus > MAX_GPUS:
+            raise ValueError(f"nodes·gpus = {self.nodes}·{self.node.gpus}: more than {MAX_GPUS:,} GPUs are not simulated")
         if self.nodes > 1 and not self.node.nics and not self.fabric.direct:
             raise ValueError(f"nodes={self.nodes} contradicts node.nics=0: nodes reach each other through NICs")
         board = self.node.board()
@@ -67,24 +67,24 @@ class Cluster(Config):
             raise ValueError(f"node.wiring='{self.node.wiring}' gives gpus={self.node.gpus} no way to each other")
         ranges = self.fabric.backbone(self.node, self.nodes).ranges  # raises when the fabric does not fit
         links = self.nodes * len(board.links) + sum(each.count for each in ranges)
-        if links > LINKS:
-            raise ValueError(f"nodes={self.nodes} and the fabric have {links:,} links: more than {LINKS:,} are not simulated")
+        if links > MAX_LINKS:
+            raise ValueError(f"nodes={self.nodes} and the fabric have {links:,} links: more than {MAX_LINKS:,} are not simulated")
         return self
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader must know of what is described: rates that cannot be reached, networks that were not measured."""
-        node, found = self.node, []
+        """Caveats of the description: rates that cannot be reached, networks that were not measured."""
+        node, remarks = self.node, []
         if node.nics and node.pcie:
             into, out = node.nic * node.nics / node.rails, node.pcie * node.gpus / node.rails
             if into > out:
-                found.append(f"node.nic: {into / 1e9:.3g} GB/s of NICs are more than {out / 1e9:.3g} GB/s of PCIe lets through")
+                remarks.append(f"node.nic: {into / 1e9:.3g} GB/s of NICs are more than {out / 1e9:.3g} GB/s of PCIe lets through")
         if self.nodes > 1 and node.nics and node.gpu.sms and node.nic < ETHERNET:
-            found.append(
+            remarks.append(
                 f"node.nic={node.nic / 1e9:.3g} GB/s: nodes are priced as joined by InfiniBand or RoCE; TCP over Ethernet was "
                 "not measured: it starts later (give node.latency.nic) and may reach less"
             )
-        return tuple(found)
+        return tuple(remarks)
 
     def topology(self) -> ClusterTopology:
         """Links and routes (a `Topology`); built once per cluster."""
@@ -115,7 +115,7 @@ def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping
     """A cluster of the catalogue, or the one that a file describes: YAML, JSON, or what a machine printed (`topologies.readers`).
 
     Several names joined by "+" are merged, the later ones on top: "dgx-h100+slurm/topology.conf".
-    nodes: replaces the number of nodes. overrides: fields that replace those of the description, nested or with dots in their
+    nodes: replaces the number of nodes. overrides: fields that replace fields of the description, nested or with dots in their
     names (`{"node.nic": "200 Gb/s"}`). Raises UserError for unknown names, unreadable files and impossible descriptions.
     """
     data = _stack([name_or_path] if is_there(Path(name_or_path), folder=False) else name_or_path.split("+"), {}, ())
@@ -156,8 +156,8 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 def _file(path: Path) -> dict[str, Any]:
     """A description, or what a machine printed about itself."""
     text = load_text(path)
-    found = read_dump(text, str(path))
-    return parse_yaml(text, path) if found is None else {**found.data, "notes": [f"{path.name}: {note}" for note in found.notes]}
+    dump = read_dump(text, str(path))
+    return parse_yaml(text, path) if dump is None else {**dump.data, "notes": [f"{path.name}: {note}" for note in dump.notes]}
 
 
 def _beside(path: Path, base: str) -> str:
@@ -168,10 +168,10 @@ def _beside(path: Path, base: str) -> str:
 def _stack(bases: Sequence[str], data: dict[str, Any], seen: tuple[str, ...]) -> dict[str, Any]:
     """Descriptions one on top of the other, each giving what differs; `data` is the uppermost."""
     layers = [*(_cluster(base, seen) for base in bases), data]
-    said = [notes for layer in layers if (notes := layer.get("notes")) is not None]
-    if not all(isinstance(notes, list) for notes in said):
-        raise UserError(f"{seen[-1] if seen else 'cluster'}: notes={shown(said[-1])}: must be a list of texts")
-    notes = [note for each in said for note in each]
+    lists = [notes for layer in layers if (notes := layer.get("notes")) is not None]
+    if not all(isinstance(notes, list) for notes in lists):
+        raise UserError(f"{seen[-1] if seen else 'cluster'}: notes={shown(lists[-1])}: must be a list of texts")
+    notes = [note for part in lists for note in part]
     result: dict[str, Any] = {}
     for layer in layers:
         result = _merge(result, layer)

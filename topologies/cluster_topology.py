@@ -92,7 +92,7 @@ class ClusterTopology:
         return self.gpus + PLACES.index(name) * self.nodes + self.node_of(gpu)
 
     def _copies(self, source: Ids, destination: Ids) -> Ids:
-        """Routes of copies, all of which begin at the same sort of place and end at the same sort."""
+        """Routes of copies; all sources are of one sort (GPUs, memories, disks), and all destinations."""
         sorts = [np.unique(np.where(end < self.gpus, -1, (end - self.gpus) // self.nodes)) for end in (source, destination)]
         if self._host is None or any(len(sort) > 1 for sort in sorts):
             raise IndexError("there is no way to the CPUs of a node, or ends of several sorts at once")
@@ -121,7 +121,7 @@ class ClusterTopology:
         return End(gpu, node, local, self._rail[local])
 
     def _switches(self, gpu: Ids) -> End:
-        """Ends of which some are switches, numbered after the GPUs; inside a node they are too."""
+        """Ends that are GPUs, or switches, which are numbered after the GPUs (inside a node, too)."""
         if gpu.min() < 0 or gpu.max() >= self.gpus + self.nodes or not self._switched:
             raise IndexError(f"GPUs are numbered 0 to {self.gpus - 1}")
         node = np.where(gpu < self.gpus, gpu // self.gpus_per_node, gpu - self.gpus)
@@ -165,7 +165,7 @@ class ClusterTopology:
         return np.where(position < 0, link % max(1, self._per_node), self._per_node + position)
 
     def name(self, link: int) -> str:
-        """For people: `"node 3 nic 2 out"`, `"leaf 5 up"`."""
+        """A readable name: `"node 3 nic 2 out"`, `"leaf 5 up"`."""
         if link >= self._starts[0]:
             position = int(np.searchsorted(self._starts, link, side="right")) - 1
             return self._range_names[position](link - int(self._starts[position]))

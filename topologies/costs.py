@@ -1,4 +1,4 @@
-"""What training costs: dollars per GPU-hour and watts per GPU as data with date and source (`costs.yaml`), and sums of them.
+"""Costs of training: dollars per GPU-hour and watts per GPU as data with date and source (`costs.yaml`), and sums of them.
 
 Energy is an upper figure: every node at its maximum all the time. It is not far off while GPUs compute: large matrix products
 draw 98 % of the board's limit on B200 and 99 % on H200 (medians of 4,485 bf16 products with m, n, k ≥ 2048 each,
@@ -31,7 +31,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of training `tokens` tokens: seconds, GPU-hours, dollars (None: no price), joules."""
+    """Costs of training on `tokens` tokens: seconds, GPU-hours, dollars (None: no price), joules."""
 
     tokens: float
     seconds: float
@@ -74,7 +74,7 @@ def rates(gpu: Gpu, price: float | None = None, where: str = "--price") -> Rates
 
 
 def cost(rates: Rates, gpus: int, step: float, tokens_per_step: float, tokens: float) -> Cost:
-    """Of `tokens` tokens with steps of `step` seconds; a started step counts in part."""
+    """Costs of `tokens` tokens with steps of `step` seconds; a started step counts in part."""
     seconds = step * tokens / tokens_per_step
     hours = gpus * seconds / 3600
     return Cost(tokens, seconds, hours, None if rates.usd is None else hours * rates.usd, rates.watts * gpus * seconds, rates)

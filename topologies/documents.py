@@ -46,7 +46,7 @@ _CONTROL = re.compile(
 
 
 class MalformedError(ValueError):
-    """What is wrong with a document, and in which line of it where that is known."""
+    """A malformed document: the fault, and its line where that is known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem)
@@ -54,7 +54,7 @@ class MalformedError(ValueError):
 
 
 def read_text(path: Path, most: int = BYTES) -> str:
-    """The text of a file of at most so many bytes. Raises OSError and MalformedError."""
+    """The text of a file within the limit of bytes. Raises OSError and MalformedError."""
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -114,8 +114,8 @@ def parse_json(text: str) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The table in a TOML document. Raises MalformedError."""
-    if found := _DOTTED.search(text):  # tomllib takes seconds over thousands
-        raise MalformedError(_TOO_DEEP, text.count("\n", 0, found.start()) + 1)
+    if match := _DOTTED.search(text):  # tomllib takes seconds over thousands
+        raise MalformedError(_TOO_DEEP, text.count("\n", 0, match.start()) + 1)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -159,8 +159,8 @@ def number(text: str) -> int | float:
 def _letters(text: str, most: int = LETTERS) -> str:
     if len(text) > most:
         raise MalformedError(f"a {'key' if most == KEY else 'text'} of more than {most:,} letters")
-    if found := _CONTROL.search(text):
-        raise MalformedError(f"the control character {found[0]!r} in {text[:40]!r}")
+    if match := _CONTROL.search(text):
+        raise MalformedError(f"the control character {match[0]!r} in {text[:40]!r}")
     return text
 
 
@@ -340,7 +340,7 @@ def _untagged(event: Any) -> None:
 
 
 def _meaning(text: str) -> Any:
-    """What a plain scalar stands for."""
+    """The value of a plain scalar."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] in "-+.0123456789":

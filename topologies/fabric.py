@@ -1,4 +1,4 @@
-"""What is between the nodes: descriptions of fabrics, and the backbone of links that each turns into.
+"""Fabrics, the networks between nodes: their descriptions, and the backbone of links that each turns into.
 
 A fabric is a class in one file of `topologies/fabrics`, registered under the name that descriptions use as `kind`. Its fields are
 what a description may say; its `backbone` gives links and routes by arithmetic, never a table of pairs.
@@ -64,8 +64,8 @@ class Fabric(Config):
 
     @property
     def periods(self) -> tuple[int, ...] | None:
-        """Of each tier, the nodes below one switch: moved by multiples of all of them, ranks find the same wiring again. None
-        where that is not so of all ranks.
+        """The number of nodes below one switch of each tier: ranks shifted by multiples of all of them are wired alike. None
+        where that does not hold for all ranks.
         """
         return None
 
@@ -106,7 +106,7 @@ def _anywhere(field: str) -> bool:
 
 
 def points(node: Node, nodes: int) -> tuple[int, str]:
-    """How many points a fabric without a tree links, and what they are: nodes with a router each, or GPUs that have no NICs."""
+    """Number and sort of the points that a fabric without a tree links: nodes with a router each, or GPUs without NICs."""
     return (nodes, "node") if node.nics else (nodes * node.gpus, "gpu")
 
 

@@ -1,7 +1,7 @@
-"""What a node is made of. Plain descriptions; a wiring adds links and routes (`topologies.board`).
+"""Descriptions of GPUs, CPUs and nodes; a wiring adds links and routes (`topologies.board`).
 
-Every field that a unit applies to is read with its unit ("400 Gb/s") and held in bytes, seconds, FLOP/s, bytes per second. A
-bandwidth is one direction's. Zero is the value of a part that is not there.
+Every field with a unit is read with its unit ("400 Gb/s") and held in bytes, seconds, FLOP/s, bytes per second. A bandwidth is
+per direction. Zero is the value of a part that is absent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topologies.reading import Config
 from topologies.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
-MOST = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that is announced has 576 (Rubin Ultra NVL576)
+MAX_PER_NODE = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that is announced has 576 (Rubin Ultra NVL576)
 EDGES = 2048  # of a node that is described edge by edge
 
 
@@ -100,20 +100,20 @@ class NodeParts(Config):
     """
 
     gpu: Gpu
-    gpus: int = Field(ge=1, le=MOST)
+    gpus: int = Field(ge=1, le=MAX_PER_NODE)
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
     pcie: BytesPerSecond = Field(
         default=0.0, gt=0
     )  # per GPU slot, and per uplink of a PCIe switch; wiring "pcie": by default the GPU's
     gpus_per_switch: int = Field(
-        default=0, ge=1, le=MOST
+        default=0, ge=1, le=MAX_PER_NODE
     )  # PCIe switch; absent: they hang on the host bridge (wiring "pcie", copies)
     sockets: int = Field(default=1, ge=1, le=64)  # CPU sockets (NUMA domains) that share the GPUs evenly (wiring "pcie")
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
     edges: tuple[Edge, ...] = Field((), max_length=EDGES)  # wiring "graph"
-    nics: int = Field(default=0, ge=0, le=MOST)
+    nics: int = Field(default=0, ge=0, le=MAX_PER_NODE)
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
     latency: Latency = Latency()
     cpu: Cpu | None = None  # absent: nothing can be offloaded to the host

@@ -1,4 +1,4 @@
-"""What can be said about any topology from its routes alone: sorts of links, what crosses its middle, and the graph behind it."""
+"""Properties of a topology that follow from its routes: sorts of links, bisection bandwidth, and the graph behind it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def across(topology: Topology) -> float:
 
 
 class Joint(NamedTuple):
-    """Where links meet: a GPU (its number), or a switch, a NIC or a socket (−1), and the ids of the links that leave it."""
+    """A point where links meet: a GPU (its number), or a switch, a NIC or a socket (−1), and the ids of the links that leave
+    it.
+    """
 
     gpu: int
     leaving: tuple[int, ...]
@@ -73,9 +75,9 @@ def shape(topology: Topology) -> Shape:
     lengths = (routes >= 0).sum(axis=1)
     # ends of links as numbers: GPUs first, then the tail and the head of every link
     tails, heads = gpus + 2 * routes, gpus + 2 * routes + 1
-    some = np.flatnonzero(lengths)
-    last = lengths[some] - 1
-    pairs = [(source[some], tails[some, 0]), (destination[some], heads[some, last])]
+    linked = np.flatnonzero(lengths)
+    last = lengths[linked] - 1
+    pairs = [(source[linked], tails[linked, 0]), (destination[linked], heads[linked, last])]
     follow = routes[:, 1:] >= 0
     pairs.append((heads[:, :-1][follow], tails[:, 1:][follow]))
     group = _united(gpus + 2 * topology.links, pairs)
@@ -90,8 +92,8 @@ def shape(topology: Topology) -> Shape:
 
 def _shape(group: Ids, used: Ids, gpus: int) -> Shape:
     ends = [(int(link), int(group[gpus + 2 * link]), int(group[gpus + 2 * link + 1])) for link in used]
-    found = dict.fromkeys([*range(gpus), *(joint for _, *both in ends for joint in both)])
-    order = {joint: number for number, joint in enumerate(found)}
+    numbers = dict.fromkeys([*range(gpus), *(joint for _, *both in ends for joint in both)])
+    order = {joint: position for position, joint in enumerate(numbers)}
     leaving: list[list[int]] = [[] for _ in order]
     for link, tail, _ in ends:
         leaving[order[tail]].append(link)

@@ -1,4 +1,4 @@
-"""Which process runs where: rank, node, local rank, and the GPUs that it holds."""
+"""Placement of processes: rank, node, local rank, and the GPUs that each holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from topologies.reading import UserError
 
-MOST = 2**18  # GPUs in a table
+MAX_GPUS = 2**18  # GPUs in a table
 
 
 class RankRow(NamedTuple):
@@ -27,8 +27,8 @@ def rank_table(nodes: int, gpus_per_node: int, gpus_per_process: int = 1) -> lis
     for field, value in (("nodes", nodes), ("gpus_per_node", gpus_per_node), ("gpus_per_process", gpus_per_process)):
         if value < 1:
             raise UserError(f"{field}={value}: must be at least 1")
-    if nodes * gpus_per_node > MOST:
-        raise UserError(f"nodes·gpus_per_node = {nodes}·{gpus_per_node}: a table of more than {MOST:,} GPUs is not made")
+    if nodes * gpus_per_node > MAX_GPUS:
+        raise UserError(f"nodes·gpus_per_node = {nodes}·{gpus_per_node}: a table of more than {MAX_GPUS:,} GPUs is not made")
     processes, rest = divmod(gpus_per_node, gpus_per_process)
     if rest:
         raise UserError(f"gpus_per_process={gpus_per_process} does not divide gpus_per_node={gpus_per_node}")

@@ -79,7 +79,7 @@ def load_yaml(path: Path, suffix: str | None = None) -> dict[str, Any]:
 
 
 def load_text(path: Path, most: int = documents.BYTES) -> str:
-    """The text of a file of at most so many bytes. Raises UserError when it is missing, larger or not text."""
+    """The text of a file within the limit of bytes. Raises UserError when it is missing, larger or not text."""
     try:
         return documents.read_text(path, most)
     except (OSError, MalformedError) as error:
@@ -116,7 +116,7 @@ def is_there(path: Path, folder: bool = True) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as YAML and JSON have it: groups of fields as mappings of those that are set, tuples as lists."""
+    """A field's value as YAML and JSON have it: groups of fields as mappings of the fields that are set, tuples as lists."""
     if isinstance(value, Config):
         return value.model_dump(mode="json", exclude_unset=True)
     return list(value) if isinstance(value, tuple) else value

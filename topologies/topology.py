@@ -17,7 +17,7 @@ Values = NDArray[np.float64]
 
 
 class Topology(Protocol):
-    """How GPUs are wired. GPUs are numbered 0 … gpus − 1; directed links are numbered 0 … links − 1. Hashable."""
+    """The wiring of GPUs. GPUs are numbered 0 … gpus − 1; directed links are numbered 0 … links − 1. Hashable."""
 
     def __hash__(self) -> int: ...
 
@@ -49,12 +49,12 @@ class Topology(Protocol):
         """Seconds that a message spends on the link besides its transfer time."""
 
     def name(self, link: int) -> str:
-        """For people: `"node 3 nic 2 out"`."""
+        """A readable name: `"node 3 nic 2 out"`."""
 
 
 @runtime_checkable
 class Hosted(Protocol):
-    """What a `Topology` has besides when nodes describe their CPUs."""
+    """A `Topology` whose nodes describe their CPUs."""
 
     @property
     def cpu(self) -> Cpu | None:
@@ -68,7 +68,7 @@ class Hosted(Protocol):
 
 @runtime_checkable
 class Multicast(Protocol):
-    """What a `Topology` has besides when some of its switches add and multicast (NVLink SHARP)."""
+    """A `Topology` with switches that add and multicast (NVLink SHARP)."""
 
     def switch_of(self, gpu: Ids) -> Ids:
         """The endpoint number (gpus or more) of the switch beside each GPU, which `routes` knows too; −1 where there is none."""

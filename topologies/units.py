@@ -26,7 +26,7 @@ LONGEST = 64  # letters of a quantity
 
 
 class _Kind(NamedTuple):
-    """What a quantity may be: its units, an example, and the least (but 0) and the most of it."""
+    """A quantity: its units, an example, and its least (besides 0) and largest value."""
 
     units: dict[str, float]
     example: str

@@ -28,7 +28,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends well and every byte is on the disk.
 
     Until then it lies in the same folder under a random name, and it is removed when the block fails or is interrupted: what
-    was at `path` stays. Permissions are those of the file that is replaced. Raises WriteError.
+    was at `path` stays. Permissions are kept. Raises WriteError.
     """
     if path.exists() and not path.is_file():
         raise WriteError(path, "is no regular file")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.analysis.breakdown import PHASES
-from sim.pricing.algorithm_choice import Priced
-from sim.program import ACROSS, BESIDE, COMPUTE, Block, Collective, Send
+from sim.pricing.algorithm_choice import TransferCost
+from sim.program import COMPUTE, SIDE_STREAM, SIDE_STREAM_ACROSS_NODES, Block, Collective, Send
 from sim.timeline import Timeline
 
 SEEN = 0.01  # of a bar's time: less cannot be seen
@@ -51,13 +51,13 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
             continue
         if isinstance(op.work, Collective | Send):
             shares = {op.work.axis: end - start}
-            if op.stream in (BESIDE, ACROSS):
+            if op.stream in (SIDE_STREAM, SIDE_STREAM_ACROSS_NODES):
                 beside = max(beside, end)
             if op.stream != COMPUTE:
                 _append(transfers.setdefault(op.work.axis, []), Bar(start, end, op.microbatch, shares), gap)
                 continue
         else:
-            assert not isinstance(cost, Priced)
+            assert not isinstance(cost, TransferCost)
             shares = {}
             for (name, _), seconds in cost.parts.items():
                 shares[name] = shares.get(name, 0.0) + seconds

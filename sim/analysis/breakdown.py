@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import pairwise
 from typing import cast
 
-from sim.pricing.algorithm_choice import Priced
-from sim.pricing.block_costs import Fused
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
 from sim.program import COMPUTE, CPU, Block, Collective, Op, Ref, Send
 from sim.timeline import Timeline
 
@@ -77,7 +77,7 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[
     parts = dict.fromkeys(COMPONENTS, 0.0)
     cursor, next_transfer, slowed, busy = timeline.begin(lane), 0, 0.0, 0.0
     finish = cursor + timeline.step
-    blocks: dict[int, tuple[Fused, int]] = {}  # each distinct block cost and how often it ran
+    blocks: dict[int, tuple[BlockCost, int]] = {}  # each distinct block cost and how often it ran
     costs, start, end, stretch = timeline.cost, timeline.start, timeline.end, timeline.stretch
     for number, op in timeline.ops(lane):
         if op.stream != COMPUTE:
@@ -90,7 +90,7 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[
                 next_transfer = _explain(parts, max(cursor, hosted), start[number], incoming, next_transfer, idle)
         cursor = end[number]
         cost = costs[number]
-        if isinstance(cost, Fused):
+        if isinstance(cost, BlockCost):
             blocks[id(cost)] = cost, blocks.get(id(cost), (cost, 0))[1] + 1
             slowed += stretch[number]
             busy += cursor - start[number]
@@ -110,13 +110,13 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[
 def _cause_of_idle(timeline: Timeline, number: int, op: Op, lane: int) -> tuple[float, str]:
     """Why compute was idle before an op: until when the host had not launched what it waits for; the component of the rest."""
     cohort, base = timeline.lanes[lane].cohort, timeline.offset[lane]
-    hosted, between_stages = timeline.launched[number] if isinstance(timeline.cost[number], Priced) else 0.0, False
+    hosted, between_stages = timeline.launched[number] if isinstance(timeline.cost[number], TransferCost) else 0.0, False
     for ref in op.after:
         if ref.cohort != cohort:
             between_stages = True
             continue
         between_stages = between_stages or _joins_stages(timeline, ref)
-        if isinstance(timeline.cost[base + ref.op], Priced):
+        if isinstance(timeline.cost[base + ref.op], TransferCost):
             hosted = max(hosted, timeline.launched[base + ref.op])
     return hosted, "bubble" if between_stages else "wait"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sim.grid import Grid
-from sim.pricing.collective_costs import Communication
+from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import IN_SWITCH
 from sim.program import Block, Cohort, Collective, Op, Program
@@ -55,7 +55,7 @@ class Sweep:
 
     @property
     def names(self) -> list[str]:
-        """Every choice, those chosen for small sizes first."""
+        """The names of all choices; the ones that are cheapest for small sizes first."""
         chosen = [options[0].name for options in self.prices]
         return list(dict.fromkeys([*chosen, *(point.name for options in self.prices for point in options)]))
 
@@ -93,13 +93,13 @@ class Sweep:
 
 def lone(
     topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
-) -> tuple[Communication, list[Collective]]:
+) -> tuple[CollectiveCosts, list[Collective]]:
     """Prices of `operation` among the first `ranks` GPUs, and one collective per size. Raises UserError."""
     if not 2 <= ranks <= topology.gpus:
         raise UserError(f"ranks={ranks}: must be at least 2 and at most the cluster's {topology.gpus} GPUs")
     works = [Collective(operation, size, "dp", operation, algorithm) for size in sizes]
     program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])], 1, 1, "bf16", 1, 1)
-    return Communication(program, topology, prices), works
+    return CollectiveCosts(program, topology, prices), works
 
 
 def sweep(
@@ -116,14 +116,14 @@ def transport(topology: Topology, prices: Prices, operation: str, ranks: int) ->
     return pricing.transport(works[0], 0)
 
 
-def _choices(pricing: Communication, work: Collective, cohort: int) -> list[Point]:
+def _choices(pricing: CollectiveCosts, work: Collective, cohort: int) -> list[Point]:
     options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, cohort)]
     return sorted(options, key=lambda point: point.seconds)
 
 
 def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[Sweep]:
-    """Of the axes along which a step sends most bytes by collectives (at most `most`) the operation that sends most of them,
-    priced among the groups of the job, all at once.
+    """Sweeps of the operations that send most bytes along the (at most `most`) busiest axes of a step, priced among all groups of
+    the job at once.
     """
     sent: dict[tuple[str, str], float] = {}
     works: dict[tuple[str, str], dict[float, tuple[Collective, int]]] = {}  # by axis and operation, by bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.clock import on_grid
-from sim.pricing.algorithm_choice import Priced
+from sim.pricing.algorithm_choice import TransferCost
 from sim.program import Op
 from sim.timeline import Timeline
 
@@ -16,5 +16,5 @@ def host_launches(timeline: Timeline, lane: int) -> Iterator[tuple[Op, float, fl
     for number, op in timeline.ops(lane):
         cost, launched = timeline.cost[number], timeline.launched[number]
         # a block is launched from `launched` on, a collective or send has been launched by then
-        start, end = (launched - per_launch, launched) if isinstance(cost, Priced) else (launched, launched + cost.host)
+        start, end = (launched - per_launch, launched) if isinstance(cost, TransferCost) else (launched, launched + cost.host)
         yield op, start, end

@@ -1,4 +1,4 @@
-"""What every link carries in a step, and which is the hottest."""
+"""Bytes that each link carries in a step, and its utilisation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import Priced
+from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.path_latency import Floats
 from sim.pricing.wiring import Traffic, endpoints, schedule
 from sim.program import Block, Collective
@@ -18,7 +18,7 @@ from topologies.topology import Hosted, Topology
 
 @dataclass(frozen=True)
 class LinkLoad:
-    """Links that carry the same: `count` of them, of which `name` is one.
+    """`count` links that carry equally much; `name` is the name of the first.
 
     capacity: nominal bytes per second; bytes: carried by each in the step; utilisation: of its capacity over the step.
     """
@@ -73,7 +73,7 @@ def node_of_rank(timeline: Timeline) -> Ids:
 
 
 def pairs(timeline: Timeline) -> tuple[Ids, Ids, Floats]:
-    """Who sends how much to whom in a step: ranks (and the switches that add, whose numbers follow the GPUs'), and bytes.
+    """Sources, destinations and bytes of all transfers in a step; ends are ranks, or switches that add, numbered after the GPUs.
 
     Three arrays of one length; a pair comes once for each collective that it is part of.
     """
@@ -133,13 +133,13 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
                 yield traffic, count * repeats * collective.repeat * collective.bytes * shares[lane]
             continue
         cost = timeline.cost[number]
-        assert isinstance(cost, Priced)
+        assert isinstance(cost, TransferCost)
         repeat = work.repeat if isinstance(work, Collective) else 1
         yield cost.traffic, count * repeat * work.bytes / _partners(timeline, cost, work, timeline.cohort(lane).at)
 
 
-def _partners(timeline: Timeline, cost: Priced, work: object, at: dict[str, int]) -> int:
-    """How many lanes report the same transfer."""
+def _partners(timeline: Timeline, cost: TransferCost, work: object, at: dict[str, int]) -> int:
+    """The number of lanes that report the same transfer."""
     if not isinstance(work, Collective):
         return 1
     if work.cohorts:

@@ -25,8 +25,8 @@ class Ledger:
     times: NDArray[np.float64]
     held: NDArray[np.float64]
     during: list[str]  # the op that caused each change
-    updating: NDArray[np.float64]  # (t,) bytes of them that an update has taken for itself
-    cached: NDArray[np.float64]  # (t,) bytes besides them in blocks that nothing uses
+    updating: NDArray[np.float64]  # (t,) bytes of `held` that an update has allocated
+    cached: NDArray[np.float64]  # (t,) bytes besides `held` in unused blocks
 
     @cached_property
     def _all(self) -> NDArray[np.float64]:
@@ -40,8 +40,8 @@ class Ledger:
 
     @property
     def reserved(self) -> float:
-        """What PyTorch's caching allocator keeps for them: it gives nothing back, and a tensor lies in one block. What passes
-        gave back is in blocks of single activations, which serve none of an update's tensors, of all parameters or the largest.
+        """Bytes that PyTorch's caching allocator reserves: it gives no block back, and a tensor lies in one block. The blocks
+        that passes free hold single activations, and are too small for an update's tensors (all parameters, or the largest).
         """
         return float((self._all + self.cached - self.updating).max() + self.updating.max())
 
@@ -64,8 +64,8 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     entries: list[tuple[float, int, int, float, str]] = [(first, 0, _KINDS[k], size, "resident") for k, size in cohort.resident]
     for number, op in timeline.played(lane):
         start, end, name = timeline.start[number], timeline.end[number], op_label(op)
-        taken = 2 if end > start else 0  # an op of no duration takes before it gives back
-        entries += [(start, taken, _KINDS[kind], size, name) for kind, size in op.allocate]
+        starts = 2 if end > start else 0  # an op of no duration takes before it gives back
+        entries += [(start, starts, _KINDS[kind], size, name) for kind, size in op.allocate]
         entries += [(end, 1, _KINDS[kind], -size, name) for kind, size in op.free]
     entries.sort(key=itemgetter(0, 1))
     times, _, kinds, sizes, during = zip((first, 0, 0, 0.0, "resident"), *entries, strict=True)

@@ -1,4 +1,4 @@
-"""What a reader must know about prices: where a prediction leaves what was measured, and by how much."""
+"""Notes on prices: where a prediction leaves the measured range, and by how much."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
 
 
 def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
-    """Where GPUs reach each other through their CPUs. kinds: of the links of a collective.
+    """A note where GPUs reach each other through their CPUs. kinds: the kinds of links that a collective takes.
 
     Measured rings over eight GPUs of two sockets reach from 1.2 to 28 GB/s (profile l40s, provenance of links).
     """
@@ -35,9 +35,9 @@ def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
 
 
 def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str]) -> str:
-    """How far the price of `operation` was off where it was measured alike: as many ranks on as many nodes over the same links.
+    """The error of the price of `operation` where equally many ranks on equally many nodes were measured over the same links.
 
-    extent: ranks and nodes; kinds: of links. Errors of other entries say nothing of this one.
+    extent: ranks and nodes; kinds: kinds of links.
     """
     note, (ranks, nodes) = prices.profile.provenance.get("links"), extent
     key = f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
@@ -53,7 +53,7 @@ def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set
 def of_collective(
     prices: Prices, table: CollectiveTable | None, name: str, extent: tuple[int, int], size: float
 ) -> Iterator[str]:
-    """Where measured collectives end and the formula takes over.
+    """A note where the measured range of a collective ends and the formula takes over.
 
     name: "all_reduce/ring"; extent: ranks and nodes of a group; size: bytes of the full buffer.
     """
@@ -69,7 +69,7 @@ def of_collective(
 
 
 def of_lanes(alike: bool, lane: Ids | None) -> Iterator[str]:
-    """What stands for what where ranks of a stage are not alike. lane: of each of them; None: one for all."""
+    """A note where the ranks of a stage are not alike. lane: the lane of each rank; None: one lane for all."""
     if alike:
         return
     what = "ranks of a stage are not alike on this cluster"

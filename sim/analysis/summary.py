@@ -1,4 +1,4 @@
-"""The answer: one step's numbers, all of them functions of the timeline."""
+"""The summary of one step: its numbers as functions of the timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOPS_RULE = (
 )
 
 LONGEST = 1e9  # seconds of a step
-ATTENTION = 0.2  # share of the FLOPs from which on a note tells MFU without what a causal mask hides, half of it
+ATTENTION = 0.2  # share of the FLOPs above which a note gives MFU without masked attention, half of it
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class StageMemory:
 
     @property
     def allocated(self) -> float:
-        """What tensors take: torch.cuda.max_memory_allocated."""
+        """Bytes of tensors: torch.cuda.max_memory_allocated."""
         return self.peak - self.overhead
 
     @property
     def reserved(self) -> float:
-        """What the allocator holds for them: torch.cuda.max_memory_reserved."""
+        """Bytes that the allocator reserves: torch.cuda.max_memory_reserved."""
         return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What a node holds outside of its GPUs, in bytes: the node with most, of what it has."""
+    """Memory and disk of the fullest node outside of its GPUs: bytes held, and capacity."""
 
     node: int
     memory: float
@@ -64,13 +64,13 @@ class NodeMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """Whether both are within their capacity."""
         return self.memory <= self.memory_capacity and self.disk <= self.disk_capacity
 
 
 @dataclass(frozen=True)
 class Volume:
-    """What one rank sends along one axis in a step; psi: elements in units of the model's parameters Ψ."""
+    """Bytes and elements that one rank sends along one axis in a step; psi: elements in units of the model's parameters Ψ."""
 
     bytes: float
     elements: float
@@ -135,7 +135,7 @@ class Summary:
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """Everything that people ask first."""
+    """The summary of a played step."""
     program, prices = timeline.program, timeline.op_costs.prices
     world, step = program.grid.world, timeline.step / program.steps
     if not 0 < step < LONGEST:
@@ -179,11 +179,11 @@ def summarise(timeline: Timeline) -> Summary:
 
 
 def _above(timeline: Timeline) -> str:
-    """Why a step counts more FLOPs than the peak allows."""
+    """The reason why a step counts more FLOPs than the peak allows."""
     dtype, peak = timeline.program.dtype, timeline.op_costs.prices.gpu.peak
     blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
     items = {id(run.items): run.items for block in blocks for run in block.runs}
-    others = {item.dtype for one in items.values() for item in one if isinstance(item, Kernel) and item.kind == "gemm"}
+    others = {item.dtype for sequence in items.values() for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
     faster = sorted(other for other in others if peak[other] > peak[dtype])
     if faster:
         return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
@@ -191,7 +191,7 @@ def _above(timeline: Timeline) -> str:
 
 
 def _masked(program: Program, peak: float) -> Iterator[str]:
-    """What MFU is by the other rule in use, where the two differ much. peak: FLOPs that the GPUs could do in the step."""
+    """A note with MFU by the other counting rule, where the two differ much. peak: FLOPs of all GPUs in a step at their peak."""
     left = program.masked_flops
     if left is not None and left < program.model_flops * (1 - ATTENTION / 2):
         mfu = f"{100 * left / peak:.1f} %"
@@ -204,7 +204,7 @@ def _uneven(busy: list[float], step: float, bubble: float) -> float:
 
 
 def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, float]:
-    """Of one of `steps`; the largest component takes the rounding."""
+    """Seconds per step of a round of `steps`; the largest component takes the rounding."""
     mean = {name: seconds / steps for name, seconds in breakdown.items()}
     mean[max(mean, key=lambda name: mean[name])] += step - sum(mean.values())
     return mean

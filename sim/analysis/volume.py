@@ -1,11 +1,11 @@
-"""What ranks send in a step, by axis."""
+"""Bytes and elements that ranks send in a step, by axis."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import cast
 
-from sim.pricing.algorithm_choice import Priced
+from sim.pricing.algorithm_choice import TransferCost
 from sim.program import CPU, Block, Op
 from sim.timeline import Timeline
 
@@ -28,5 +28,5 @@ def _sent(timeline: Timeline, number: int, op: Op, cohort: int) -> Iterator[tupl
             size = repeats * timeline.op_costs.collective(collective, cohort).sent
             yield collective.axis, size, size / collective.width
     elif op.work.axis != CPU:
-        size = cast(Priced, timeline.cost[number]).sent
+        size = cast(TransferCost, timeline.cost[number]).sent
         yield op.work.axis, size, size / op.work.width

@@ -157,8 +157,8 @@ def offered(operation: str, asked: str = "auto") -> tuple[str, ...]:
 def together(source: Ids, destination: Ids, chunk: Ids, reduce: bool = False, channel: Ids | None = None) -> Phase:
     """One round: all these transfers at once, of the chunks `chunk`, shape (E,) or (E, width) padded with −1."""
     amount = None if chunk.ndim == 1 else np.count_nonzero(chunk >= 0, axis=1)
-    one = np.zeros_like(source) if channel is None else channel
-    return Phase(source, destination, one, lambda turn: chunk, reduce=reduce, amount=amount)
+    channels = np.zeros_like(source) if channel is None else channel
+    return Phase(source, destination, channels, lambda turn: chunk, reduce=reduce, amount=amount)
 
 
 def backwards(plan: Schedule, reduce: bool) -> Schedule:
@@ -187,8 +187,8 @@ def lift(plan: Schedule, groups: Ids, labels: Ids) -> tuple[Phase, ...]:
     def lifted(phase: Phase) -> Phase:
         def chunk(turn: int) -> Ids:
             own = phase.chunk(turn).reshape(len(phase.source), -1)
-            found = np.where((own >= 0)[None, :, :, None], labels[:, np.maximum(own, 0)], -1)
-            return found.reshape(len(groups) * len(own), -1)
+            chunks = np.where((own >= 0)[None, :, :, None], labels[:, np.maximum(own, 0)], -1)
+            return chunks.reshape(len(groups) * len(own), -1)
 
         return replace(
             phase,

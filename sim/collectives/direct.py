@@ -9,14 +9,14 @@ import numpy as np
 
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
 
-MOST = 512  # members with all pairs at once; beyond it nobody does so, for every pair needs its own buffers
+MAX_MEMBERS = 512  # members with all pairs at once; beyond it nobody does so, for every pair needs its own buffers
 
 
 def _pairs(place: Place, operation: str) -> tuple[Ids, Ids]:
     """All ordered pairs of two members."""
     n = place.size
-    if n > MOST:
-        raise NotApplicable(f"{operation}/direct: {n} members are {n * (n - 1)} pairs at once; at most {MOST} members")
+    if n > MAX_MEMBERS:
+        raise NotApplicable(f"{operation}/direct: {n} members are {n * (n - 1)} pairs at once; at most {MAX_MEMBERS} members")
     source, destination = np.divmod(np.arange(n * n), n)
     return source[source != destination], destination[source != destination]
 
@@ -77,8 +77,10 @@ def _sized(plan: Schedule, place: Place) -> Schedule:
 
 
 def _nonempty(phase: Phase, amount: Ids) -> Phase:
-    some, chunk = amount > 0, phase.chunk(0)[amount > 0]
-    return Phase(phase.source[some], phase.destination[some], phase.channel[some], lambda turn: chunk, amount=amount[some])
+    sending, chunk = amount > 0, phase.chunk(0)[amount > 0]
+    return Phase(
+        phase.source[sending], phase.destination[sending], phase.channel[sending], lambda turn: chunk, amount=amount[sending]
+    )
 
 
 @algorithms("send/direct")

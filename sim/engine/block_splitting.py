@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.program import BESIDE, COMPUTE, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
+from sim.program import COMPUTE, SIDE_STREAM, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
 
 Operator = Block | Collective | Start | Join
 
@@ -33,14 +33,14 @@ class _Cut:
         self.own: list[tuple[int, ...]] = []
         self.last: list[int] = []
         self._computed: tuple[int, ...] = ()  # the latest op of the compute stream
-        pieces: dict[int, list[Operator]] = {}
+        pieces: dict[Block, list[Operator]] = {}
         for op in cohort.ops:
             if not blocks or not isinstance(op.work, Block):
                 self._add(replace(op))
             else:
-                if id(op.work) not in pieces:
-                    pieces[id(op.work)] = _pieces(op.work)
-                self._block(op, pieces[id(op.work)])
+                if op.work not in pieces:
+                    pieces[op.work] = _pieces(op.work)
+                self._block(op, pieces[op.work])
             self.last.append(len(self.ops) - 1)
 
     def _add(self, op: Op, own: tuple[int, ...] = ()) -> int:
@@ -53,21 +53,21 @@ class _Cut:
     def _block(self, op: Op, pieces: list[Operator]) -> None:
         """Add the pieces of a block; what it waits for, takes and holds the host up for is the first one's, what it gives
         back the last one's."""
-        started: dict[int, list[int]] = {}
+        started: dict[Collective, list[int]] = {}
         joins: tuple[int, ...] = ()
         beside: dict[str, tuple[int, ...]] = {}  # the latest collective of each stream beside
         for number, piece in enumerate(pieces):
             first, last = number == 0, number == len(pieces) - 1
             if isinstance(piece, Join):
-                joins = (*joins, started[id(piece.collective)].pop(0))
+                joins = (*joins, started[piece.collective].pop(0))
             elif isinstance(piece, Start):
                 begun = Op(piece.stream, piece.collective, microbatch=op.microbatch, chunk=op.chunk)
                 beside[piece.stream] = (self._add(begun, self._computed),)
-                started.setdefault(id(piece.collective), []).extend(beside[piece.stream])
+                started.setdefault(piece.collective, []).extend(beside[piece.stream])
             else:
-                after, taken, given = op.after if first else (), op.allocate if first else (), op.free if last else ()
-                own = (*joins, *beside.get(BESIDE, ())) if isinstance(piece, Collective) else joins
-                part = Op(op.stream, piece, after, taken, given, op.microbatch, op.chunk, held=op.held and first)
+                after, allocate, free = op.after if first else (), op.allocate if first else (), op.free if last else ()
+                own = (*joins, *beside.get(SIDE_STREAM, ())) if isinstance(piece, Collective) else joins
+                part = Op(op.stream, piece, after, allocate, free, op.microbatch, op.chunk, held=op.held and first)
                 self._add(part, tuple(dict.fromkeys(own)))
                 joins = ()
 

@@ -18,7 +18,7 @@ from sim.clock import on_grid
 F = TypeVar("F")
 
 
-class LayerCost(NamedTuple):
+class FlowPart(NamedTuple):
     """`bytes` carried by each of `flows[l]` equal flows over each link l."""
 
     bytes: float
@@ -29,7 +29,7 @@ class LayerCost(NamedTuple):
 class Flow:
     """Traffic in flight: its parts one after the other, then `left_sender()`, then `latency` seconds, then `done()`."""
 
-    parts: Sequence[LayerCost]
+    parts: Sequence[FlowPart]
     latency: float
     done: Callable[[], None]
     left_sender: Callable[[], None] | None = None
@@ -57,13 +57,13 @@ class Network:
         self._on: dict[int, dict[Flow, float]] = {}  # link -> flows on it, with multiplicity
 
     def start(
-        self, parts: Sequence[LayerCost], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
+        self, parts: Sequence[FlowPart], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
     ) -> None:
         """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
         self._enter(Flow(parts, latency, done, left_sender))
 
     def _full_rate(self, flows: tuple[tuple[int, float], ...]) -> float:
-        """Of a flow alone on its links."""
+        """The rate of a flow that is alone on its links."""
         rate = self._full.get(flows)
         if rate is None:
             rate = self._full[flows] = min(self.capacity[link] / count for link, count in flows)
@@ -92,7 +92,7 @@ class Network:
     def _expect(self, flow: Flow, now: float, alone: bool = False) -> None:
         """(Re)schedule the end of the current part; a flow alone in its last part is one event, latency included."""
         if flow.event is not None:
-            flow.event.callbacks = []  # an event that is no longer meant
+            flow.event.callbacks = []  # cancelled
         wait = on_grid(flow.left / flow.rate)
         flow.drain = now + wait
         whole = alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None
@@ -108,7 +108,7 @@ class Network:
         for link, _ in flow.parts[flow.part].flows:
             others = self._on[link]
             others.pop(flow, None)
-            if others and not whole:  # a flow that was alone to its end has slowed nobody
+            if others and not whole:  # a flow that was alone to its end has slowed no other
                 neighbours |= dict.fromkeys(other for other in others if other.drain > now)
         if neighbours:
             self._share(list(neighbours))
@@ -133,20 +133,20 @@ class Network:
         else:
             rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
-            # one that counted on being alone to its end must now say when its bytes have left, even at an unchanged rate
+            # a flow with one event for its end and latency needs an event for its end, even at an unchanged rate
             if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:
                 flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
                 flow.since, flow.rate = now, rates[flow]
                 self._expect(flow, now)
 
     def _component(self, touched: list[Flow]) -> list[Flow]:
-        found = dict.fromkeys(touched)
-        queue = list(found)
+        component = dict.fromkeys(touched)
+        queue = list(component)
         for flow in queue:
             for link, _ in flow.flows:
                 for other in self._on[link]:
-                    if other not in found and other.drain > self.env.now:
-                        found[other] = None
+                    if other not in component and other.drain > self.env.now:
+                        component[other] = None
                         queue.append(other)
         return queue
 

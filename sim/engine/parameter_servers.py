@@ -93,7 +93,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Staleness:
-    """Of a gradient: updates by others between the pull of its parameters and its own update. Steps after each worker's first."""
+    """Staleness of a gradient: updates by other workers between the pull of its parameters and its own update, from each worker's
+    second step on.
+    """
 
     mean: float
     p50: float
@@ -105,7 +107,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of it. Fractions are of the whole time."""
+    """The result of a run. Fractions are of the whole time."""
 
     seconds: float
     gradients_per_second: float  # of all workers together
@@ -140,7 +142,7 @@ class _Play:
         self.updates = 0
         self.version = 0
         self.done = [0] * setting.workers  # steps of each worker that are in the parameters
-        self.at = [setting.workers] + [0] * steps  # how many workers have done so many steps
+        self.at = [setting.workers] + [0] * steps  # by number of steps: how many workers have done as many
         self.slowest = 0
         self.waiting: list[tuple[int, int, Event]] = []  # (steps that all must have done, worker, event)
         self.stale: list[int] = []
@@ -200,7 +202,7 @@ class _Play:
             heappop(self.waiting)[2].succeed()
 
     def _all_have(self, steps: int, worker: int) -> Event:
-        """When every worker has done so many steps."""
+        """Seconds until every worker has done this many steps."""
         event = self.env.event()
         if self.slowest >= steps:
             return event.succeed()
@@ -208,7 +210,7 @@ class _Play:
         return event
 
     def result(self) -> Played:
-        """Everything that is asked."""
+        """The result."""
         seconds, setting = self.env.now, self.setting
         stale = np.array(self.stale or [0])
         values, counts = np.unique(stale, return_counts=True)

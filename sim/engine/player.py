@@ -19,44 +19,44 @@ from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.engine.block_splitting import expand
 from sim.engine.network import Network
-from sim.pricing.algorithm_choice import Priced
-from sim.pricing.block_costs import Fused
-from sim.pricing.op_costs import Pricing
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.program import Block, Collective, Program, Send
+from sim.program import Block, Collective, Program, Send, Work
 from sim.timeline import Lane, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
-UNFOLDED = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
+MAX_UNFOLDED_OPS = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
 
 
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
     """Play one step of `program` on `topology`.
 
     fold: one actor per cohort, or where ranks are not alike (tp=3 on nodes of 8 GPUs) one per kind of ranks, unless that is more
-    than UNFOLDED ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
+    than MAX_UNFOLDED_OPS ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
     Raises UserError when the program waits for itself (a schedule that deadlocks).
     """
-    pricing = Pricing(program, topology, prices)
+    pricing = OpCosts(program, topology, prices)
     whole, lane = _folded(program, pricing)
     if not fold:
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
     if whole is not program or lane is not None:
-        pricing = Pricing(whole, topology, prices, lane)
+        pricing = OpCosts(whole, topology, prices, lane)
     pricing.notes |= dict.fromkeys(notes.of_lanes(pricing.alike, lane))
     player = _Player(whole, pricing)
     player.play()
     return player.timeline()
 
 
-def _folded(program: Program, pricing: Pricing) -> tuple[Program, Ids | None]:
-    """`program` with those blocks cut that must be played item by item, and the lane of each rank (None: one for all)."""
+def _folded(program: Program, pricing: OpCosts) -> tuple[Program, Ids | None]:
+    """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all)."""
     touched = pricing.touched()
-    lane = None if pricing.alike else pricing.lanes(UNFOLDED // _ops(program))
+    lane = None if pricing.alike else pricing.lanes(MAX_UNFOLDED_OPS // _ops(program))
     if lane is not None:
         whole = expand(program, touched | pricing.divided(lane))
-        if _ops(whole) * (int(lane.max()) + 1) <= UNFOLDED:
+        if _ops(whole) * (int(lane.max()) + 1) <= MAX_UNFOLDED_OPS:
             return whole, lane
     return expand(program, touched) if touched else program, None
 
@@ -68,7 +68,7 @@ def _ops(program: Program) -> int:
 class _Player:
     """Every op of every lane has a number; an op starts when the ops that it waits for have ended."""
 
-    def __init__(self, program: Program, pricing: Pricing) -> None:
+    def __init__(self, program: Program, pricing: OpCosts) -> None:
         self.program, self.pricing = program, pricing
         self.env = Environment()
         self.network = Network(self.env, pricing.capacity)
@@ -137,7 +137,7 @@ class _Player:
         """
         profile = self.pricing.prices.profile
         launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
-        self.work: list[Fused | Priced] = []
+        self.work: list[BlockCost | TransferCost] = []
         self.launched: list[float] = []  # since the latest op before, or this one, that holds up the host
         # such ops: the one before, the host's seconds from that one to this, and the ops that are launched from this one on
         self.held: dict[int, tuple[int, float, range]] = {}
@@ -145,7 +145,9 @@ class _Player:
         for number, lane in enumerate(self.lanes):
             example = int(self.example[number - self.first[lane.cohort]]) if self.pricing.lane is not None else -1
             host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
-            known: dict[int, tuple[Fused | Priced, float, float]] = {}  # work, and the host's seconds before and after it
+            known: dict[
+                Work, tuple[BlockCost | TransferCost, float, float]
+            ] = {}  # work, and the host's seconds before and after it
             stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
             ends = dict(pairwise([*stops, self.offset[number] + len(ops)]))
             for op in ops:
@@ -153,10 +155,10 @@ class _Player:
                 if op.held:
                     self.held[me] = before, host, range(me, ends[me])
                     host, before = 0.0, me
-                found = known.get(id(op.work))
-                if found is None:
-                    found = known[id(op.work)] = self._priced(op.work, lane.cohort, example, launch)
-                work, ahead, behind = found
+                priced = known.get(op.work)
+                if priced is None:
+                    priced = known[op.work] = self._priced(op.work, lane.cohort, example, launch)
+                work, ahead, behind = priced
                 host += ahead
                 self.launched.append(host)
                 self.work.append(work)
@@ -164,7 +166,7 @@ class _Player:
 
     def _priced(
         self, work: Block | Collective | Send, cohort: int, example: int, launch: float
-    ) -> tuple[Fused | Priced, float, float]:
+    ) -> tuple[BlockCost | TransferCost, float, float]:
         """Work of rank number `example` of a cohort (−1: of all) with the seconds of the host before its launch and after it."""
         if isinstance(work, Block):
             fused = self.pricing.block(work, cohort)
@@ -191,7 +193,7 @@ class _Player:
             self._resume(op)
         work, launched = self.work[op], self.launched[op]
         now = self.start_time[op] = self.env.now
-        if isinstance(work, Fused):
+        if isinstance(work, BlockCost):
             self._compute(op, max(work.busy, launched + work.critical - now))
         elif launched > now:
             self.events += 1
@@ -203,8 +205,8 @@ class _Player:
         """The host has seen the end of what `op` waits for, and goes on to launch it."""
         before, host, ops = self.held[op]
         time = self.resumed[op] = max(self.env.now, self.resumed.get(before, 0.0) + host)
-        for one in ops:
-            self.launched[one] += time
+        for later in ops:
+            self.launched[later] += time
 
     def _end(self, op: int) -> None:
         self.end_time[op] = self.env.now
@@ -223,10 +225,10 @@ class _Player:
         self._expect(lane, op, on_grid(seconds * self._factor(op, slow)) if slow else seconds)
 
     def _factor(self, op: int, slow: float) -> float:
-        """How much longer the op takes beside collectives that work for a part `slow` of the time: its kernels take longer, its
-        own collectives and launches do not.
+        """The factor by which the op takes longer beside collectives that work for a part `slow` of the time: its kernels take
+        longer, its own collectives and launches do not.
         """
-        work = cast(Fused, self.work[op])
+        work = cast(BlockCost, self.work[op])
         nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
         return 1 + slow * (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
 
@@ -240,13 +242,13 @@ class _Player:
         lane = self.lane_of[op]
         self.running[lane] = None
         if self.slow[lane] or self.since[lane] != self.start_time[op]:
-            work, start = cast(Fused, self.work[op]), self.start_time[op]
+            work, start = cast(BlockCost, self.work[op]), self.start_time[op]
             self.stretch[op] = self.env.now - start - max(work.busy, self.launched[op] + work.critical - start)
         self._end(op)
 
     def _communicates(self, op: int, begins: bool) -> None:
         """A collective starts or ends on its lane's GPUs: compute that is running there slows down or recovers."""
-        lane, working = self.lane_of[op], cast(Priced, self.work[op]).working
+        lane, working = self.lane_of[op], cast(TransferCost, self.work[op]).working
         busy = self.communicating[lane]
         (busy.append if begins else busy.remove)(working)
         event, slow, before = self.running[lane], min(1.0, sum(busy)), self.slow[lane]
@@ -256,51 +258,51 @@ class _Player:
         elapsed = (now - self.since[lane]) / self._factor(op, before)
         left = self.left[lane] = max(0.0, self.left[lane] - elapsed)
         self.since[lane], self.slow[lane] = now, slow
-        event.callbacks = []  # an event that is no longer meant
+        event.callbacks = []  # cancelled
         self._expect(lane, op, on_grid(left * self._factor(op, slow)))
 
     # -- communication ---------------------------------------------------------------------------------------------------
 
-    def _meet(self, op: int, work: Priced) -> None:
-        """A collective starts when all of its ranks have come to it."""
-        those = [op]
+    def _meet(self, op: int, work: TransferCost) -> None:
+        """A collective starts when all of its ranks have arrived."""
+        ops = [op]
         if not work.is_send:
             expected, key = self._meeting(op, work)
             if expected > 1:
-                those = self.meetings.setdefault(key, [])
-                those.append(op)
-                if len(those) < expected:
+                ops = self.meetings.setdefault(key, [])
+                ops.append(op)
+                if len(ops) < expected:
                     return
                 del self.meetings[key]
             now = self.env.now
-            for other in those:
-                self.start_time[other] = now
-                self._communicates(other, True)
-            self.network.start(work.parts, work.latency, lambda: self._communicated(those))
+            for member in ops:
+                self.start_time[member] = now
+                self._communicates(member, True)
+            self.network.start(work.parts, work.latency, lambda: self._communicated(ops))
         else:
             self.start_time[op] = self.env.now
             self.network.start(work.parts, work.latency, lambda: self._end(op))
 
-    def _meeting(self, op: int, work: Priced) -> tuple[int, Hashable]:
-        """How many ranks take part, and the key by which they find each other."""
+    def _meeting(self, op: int, work: TransferCost) -> tuple[int, Hashable]:
+        """The number of ranks of a rendezvous, and its key."""
         lane = self.lane_of[op]
         cohort = self.lanes[lane].cohort
-        one = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
+        collective = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
         traffic = work.traffic
         where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
-        if one.cohorts:
-            return 2, (one.label, where)
-        if one.axis in self.program.cohorts[cohort].at:
-            return self.program.grid.degree(one.axis), (one.label, where)
+        if collective.cohorts:
+            return 2, (collective.label, where)
+        if collective.axis in self.program.cohorts[cohort].at:
+            return self.program.grid.degree(collective.axis), (collective.label, where)
         return work.lanes, (cohort, op - self.offset[lane], where)
 
-    def _communicated(self, those: list[int]) -> None:
-        for op in those:
+    def _communicated(self, ops: list[int]) -> None:
+        for op in ops:
             self._communicates(op, False)
             self._end(op)
 
     def timeline(self) -> Timeline:
-        """What happened."""
+        """The timeline of the played step."""
         events = self.events + self.network.events
         times = self.start_time, self.end_time, self.stretch
         played = Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)

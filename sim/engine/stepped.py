@@ -1,10 +1,10 @@
 """The reference form of a collective: every round's transfers played on the network, one flow each.
 
 A member begins a round of a channel when everything it sent in the round before has left and everything it was to receive has
-arrived; nobody waits for members that it does not exchange data with. In a pipeline it also waits for the piece before in the
+arrived; no member waits for members that it does not exchange data with. In a pipeline it also waits for the piece before in the
 same round. This is what the fluid form must agree with when nothing else uses the links.
 
-Transfers that cannot be told apart are played once (`sim.pricing.symmetry`), which changes no time: a ring over 1,024 members
+Transfers that are equivalent are played once (`sim.pricing.symmetry`), which changes no time: a ring over 1,024 members
 behind one switch is one transfer per round. Without any symmetry all are played, one by one.
 """
 
@@ -20,7 +20,7 @@ from simpy import Environment
 
 from sim.clock import on_grid
 from sim.collectives import Ids, Schedule
-from sim.engine.network import LayerCost, Network
+from sim.engine.network import FlowPart, Network
 from sim.pricing.prices import Profile
 from sim.pricing.protocols import SIMPLE
 from sim.pricing.symmetry import classes
@@ -82,9 +82,9 @@ def _moves(schedule: Schedule, groups: Ids, topology: Topology) -> _Moves:
         for end in ("source", "destination")
     ]
     actors = np.unique(np.stack(ends), return_inverse=True)[1].reshape(2, -1)
-    found = [topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel()) for phase in phases]
-    hops = max(routes.shape[1] for routes in found)
-    routes = np.concatenate([np.pad(r, ((0, 0), (0, hops - r.shape[1])), constant_values=-1) for r in found])
+    of_phases = [topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel()) for phase in phases]
+    hops = max(routes.shape[1] for routes in of_phases)
+    routes = np.concatenate([np.pad(r, ((0, 0), (0, hops - r.shape[1])), constant_values=-1) for r in of_phases])
     links, places = np.unique(routes, return_inverse=True)
     padding = int(links[0] < 0)
     return _Moves(
@@ -102,7 +102,7 @@ class _Transfer:
     """A class of transfers: `each` of the sending and of the receiving actor's."""
 
     phase: int
-    part: LayerCost
+    part: FlowPart
     latency: float
     source: int
     destination: int
@@ -130,27 +130,27 @@ class _Rounds:
         colour = np.zeros(len(ticks), np.uint64) if fold else np.arange(len(ticks), dtype=np.uint64)
         for part, odd in zip((moves.phase, moves.amount, ticks), _ODD, strict=True):
             colour += part.astype(np.uint64) * odd
-        found = classes(colour, moves.source, moves.destination, moves.routes, capacity.view(np.uint64))
-        _, some_link = np.unique(found.link, return_index=True)
+        alike = classes(colour, moves.source, moves.destination, moves.routes, capacity.view(np.uint64))
+        _, some_link = np.unique(alike.link, return_index=True)
         self.env = Environment()
         self.network = Network(self.env, capacity[some_link].tolist())
-        flows = _flows(found.transfer, moves.routes, found.link)
+        flows = _flows(alike.transfer, moves.routes, alike.link)
         chunk = size / schedule.chunks / schedule.pieces
-        _, some, number = np.unique(found.transfer, return_index=True, return_counts=True)
-        members = np.bincount(found.member)
+        _, example, counts = np.unique(alike.transfer, return_index=True, return_counts=True)
+        members = np.bincount(alike.member)
         self.actors = [_Actor(at=[0] * self.pieces) for _ in members]
         for phase, amount, tick, source, destination, count, own in zip(
-            moves.phase[some].tolist(),
-            moves.amount[some].tolist(),
-            ticks[some].tolist(),
-            found.member[moves.source[some]].tolist(),
-            found.member[moves.destination[some]].tolist(),
-            number.tolist(),
+            moves.phase[example].tolist(),
+            moves.amount[example].tolist(),
+            ticks[example].tolist(),
+            alike.member[moves.source[example]].tolist(),
+            alike.member[moves.destination[example]].tolist(),
+            counts.tolist(),
             flows,
             strict=True,
         ):
             each = count // int(members[source]), count // int(members[destination])
-            self._join(_Transfer(phase, LayerCost(amount * chunk, own), tick / 2.0**40, source, destination, *each))
+            self._join(_Transfer(phase, FlowPart(amount * chunk, own), tick / 2.0**40, source, destination, *each))
         self._number()
 
     def _join(self, transfer: _Transfer) -> None:

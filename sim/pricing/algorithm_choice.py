@@ -1,4 +1,4 @@
-"""Which algorithm and protocol run a collective or send, and what it costs before anything contends: bytes per link, and latency.
+"""The choice of algorithm and protocol for a collective or send, and its cost without contention: bytes per link, and latency.
 
 NCCL chooses for each communicator by itself: sibling groups whose members are spread over nodes in other ways may run by others.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from sim.clock import on_grid
 from sim.collectives import offered
-from sim.engine.network import LayerCost
+from sim.engine.network import FlowPart
 from sim.grid import Grid
 from sim.pricing.link_merging import wire
 from sim.pricing.measured_tables import CollectiveTable
@@ -26,35 +26,35 @@ from topologies.topology import Topology
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
-NEAR = 0.01  # groups of which none takes longer by more than this part are of one kind
+NEAR = 0.01  # groups whose times differ by less than this part are of one kind
 
 At = tuple[tuple[str, int], ...]  # coordinates that ranks share
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """A collective or send on merged links."""
+class TransferCost:
+    """The cost of a collective or send on merged links."""
 
     traffic: Traffic
-    parts: tuple[LayerCost, ...]
+    parts: tuple[FlowPart, ...]
     latency: float  # seconds, of all its rounds
     sent: float  # bytes that one rank of the cohort sends
     alone: float  # seconds without contention
-    is_send: bool  # from one rank to another, needing nobody else to come
-    protocol: str  # NCCL's name of how data are handed over
-    working: float = 1.0  # part of its time in which it takes what compute beside it needs; in the rest it waits for others
-    lanes: int = 1  # of its cohort that take part
+    is_send: bool  # from one rank to another, without a rendezvous
+    protocol: str  # as NCCL names it
+    working: float = 1.0  # part of its time in which it slows compute beside it; in the rest it waits for other ranks
+    lanes: int = 1  # lanes of its cohort that take part
 
 
 class Choice(NamedTuple):
-    """The cheapest way for sibling groups that cannot be told apart."""
+    """The cheapest algorithm and protocol for equivalent sibling groups."""
 
     traffic: Traffic
     protocol: str
     alone: float  # seconds without contention
 
 
-class Choosing:
+class AlgorithmChoice:
     """Prices of collectives and sends, each on its own or (`_lay`) with others on the same links."""
 
     def __init__(self, topology: Topology, grid: Grid, prices: Prices) -> None:
@@ -77,11 +77,11 @@ class Choosing:
         Raises NotApplicable when the plan asks for an algorithm that does not work for them.
         """
         key = cost_key(work), siblings
-        found = self._chosen.get(key)
-        if found is None:
+        choices = self._chosen.get(key)
+        if choices is None:
             each = [siblings._replace(groups=groups) for groups in placements(self.topology, self.grid, siblings)]
-            found = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
-        return found
+            choices = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
+        return choices
 
     def _cheapest(self, work: Collective | Send, placed: Traffic) -> list[Choice]:
         """The choices of groups whose members are spread over nodes in the same way, but may use other links: one, as slow as the
@@ -95,10 +95,10 @@ class Choosing:
         numbers = placed.groups or tuple(range(max(map(len, each.values()))))
         chosen: dict[tuple[str, int], list[int]] = {}
         for positions in together(zip(*(kind or (0,) * len(numbers) for kind in each.values()), strict=True)):
-            some = tuple(numbers[position] for position in positions)
-            algorithm = self._best(work, [traffic._replace(groups=some) for traffic in able]).traffic.algorithm
+            alike = tuple(numbers[position] for position in positions)
+            algorithm = self._best(work, [traffic._replace(groups=alike) for traffic in able]).traffic.algorithm
             kind = each[algorithm][positions[0]] if each[algorithm] else 0
-            chosen.setdefault((algorithm, kind), []).extend(some)
+            chosen.setdefault((algorithm, kind), []).extend(alike)
         apart = [
             self._best(work, [placed._replace(algorithm=algorithm, groups=tuple(sorted(every)))])
             for (algorithm, _), every in chosen.items()
@@ -109,25 +109,28 @@ class Choosing:
         best = min(self.ways(work, able), key=lambda priced: priced.alone)
         return Choice(best.traffic, best.protocol, best.alone)
 
-    def ways(self, work: Collective | Send, able: list[Traffic]) -> list[Priced]:
-        """`work` on its own by each of these algorithms and every protocol that may be used. Raises UserError without any."""
-        asked = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
+    def ways(self, work: Collective | Send, able: list[Traffic]) -> list[TransferCost]:
+        """The cost of `work` on its own by each algorithm of `able` and each usable protocol. Raises UserError when there is
+        none.
+        """
+        requested = split(work.algorithm, work.operation)[1] if isinstance(work, Collective) else "auto"
         if isinstance(work, Send) and work.route:
             pairs = [(traffic, COPY) for traffic in able]
         else:
-            pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, asked, self._rates)]
-        if not pairs and asked == "auto":  # an algorithm of hardware that the profile does not price
+            pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, requested, self._rates)]
+        if not pairs and requested == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
         if not pairs:
             raise UserError(
-                f"protocol '{asked}': not for these algorithms, or not priced by the profile, which has {', '.join(self._rates)}"
+                f"protocol '{requested}': not for these algorithms, or not priced by the profile, which has "
+                f"{', '.join(self._rates)}"
             )
         return [self.alone(traffic).price(work, traffic, protocol, traffic.at) for traffic, protocol in pairs]
 
     def able(self, work: Collective | Send, placed: Traffic) -> list[Traffic]:
         """Algorithms that work for the groups of `placed`; a single one that does not says why when it is laid."""
         candidates = self._candidates(work, placed)
-        return [one for one in candidates if applicable(self.topology, self.grid, one)] or candidates[:1]
+        return [traffic for traffic in candidates if applicable(self.topology, self.grid, traffic)] or candidates[:1]
 
     def _candidates(self, work: Collective | Send, placed: Traffic) -> list[Traffic]:
         """Every algorithm that may run `work` in the groups of `placed`, whose members are spread over nodes in the same way."""
@@ -143,7 +146,7 @@ class Choosing:
         return [placed._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
-        """Find out what each link carries."""
+        """Wire `traffics` onto the links: see `sim.pricing.link_merging`."""
         self.wiring = wire(self.topology, self.grid, traffics)
         price = self.prices.profile.link
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
@@ -152,20 +155,20 @@ class Choosing:
         self._shapes = self.wiring.shapes
 
     def alone(self, traffic: Traffic) -> Self:
-        """The same prices with only `traffic` on the links: what other algorithms would load them with does not matter."""
+        """Prices with only `traffic` on the links."""
         return self.laid(traffic)
 
     def laid(self, *traffics: Traffic) -> Self:
-        """The same prices with only these on the links."""
+        """Prices with only `traffics` on the links."""
         traffics = tuple(dict.fromkeys(traffics))
-        found = self._trials.get(traffics)
-        if found is None:
-            found = self._trials[traffics] = copy(self)
-            found._lay(traffics)
-        return found
+        trial = self._trials.get(traffics)
+        if trial is None:
+            trial = self._trials[traffics] = copy(self)
+            trial._lay(traffics)
+        return trial
 
     def _binding_links(self) -> list[bool]:
-        """Of links that always carry the same, only the one of least capacity can ever limit anything."""
+        """Flows on the links that can limit: of links that always carry the same traffic, the one of least capacity."""
         least: dict[int, int] = {}
         for link, twin in enumerate(self.wiring.twin):
             if twin not in least or self.capacity[link] < self.capacity[least[twin]]:
@@ -186,9 +189,9 @@ class Choosing:
         return extent(self.topology, self.grid, traffic)
 
     def shape(self, traffic: Traffic) -> Shape:
-        """What `traffic` asks of the links, for `sim.pricing.protocols`."""
-        found = self._shapes.get(traffic)
-        if found is None:
+        """The load of `traffic` on links, as `sim.pricing.protocols` needs it."""
+        shape = self._shapes.get(traffic)
+        if shape is None:
             wiring, loads, hops = self.wiring, [], [0.0] * len(self.wiring.kinds)
             demands = wiring.demands[traffic]
             for demand in demands:
@@ -199,10 +202,12 @@ class Choosing:
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
             own = own_piece(traffic.algorithm.partition("/")[0], ranks_of(self.grid, traffic))
-            found = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
-        return found
+            shape = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
+        return shape
 
-    def price(self, work: Collective | Send, traffic: Traffic, protocol: str, at: At, played: Traffic | None = None) -> Priced:
+    def price(
+        self, work: Collective | Send, traffic: Traffic, protocol: str, at: At, played: Traffic | None = None
+    ) -> TransferCost:
         """A protocol that reaches less of the links than they have is as many more bytes on them.
 
         Stretches that are short beside the others (the first piece on its way down a tree) are over before they could be shared:
@@ -214,7 +219,7 @@ class Choosing:
         price = self._copies if protocol == COPY else self._rates[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         own = self.wiring.demands[played] if played else demands
-        if played and len(own) != len(demands):  # many stretches, of which fewer can be told apart where the others are not
+        if played and len(own) != len(demands):  # many stretches, fewer of them distinct where the others are absent
             return self.price(work, played, protocol, at)
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
         operation, _, algorithm = traffic.algorithm.partition("/")
@@ -235,10 +240,10 @@ class Choosing:
                 alone += on_grid(transfer * repeat)
                 continue
             full = min([capacity[link] / count for link, count in demand.meets if binding[link]], default=0.0)
-            parts.append(LayerCost(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]])))
+            parts.append(FlowPart(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]])))
             alone += on_grid(transfer * repeat) if full else 0.0
         volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
-        return Priced(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
+        return TransferCost(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
 
     def _listed(self, work: Collective) -> float:
         """Seconds in which the GPU copies the pieces of a list, one by one."""
@@ -246,7 +251,7 @@ class Choosing:
         return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
 
     def _wire(self, operation: str, traffic: Traffic) -> float:
-        """How many times as long as needed the library keeps links busy."""
+        """The factor by which the library keeps links busy for longer than the data need."""
         factors = self.prices.profile.wire
         if not factors:
             return 1.0
@@ -254,7 +259,7 @@ class Choosing:
 
 
 def cost_key(work: Collective | Send) -> Hashable:
-    """What the price of `work` depends on besides its groups."""
+    """The fields of `work` that its price depends on, besides its groups."""
     if isinstance(work, Send):
         return "send", work.bytes
     return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces

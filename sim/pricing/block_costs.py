@@ -5,8 +5,8 @@ sequence of kernels that is a max-plus map: with the GPU free at g and the host 
 h + critical) and leaves the host at h + host. Sequences compose, so a stage of any number of layers is three numbers and one
 event, and small kernels make a model launch-bound by themselves.
 
-Collectives that are started and joined later run on a stream beside the compute stream, those of one stream one after the
-other, and make the kernels that run meanwhile slower. The numbers are found by playing the sequence twice: with a GPU that never
+Collectives that are started and joined later run on a side stream, one after the other on each, and slow down the kernels that
+run meanwhile. The numbers come from playing the sequence twice: with a GPU that never
 waits for the host, and with a GPU that always does. (Where kernels are slowed down, the map between the two is an approximation.)
 """
 
@@ -18,13 +18,13 @@ from math import inf
 from typing import NamedTuple
 
 from sim.clock import on_grid
-from sim.program import BESIDE, Collective, Item, Join, Kernel, Start
+from sim.program import SIDE_STREAM, Collective, Item, Join, Kernel, Start
 
-SLOWDOWN = "slowdown"  # what kernels take longer because of collectives beside them
-ModelCosts = dict[tuple[str, str], float]
+SLOWDOWN = "slowdown"  # seconds that kernels take longer because of collectives beside them
+CostParts = dict[tuple[str, str], float]
 
 
-class Fused(NamedTuple):
+class BlockCost(NamedTuple):
     """Kernels in sequence as a max-plus map; parts: (phase, axis or SLOWDOWN, label) -> seconds that the sequence takes on a GPU
     that never waits for the host, adding up to `busy` exactly; of collectives only what kernels wait for.
 
@@ -34,11 +34,11 @@ class Fused(NamedTuple):
     busy: float
     critical: float
     host: float
-    parts: ModelCosts
+    parts: CostParts
     kernels: float
 
 
-def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, wrapping: Sequence[float] = ()) -> Fused:
+def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, wrapping: Sequence[float] = ()) -> BlockCost:
     """Items with the seconds that each takes by itself. launch: seconds of the host for each; slowdown: of kernels beside
     collectives, as a factor; wrapping: more seconds of the host for each item.
     """
@@ -46,20 +46,20 @@ def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, w
     for (item, seconds), more in zip(works, wrapping or (0.0,) * len(works), strict=True):
         ready.play(item, seconds, more)
         late.play(item, seconds, more)
-    return Fused(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
+    return BlockCost(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
 
 
-def chained(runs: Sequence[tuple[int, Fused]]) -> Fused:
-    """Each so many times, one after the other."""
+def chained(runs: Sequence[tuple[int, BlockCost]]) -> BlockCost:
+    """The cost of `runs` one after the other, each repeated."""
     busy = critical = host = kernels = 0.0
-    parts: ModelCosts = {}
+    parts: CostParts = {}
     for times, once in runs:
         for key, seconds in once.parts.items():
             parts[key] = parts.get(key, 0.0) + times * seconds
         kernels += times * once.kernels
         repeated = (times * once.busy, once.critical + (times - 1) * max(once.busy, once.host), times * once.host)
         busy, critical, host = _then((busy, critical, host), repeated)
-    return Fused(busy, on_grid(critical), on_grid(host), parts, kernels)
+    return BlockCost(busy, on_grid(critical), on_grid(host), parts, kernels)
 
 
 def _then(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -74,22 +74,22 @@ class _Player:
         self.gpu, self.host = gpu, host
         self.beside: dict[str, float] = {}  # when each stream beside is free
         self.launch, self.slowdown = launch, slowdown
-        self.ends: dict[int, deque[float]] = {}  # of collectives that are not joined yet, by their object
-        self.parts: ModelCosts = {}
+        self.ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
+        self.parts: CostParts = {}
         self.kernels = 0.0
 
     def play(self, item: Item, seconds: float, more: float = 0.0) -> None:
         """Run one item, or launch it beside."""
         if isinstance(item, Join):
-            self._wait(self.ends[id(item.collective)].popleft(), item.collective)
+            self._wait(self.ends[item.collective].popleft(), item.collective)
             return
         self.host += self.launch + more
         if isinstance(item, Start):
             end = self.beside[item.stream] = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
-            self.ends.setdefault(id(item.collective), deque()).append(end)
+            self.ends.setdefault(item.collective, deque()).append(end)
             return
         if isinstance(item, Collective):
-            self._wait(self.beside.get(BESIDE, -inf), item)
+            self._wait(self.beside.get(SIDE_STREAM, -inf), item)
             self._add(item.axis, item.label, seconds)
             self.gpu = max(self.gpu, self.host) + seconds
             return
@@ -104,7 +104,7 @@ class _Player:
             self.gpu = end
 
     def _slowed(self, kernel: Kernel, seconds: float, shared: float) -> float:
-        """How much longer a kernel takes when a collective runs for its first `shared` seconds."""
+        """Seconds that a kernel takes longer when a collective runs for its first `shared` seconds."""
         if shared <= 0 or self.slowdown == 1:
             self.kernels += seconds
             return 0.0

@@ -1,4 +1,4 @@
-"""What the collectives and sends of one program cost, in the sibling groups that are played together."""
+"""Costs of the collectives and sends of one program, in the sibling groups that are played together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from sim.analysis import notes
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import At, Choice, Choosing, Priced, cost_key
+from sim.pricing.algorithm_choice import AlgorithmChoice, At, Choice, TransferCost, cost_key
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import Shape
 from sim.pricing.sibling_groups import Membership, lanes, together
 from sim.pricing.wiring import Traffic, members
-from sim.program import BESIDE, Block, Collective, Item, Join, Program, Send, Start
+from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Program, Send, Start, Work
 from topologies.topology import Topology, Values
 
 
@@ -28,7 +28,7 @@ class _Shared(NamedTuple):
     lanes: int = 1
 
 
-class Communication(Choosing):
+class CollectiveCosts(AlgorithmChoice):
     """Prices of what the ranks of one program send on one topology; each distinct collective or send is priced once.
 
     lane: of each rank of a cohort, None: one for all. Cohorts have equally many ranks, and ranks that share all other coordinates
@@ -38,11 +38,11 @@ class Communication(Choosing):
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(topology, program.grid, prices)
         self.program, self.lane = program, lane
-        self.notes: dict[str, None] = {}  # what a reader must know about these prices
+        self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
         self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
         self._inside: dict[int, tuple[Collective, ...]] = {}
-        self._collectives: dict[tuple[int, int, int], Priced] = {}
-        self._values: dict[Hashable, Priced] = {}
+        self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
+        self._values: dict[Hashable, TransferCost] = {}
         self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
         self._at: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
@@ -60,19 +60,19 @@ class Communication(Choosing):
     def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
         """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""
         for number, cohort in enumerate(self.program.cohorts):
-            seen: set[int] = set()
+            seen: set[Work] = set()
             for op in cohort.ops:
-                if id(op.work) in seen:
+                if op.work in seen:
                     continue
-                seen.add(id(op.work))
+                seen.add(op.work)
                 if not isinstance(op.work, Block):
                     yield op.work, number, ""
                     continue
                 streams = _streams(op.work)
                 for _, work in self.collectives_of(op.work):
-                    if id(work) not in seen:
-                        seen.add(id(work))
-                        yield work, number, streams.get(id(work), BESIDE)
+                    if work not in seen:
+                        seen.add(work)
+                        yield work, number, streams.get(work, SIDE_STREAM)
 
     def siblings(self, work: Collective | Send, cohort: int) -> Traffic:
         """All groups of `work`, by no algorithm yet."""
@@ -89,35 +89,35 @@ class Communication(Choosing):
         """The algorithm, protocol and price of each kind of sibling groups of `work`."""
         return self.choose(work, self.siblings(work, cohort))
 
-    def options(self, work: Collective | Send, cohort: int) -> list[Priced]:
+    def options(self, work: Collective | Send, cohort: int) -> list[TransferCost]:
         """`work` on its own by every algorithm and protocol that the slowest kind of its sibling groups may use. Raises UserError
         when there is none.
         """
         return self.ways(work, self._slowest(work, cohort))
 
     def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
-        """What each algorithm that may run `work` asks of the links, by its full name."""
+        """The load on links of each algorithm that may run `work`, by its full name."""
         return {traffic.algorithm: self.alone(traffic).shape(traffic) for traffic in self._slowest(work, cohort)}
 
     def _slowest(self, work: Collective | Send, cohort: int) -> list[Traffic]:
         groups = _longest(self.kinds(work, cohort)).traffic.groups
         return self.able(work, self.siblings(work, cohort)._replace(groups=groups))
 
-    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
+    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:
         """`work` by its cheapest algorithm and protocol: of the sibling groups that are played together with number `group`, or
         −1: of all, or where they differ of the slowest kind.
         """
-        key = (id(work), cohort, group)
-        found = self._collectives.get(key)
-        if found is None:
+        key = (work, cohort, group)
+        cost = self._collectives.get(key)
+        if cost is None:
             if group >= 0:
-                found = self._played(work, cohort, self._share(work, cohort)[group])
+                cost = self._played(work, cohort, self._share(work, cohort)[group])
             else:
-                found = max(self.each(work, cohort), key=lambda priced: priced.alone)
-            self._collectives[key] = found
-        return found
+                cost = max(self.each(work, cohort), key=lambda priced: priced.alone)
+            self._collectives[key] = cost
+        return cost
 
-    def each(self, work: Collective | Send, cohort: int) -> list[Priced]:
+    def each(self, work: Collective | Send, cohort: int) -> list[TransferCost]:
         """`work` of each kind of sibling groups."""
         return [
             self._played(work, cohort, _Shared(kind.traffic, kind.traffic, kind.protocol)) for kind in self.kinds(work, cohort)
@@ -128,23 +128,23 @@ class Communication(Choosing):
         traffic = self.collective(work, cohort).traffic
         return self._extent(traffic), self._kinds(traffic)
 
-    def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> Priced:
+    def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> TransferCost:
         key = cost_key(work), shared, self._at[cohort]  # equal work under other labels has the same price
-        found = self._values.get(key)
-        if found is None:
+        cost = self._values.get(key)
+        if cost is None:
             traffic = shared.traffic
             table = self._table(traffic.algorithm.partition("/")[0], traffic)
-            said = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
-            self.notes |= dict.fromkeys((*said, *notes.of_sockets(self.prices, self._kinds(traffic))))
-            found = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
-            found = self._values[key] = replace(found, lanes=shared.lanes) if shared.lanes > 1 else found
-        return found
+            remarks = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+            self.notes |= dict.fromkeys((*remarks, *notes.of_sockets(self.prices, self._kinds(traffic))))
+            cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
+            cost = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost
+        return cost
 
     def _share(self, work: Collective | Send, cohort: int) -> tuple[_Shared, ...]:
-        """For each sibling group those with which it is played: of its kind, with ranks of the same lanes."""
+        """For each sibling group, the groups that it is played with: groups of its kind with ranks of the same lanes."""
         key = cost_key(work), self.siblings(work, cohort), cohort
-        found = self._shared.get(key)
-        if found is None:
+        result = self._shared.get(key)
+        if result is None:
             assert self.lane is not None
             meeting: list[set[int]] = []
             for group, lane in zip(self.groups(work, cohort).tolist(), self.lane.tolist(), strict=True):
@@ -155,10 +155,10 @@ class Communication(Choosing):
                 numbers = traffic.groups or range(len(meeting))
                 for positions in together([frozenset(meeting[group]) for group in numbers]):
                     groups = tuple(numbers[position] for position in positions)
-                    those = traffic._replace(groups=traffic.groups if len(groups) == len(numbers) else groups)
-                    shared |= dict.fromkeys(groups, _Shared(those, traffic, protocol, len(meeting[groups[0]])))
-            found = self._shared[key] = tuple(shared[group] for group in range(len(meeting)))
-        return found
+                    played = traffic._replace(groups=traffic.groups if len(groups) == len(numbers) else groups)
+                    shared |= dict.fromkeys(groups, _Shared(played, traffic, protocol, len(meeting[groups[0]])))
+            result = self._shared[key] = tuple(shared[group] for group in range(len(meeting)))
+        return result
 
     def soonest(self, work: Collective | Send, cohort: int) -> Values:
         """Seconds of `work` in each of its sibling groups, at least: with nothing else on the links, and none on the spine, where
@@ -195,13 +195,13 @@ class Communication(Choosing):
     def groups(self, work: Collective | Send, cohort: int) -> Ids:
         """The number of the sibling group of each rank of a cohort."""
         axes = () if isinstance(work, Send) or work.cohorts else work.axes
-        found = self._groups.get((axes, cohort))
-        if found is None:
+        group_of = self._groups.get((axes, cohort))
+        if group_of is None:
             grid, at = self.grid, self._at[cohort]
             groups, number = grid.groups(axes, dict(_across(at, axes))), np.empty(grid.world, np.int64)
             number[groups] = np.arange(len(groups))[:, None]
-            found = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
-        return found
+            group_of = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
+        return group_of
 
     def lanes(self, most: int) -> Ids | None:
         """See `sim.pricing.sibling_groups.lanes`."""
@@ -221,21 +221,21 @@ class Communication(Choosing):
                 yield times, work
 
     def _collectives_in(self, items: tuple[Item, ...]) -> tuple[Collective, ...]:
-        found = self._inside.get(id(items))
-        if found is None:
+        collectives = self._inside.get(id(items))
+        if collectives is None:
             works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
-            found = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
-        return found
+            collectives = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
+        return collectives
 
 
-def _streams(block: Block) -> dict[int, str]:
+def _streams(block: Block) -> dict[Collective, str]:
     """The stream of each collective that a block starts beside, by its object."""
     items = (item for run in block.runs for item in run.items)
-    return {id(item.collective): item.stream for item in items if isinstance(item, Start)}
+    return {item.collective: item.stream for item in items if isinstance(item, Start)}
 
 
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """Coordinates of everybody that a collective along `axes` brings together."""
+    """The coordinates that all ranks of a collective along `axes` share."""
     return tuple((name, place) for name, place in at if name not in axes)
 
 

@@ -1,4 +1,4 @@
-"""What kernels cost: curves of an efficiency that depends on shape, and the formulas that turn them into seconds.
+"""Kernel prices: curves of an efficiency that depends on shape, and the formulas that turn them into seconds.
 
 Every price is a roofline. Efficiencies are fractions of the GPU's specified peaks. The formulas are plain arithmetic that numbers
 and numpy arrays share, so the fit and the simulation use the same code.
@@ -230,7 +230,7 @@ def ordered_splits(sms: int, shape: tuple[Any, ...]) -> int:
 
 
 def ordered_stretch(sms: int, shape: tuple[Any, ...]) -> float:
-    """How many times as long FlashAttention-2's backward pass takes in that order.
+    """The factor by which FlashAttention-2's backward pass takes longer in that order.
 
     Otherwise every block of keys has a thread block of its own, which spread evenly; now a few have many each. Thread blocks go
     to multiprocessors in turn, one at a time on each (it takes 144 KB of shared memory): often a second wave leaves most idle.
@@ -239,7 +239,7 @@ def ordered_stretch(sms: int, shape: tuple[Any, ...]) -> float:
     splits, blocks = ordered_splits(sms, shape), -(-keys // KEYS)
     dealt = [range(first, blocks, splits) for first in range(splits)]
     # blocks of queries that see them
-    work = [sum(blocks - block for block in those) if causal else len(those) for those in dealt]
+    work = [sum(blocks - block for block in queue) if causal else len(queue) for queue in dealt]
     free = [0] * max(1, sms)
     for _ in range(batch * heads):
         for each in work:

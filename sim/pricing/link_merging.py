@@ -1,4 +1,4 @@
-"""Links that cannot be told apart, merged: what is left is a handful of them however many GPUs there are.
+"""Equivalent links are merged: a handful of links is left, however many GPUs there are.
 
 Links with equal capacity that carry the same demands behave the same whatever happens; they are one link, with its number. Where
 traffic meets, the links of one kind that the same traffic uses are one, too (`_shared`).
@@ -20,7 +20,7 @@ from sim.pricing.protocols import Shape
 from sim.pricing.wiring import Traffic, stretches
 from topologies.topology import Topology
 
-_ODD = 1_000_003  # numbers of flows are told apart to one part of this
+_ODD = 1_000_003  # numbers of flows are distinguished to one part of this
 
 
 class Demand(NamedTuple):
@@ -68,8 +68,8 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
     flows = np.zeros((len(parts), len(first)))
     for number, (_, stretch) in enumerate(parts):
-        links, one = np.unique(merged[at[number]], return_index=True)
-        flows[number, links] = stretch.flows[one]
+        links, position = np.unique(merged[at[number]], return_index=True)
+        flows[number, links] = stretch.flows[position]
     kinds, nominal = kind[first], capacity[first]
     order = {traffic: number for number, traffic in enumerate(traffics)}
     shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds)
@@ -120,17 +120,17 @@ def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared
     least = np.full(count, np.inf)
     np.minimum.at(least, group, capacity)
     seconds = np.zeros((len(flows), count))
-    for link, one in enumerate(group):
-        np.maximum(seconds[:, one], flows[:, link] / capacity[link], out=seconds[:, one])
+    for link, column in enumerate(group):
+        np.maximum(seconds[:, column], flows[:, link] / capacity[link], out=seconds[:, column])
     kept = np.flatnonzero(_limits(seconds, kind[first]))
     return _Shared(least[kept], kind[first][kept], np.round(seconds[:, kept] * least[kept], 9))
 
 
 def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
-    """Which links can ever be the limit: not one on which every demand takes no longer than on another of its kind."""
+    """Which links can limit a rate: a link on which no demand takes longer than on another link of its kind cannot."""
     result = np.ones(len(kind), dtype=bool)
-    for one in np.unique(kind):
-        links = np.flatnonzero(kind == one)
+    for number in np.unique(kind):
+        links = np.flatnonzero(kind == number)
         links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
         kept = np.empty((len(seconds), 0))
         for link in links:

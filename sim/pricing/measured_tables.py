@@ -57,7 +57,7 @@ class CollectiveTable(Config):
         return interpolated([(entry.bytes, entry.alone if alone else entry.step) for entry in self.prices], size)
 
     def working(self, size: float) -> float:
-        """Part of the time in a step in which it moves data: back to back nobody is late."""
+        """Part of a collective's time in a step in which it moves data; measured back to back, no rank is late."""
         return min(1.0, self.seconds(size, alone=True) / self.seconds(size))
 
 

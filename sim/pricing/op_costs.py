@@ -1,4 +1,4 @@
-"""What work costs before anything contends: blocks fused to three numbers, beside what `sim.pricing.collective_costs` prices."""
+"""Costs of ops without contention: blocks fused to three numbers, collectives and sends as in `sim.pricing.collective_costs`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from sim.clock import on_grid
 from sim.collectives import Ids
-from sim.pricing.block_costs import Fused, chained, fused
-from sim.pricing.collective_costs import Communication
+from sim.pricing.block_costs import BlockCost, chained, fused
+from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
 from topologies.topology import Topology
@@ -15,36 +15,36 @@ from topologies.topology import Topology
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
 
-class Pricing(Communication):
+class OpCosts(CollectiveCosts):
     """Prices of one program on one topology; each distinct piece of work is priced once."""
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(program, topology, prices, lane)
-        self._blocks: dict[tuple[int, int], Fused] = {}
-        self._runs: dict[tuple[int, int], Fused] = {}
-        self._equal: dict[tuple[int, tuple[float, ...]], Fused] = {}
+        self._blocks: dict[tuple[Block, int], BlockCost] = {}
+        self._runs: dict[tuple[int, int], BlockCost] = {}
+        self._equal: dict[tuple[int, tuple[float, ...]], BlockCost] = {}
 
-    def block(self, block: Block, cohort: int) -> Fused:
+    def block(self, block: Block, cohort: int) -> BlockCost:
         """`block` as one sequence, its collectives at their price without contention."""
-        key = (id(block), cohort)
-        found = self._blocks.get(key)
-        if found is None:
-            found = self._blocks[key] = chained([(times, self._items(items, cohort)) for times, items in block.runs])
-        return found
+        key = (block, cohort)
+        cost = self._blocks.get(key)
+        if cost is None:
+            cost = self._blocks[key] = chained([(times, self._items(items, cohort)) for times, items in block.runs])
+        return cost
 
-    def _items(self, items: tuple[Item, ...], cohort: int) -> Fused:
+    def _items(self, items: tuple[Item, ...], cohort: int) -> BlockCost:
         """One run of `items`; the layers of a stage share theirs, and stages whose collectives take as long."""
         key = (id(items), cohort)
-        found = self._runs.get(key)
-        if found is None:
+        cost = self._runs.get(key)
+        if cost is None:
             equal = id(items), tuple(self.collective(work, cohort).alone for work in self._collectives_in(items))
-            found = self._equal.get(equal)
-            if found is None:
-                found = self._equal[equal] = self._play(items, cohort)
-            self._runs[key] = found
-        return found
+            cost = self._equal.get(equal)
+            if cost is None:
+                cost = self._equal[equal] = self._play(items, cohort)
+            self._runs[key] = cost
+        return cost
 
-    def _play(self, items: tuple[Item, ...], cohort: int) -> Fused:
+    def _play(self, items: tuple[Item, ...], cohort: int) -> BlockCost:
         profile = self.prices.profile
         ahead = profile.launching(self.program.eager) * self.program.turns
         wrapping = [self.wrapping(item) for item in items]
@@ -68,10 +68,10 @@ class Pricing(Communication):
         work = item.collective if isinstance(item, Start) else item
         if not isinstance(work, Collective):
             return 0.0
-        found, listed = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
+        measured, listed = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
         if work.pieces:
             listed = work.pieces * (VIEW + self.prices.profile.launch)
-        return on_grid((found.seconds(work.bytes) + listed if found else listed) * work.repeat)
+        return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
 
     def _note(self, kernel: Kernel) -> None:
         outside = self.prices.extrapolation(kernel)
@@ -82,15 +82,15 @@ class Pricing(Communication):
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
         item by item.
 
-        Collectives inside blocks of one cohort run one after the other, on its compute stream or on the one beside it, and cannot
-        meet each other, but for those on another stream beside.
+        Collectives inside blocks of one cohort run one after the other, on its compute stream or its side stream, and cannot
+        meet each other, except on another side stream.
         """
         users: dict[int, set[tuple[int, str, int]]] = {}
         for work, cohort, inside in self._communications:
             for kind, priced in enumerate(self.each(work, cohort)):
                 for link in {link for part in priced.parts for link, _ in part.flows}:
                     users.setdefault(link, set()).add((cohort, inside, kind))
-        return {cohort for those in users.values() if len(those) > 1 for cohort, inside, _ in those if inside}
+        return {cohort for uses in users.values() if len(uses) > 1 for cohort, inside, _ in uses if inside}
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:

@@ -23,7 +23,7 @@ def hops_of(topology: Topology, routes: Ids) -> Floats:
 
 
 def worst(hops: Floats) -> Floats:
-    """Of each transfer, the slowest among sibling groups; hops is (groups, transfers, kinds + 1)."""
+    """The slowest sibling group of each transfer; hops is (groups, transfers, kinds + 1)."""
     order = hops @ np.append(1e3 ** np.arange(1, hops.shape[2]), 1.0)
     return np.asarray(hops[order.argmax(axis=0), np.arange(hops.shape[1])])
 

@@ -1,4 +1,4 @@
-"""What things cost: a `Profile` of measured constants and the `Prices` that turn a kernel into seconds on a GPU.
+"""A `Profile` of measured constants, and the `Prices` that turn a kernel into seconds on a GPU.
 
 Every price is a roofline with an efficiency that depends on shape. Efficiencies are fractions of the GPU's specified peaks, so a
 profile measured on one variant serves its siblings (an A100 of 40 GB and one of 80 GB). A profile is data: files of
@@ -31,7 +31,7 @@ from sim.pricing.kernel_curves import (
 )
 from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
-from sim.program import EARLY, WRAPPING, Kernel
+from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster import gpu_names, load_gpu
 from topologies.reading import Config, UserError, nearest
@@ -131,8 +131,8 @@ class Profile(Config):
         """All protocols by name, Simple among them, with every kind of link priced."""
         simple = {kind: self.link(kind) for kind in KINDS}
         result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
-        for name, one in self.protocols.items():
-            result[name] = Transport.model_construct(base=one.base, links=complete(name, one.links, simple))
+        for name, protocol in self.protocols.items():
+            result[name] = Transport.model_construct(base=protocol.base, links=complete(name, protocol.links, simple))
         return result
 
     def link(self, kind: str) -> LinkPrice:
@@ -150,7 +150,7 @@ class Prices:
         self._share, self._watts = _power_share(profile, gpu)
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
-        self._tables = {(one.operation, one.ranks, one.nodes): one for one in profile.tables}
+        self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # sim.pricing.collective_costs: algorithms, by topology and grid
 
     def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:
@@ -162,7 +162,7 @@ class Prices:
             return self._gemm(kernel)
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
-        if kernel.variant == WRAPPING and self.profile.wrapping:
+        if kernel.variant == WRAPPER_COPY and self.profile.wrapping:
             return 0.0
         memory = self.profile.memory
         if kernel.variant in memory.operators:
@@ -181,8 +181,8 @@ class Prices:
         """The curve of a dtype, or one that was measured with another: in the same part of its peak, but a tile starts and ends,
         and bytes are paid for, in as many seconds as there. At the power limit of this board.
         """
-        found = self._curves.get(dtype)
-        if found is None:
+        result = self._curves.get(dtype)
+        if result is None:
             curves = self.profile.gemm
             curve = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
             if curve is None:
@@ -190,8 +190,8 @@ class Prices:
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
             limit = min(1.0, curve.sustained * self._share * self._watts)
-            found = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
-        return found
+            result = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
+        return result
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
@@ -208,7 +208,7 @@ class Prices:
                 curve, peak, bandwidth, self._sms, shape, traffic, rate=rate, moved=moved, throttling=self.profile.throttling
             )[1]
         )
-        if kernel.variant == EARLY and kernel.dtype in curve.early:
+        if kernel.variant == EARLY_CUBLAS and kernel.dtype in curve.early:
             return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
         return seconds
 

@@ -48,7 +48,7 @@ def described(config: BaseModel) -> dict[str, Any]:
 
 
 def _unit(field: FieldInfo) -> str:
-    parsers = [one.func for one in field.metadata if isinstance(one, BeforeValidator)]
+    parsers = [validator.func for validator in field.metadata if isinstance(validator, BeforeValidator)]
     return next((_UNITS[parser] for parser in parsers if parser in _UNITS), "")
 
 
@@ -56,18 +56,18 @@ def _spelt(value: Any, unit: str) -> Any:
     if isinstance(value, BaseModel):
         return described(value)
     if isinstance(value, Mapping):
-        return {str(key): _spelt(one, unit) for key, one in value.items()}
+        return {str(key): _spelt(item, unit) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelt(one, unit) for one in value]
+        return [_spelt(item, unit) for item in value]
     if isinstance(value, float) or (unit and isinstance(value, int)):
         return quantity(value, unit) if unit else float(f"{value:.{DIGITS}g}")
     return value
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """Of everything that a file says besides its digest: comments, order and layout do not matter."""
-    said = json.dumps({key: value for key, value in data.items() if key != DIGEST}, sort_keys=True, default=str)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    """Digest of the fields of a file besides its digest; comments, order and layout do not matter."""
+    text = json.dumps({key: value for key, value in data.items() if key != DIGEST}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def signed(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a collective costs: base + hops + bytes + fill, per protocol. One formula for every algorithm, operation and network.
+"""Seconds of a collective: base + hops + bytes + fill, per protocol. One formula for every algorithm, operation and network.
 
 NCCL moves data by three protocols (docs.nvidia.com NCCL_PROTO; github.com/NVIDIA/nccl src/graph/tuning.cc): LL sends a flag with
 every 4 bytes, so it needs no fence and has the shortest hops and half the rate; LL128 a flag with every 120 bytes; Simple sends
@@ -101,7 +101,7 @@ class Rates(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What an algorithm asks of the links, per byte of S.
+    """The load of an algorithm on links, per byte of S.
 
     hops: by kind of link; wire: seconds of links and switches on the longest path; loads: for each stretch, pairs of a kind and
     seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own.
@@ -170,7 +170,7 @@ def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], 
 
 
 def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:
-    """Protocols, of those `priced`, that may run `name` = "operation/algorithm" when `asked` for a protocol or "auto".
+    """The protocols of `priced` that may run `name` = "operation/algorithm" when `asked` for a protocol or "auto".
 
     As NCCL_PROTO, the choice says nothing to grouped point-to-point operations; reduction in the switch is a kind of Simple, and
     needs a price: hardware without it has none.

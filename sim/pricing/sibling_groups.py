@@ -1,4 +1,4 @@
-"""Which sibling groups of a collective cannot be told apart, and which ranks do the same and may share a lane.
+"""Equivalent sibling groups of a collective, and ranks that do the same and may share a lane.
 
 Every group is a communicator of its own: NCCL looks where its members are and lays rings and trees, and chooses among them, for
 this group. With tp=4 on nodes of 6 GPUs one group is inside a node and the next on two.
@@ -21,7 +21,9 @@ from topologies.topology import Topology
 
 
 class Membership(NamedTuple):
-    """The groups of one collective. group: of each rank; kind: of each group: those of equal kind cannot be told apart."""
+    """The groups of one collective. group: the group of each rank; kind: the kind of each group; groups of one kind are
+    equivalent.
+    """
 
     group: Ids
     kind: Ids

@@ -1,4 +1,4 @@
-"""Which members, transfers and links of a collective cannot be told apart, however long one watches.
+"""Equivalence classes of the members, transfers and links of a collective: those that behave alike at all times.
 
 Colour refinement (equitable partition; Paige and Tarjan 1987, doi:10.1137/0216062): a transfer's colour is its phase, size and
 latency with the colours of its ends and links; a member's and a link's colour is the multiset of the colours of its transfers.
@@ -44,10 +44,10 @@ def classes(transfer: Hashes, source: Ids, destination: Ids, routes: Ids, link: 
         colours = _mixed(base + _mixed(member)[source] * _ODD[0] + _mixed(member)[destination] * _ODD[1] + on_links)
         member = _mixed(member + sent(colours, len(member)) * _ODD[2] + received(colours, len(member)) * _ODD[3])
         link = _mixed(link + crossed(colours[crossing], len(link)))
-        found = Classes(*(np.unique(colour, return_inverse=True)[1] for colour in (colours, member, link)))
-        number = sum(int(classes.max(initial=-1)) for classes in found)
+        result = Classes(*(np.unique(colour, return_inverse=True)[1] for colour in (colours, member, link)))
+        number = sum(int(classes.max(initial=-1)) for classes in result)
         if number == before:
-            return found
+            return result
         before = number
 
 

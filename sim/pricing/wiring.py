@@ -1,4 +1,4 @@
-"""What each collective of a job asks of each link: schedules laid over the topology.
+"""The load of each collective of a job on each link: schedules laid over the topology.
 
 All sibling groups of a cohort run the same collective at the same time, so one demand counts the transfers of all of them on
 every link.
@@ -20,12 +20,13 @@ from sim.pricing.path_latency import Floats, after, hops_of, slowest, worst
 from topologies.reading import UserError
 from topologies.topology import Hosted, Multicast, Topology
 
-MANY = 64  # stretches of one collective that are told apart
+MANY = 64  # stretches of one collective that are kept apart
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
 
 class Traffic(NamedTuple):
-    """Who does what: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the ranks at `to`.
+    """The ranks of a communication: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the
+    ranks at `to`.
 
     `groups` picks some of the sibling groups by number; () is all of them at once. `algorithm` is the full name,
     "all_reduce/ring".
@@ -80,7 +81,7 @@ def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
 
 
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
-    """Who takes part in each group: its ranks and, when the algorithm needs them, the switches beside them.
+    """The members of each group: its ranks and, when the algorithm needs them, the switches beside them.
 
     Shape (groups, n + switches); a switch's number is the topology's.
     """
@@ -198,22 +199,22 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     return tuple(result) if len(result) <= MANY else _alike(topology, result)
 
 
-def _alike(topology: Topology, found: list[Stretch]) -> tuple[Stretch, ...]:
+def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
     """Stretches that ask as much of as many equal links are one, on the links of the first: a chain of n members has as many
     stretches, of a few sorts. They follow each other, so that their times add up; that others of a node are busy meanwhile, and
     not these, is left out.
     """
     sorts: dict[bytes, list[Stretch]] = {}
-    for stretch in found:
+    for stretch in stretches:
         row = np.stack([topology.kind(stretch.links), topology.capacity(stretch.links), stretch.flows])
         sorts.setdefault(row[:, np.lexsort(row)].tobytes(), []).append(stretch)
     return tuple(
         Stretch(
-            sum(one.share for one in alike),
+            sum(same.share for same in alike),
             alike[0].links,
             alike[0].flows,
-            np.sum([one.steps for one in alike], axis=0),
-            sum(one.wire for one in alike),
+            np.sum([same.steps for same in alike], axis=0),
+            sum(same.wire for same in alike),
         )
         for alike in sorts.values()
     )

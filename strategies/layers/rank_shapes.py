@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sim.program import ALIGNED, EARLY, Collective, Kernel
+from sim.program import ALIGNED, EARLY_CUBLAS, Collective, Kernel
 from strategies.frameworks import KernelSet, passes
 from strategies.layers.tensor_overlap import Items, gathered, scattered
 from strategies.models.model import Model
@@ -129,7 +129,7 @@ class RankShapes:
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
         early = self.kernels.early_cublas and batch > 1 and alignment * width % VECTOR
-        return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY if early else "", alignment)
+        return Kernel("gemm", label, phase, flops, moved, dtype, shape, EARLY_CUBLAS if early else "", alignment)
 
     def weight_gemm(
         self, label: str, outputs: int, inputs: int, tokens: int, batch: int = 1, dtype: str = ""

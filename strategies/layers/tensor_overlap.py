@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sim.program import ACROSS, Collective, Item, Join, Kernel, Start
+from sim.program import SIDE_STREAM_ACROSS_NODES, Collective, Item, Join, Kernel, Start
 
 Items = tuple[Item, ...]
 
@@ -17,7 +17,7 @@ def beside(kernels: Items, collectives: Items) -> Items:
 
 def pipelined(across: Collective, inside: Items) -> Items:
     """An exchange over the network, and the one inside nodes that passes on what has come, piece by piece: both at once."""
-    return (Start(across, ACROSS), *inside, Join(across))
+    return (Start(across, SIDE_STREAM_ACROSS_NODES), *inside, Join(across))
 
 
 def gathered(pieces: tuple[tuple[Kernel, ...], ...], ring: Collective) -> Items:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
-from sim.program import CACHED, COMPUTE, WRAPPING, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, WRAPPER_COPY, Block, Cohort, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.data_parallel.shard_padding import padded
 from strategies.layers.layer_cost import LayerCost
@@ -146,7 +146,7 @@ class Stage:
         key = id(op.work), label, moved
         if key not in self._copied:  # one object for all microbatches
             dtype = self.plan.precision
-            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPING) for each in moved))
+            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPER_COPY) for each in moved))
             self._copied[key] = op.work, replace(op.work, runs=(run, *op.work.runs) if first else (*op.work.runs, run))
         op.work = self._copied[key][1]
 

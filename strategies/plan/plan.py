@@ -19,12 +19,12 @@ from strategies.models.model import LAYERS, WIDTH, Layers, Model, Tokens
 from strategies.plan.computing import Computing
 from strategies.plan.options import DeepSpeed, Offload, PowerSGD
 from strategies.schedules import schedules
-from topologies.cluster import MOST
+from topologies.cluster import MAX_GPUS
 from topologies.reading import nearest
 from topologies.units import Bytes
 
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
-Ranks = Annotated[int, Field(gt=0, le=MOST)]
+Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
@@ -49,7 +49,7 @@ class Plan(Computing):
         description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
         "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
     )
-    imbalance: float = Field(1.0, ge=1, le=MOST, description="tokens of the busiest of the ep ranks relative to the mean")
+    imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
     capacity_factor: float | None = Field(
         None,
         ge=1e-3,

@@ -15,7 +15,7 @@ from sim.engine.stepped import stepped
 from sim.grid import Grid
 from sim.pricing import link_merging as merging
 from sim.pricing import wiring
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.wiring import Traffic, endpoints, schedule
@@ -46,7 +46,7 @@ def test_fluid(nodes: int, algorithm: str) -> None:
     topology, prices = cluster.topology(), Prices(PROFILE, cluster.node.gpu)
 
     def price() -> float:
-        return Pricing(program, topology, prices).collective(work, 0).alone
+        return OpCosts(program, topology, prices).collective(work, 0).alone
 
     def first() -> float:
         for cached in (*vars(wiring).values(), *vars(merging).values()):

@@ -11,7 +11,7 @@ from sim.engine.player import run
 from sim.engine.stepped import stepped
 from sim.grid import Grid
 from sim.pricing import wiring
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.wiring import Traffic, applicable, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
@@ -24,7 +24,7 @@ def both(operation: str, algorithm: str, size: float, axis: str, grid: Grid, clu
     work = Collective(operation, size, axis, "test", algorithm)
     program = Program(grid, [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1)
     topology = cluster.topology()
-    fluid = Pricing(program, topology, prices).collective(work, 0)
+    fluid = OpCosts(program, topology, prices).collective(work, 0)
     plan = schedule(topology, grid, fluid.traffic)
     return fluid.alone, stepped(plan, endpoints(topology, grid, fluid.traffic), size, topology, prices.profile)
 
@@ -136,7 +136,7 @@ def test_all_to_allv_takes_as_long_as_its_fullest_port(toy_cluster, toy_prices) 
     counts = ((2, 3, 1, 2), (1, 0, 1, 1), (0, 0, 1, 1), (4, 1, 0, 0))
     work = Collective("all_to_allv", 8e9, "dp", "experts", "direct", counts=counts)
     program = Program(Grid.of(dp=4), [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1)
-    price = Pricing(program, toy_cluster(4).topology(), toy_prices()).collective(work, 0)
+    price = OpCosts(program, toy_cluster(4).topology(), toy_prices()).collective(work, 0)
     assert price.alone == pytest.approx(6.0)
     assert price.sent == pytest.approx(6e9)
 

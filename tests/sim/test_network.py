@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from sim.engine.network import LayerCost, Network, fair_rates
+from sim.engine.network import FlowPart, Network, fair_rates
 
 
 def test_textbook_example() -> None:
@@ -54,7 +54,7 @@ def played(*starts: tuple[float, float, tuple[tuple[int, float], ...], float], c
     ends = [0.0] * len(starts)
 
     def begin(number: int, size: float, links: tuple[tuple[int, float], ...], latency: float) -> None:
-        network.start((LayerCost(size, links),), latency, lambda: ends.__setitem__(number, env.now))
+        network.start((FlowPart(size, links),), latency, lambda: ends.__setitem__(number, env.now))
 
     for number, (start, *rest) in enumerate(starts):
         env.timeout(start).callbacks.append(lambda _, number=number, rest=rest: begin(number, *rest))
@@ -81,7 +81,7 @@ def test_untouched_flows_are_one_event_each() -> None:
     env = Environment()
     network = Network(env, [1.0, 1.0])
     for link in (0, 1):
-        network.start((LayerCost(5.0, ((link, 1),)),), 1.0, lambda: None)
+        network.start((FlowPart(5.0, ((link, 1),)),), 1.0, lambda: None)
     env.run()
     assert network.events == 2
 
@@ -90,6 +90,6 @@ def test_parts_follow_each_other() -> None:
     env = Environment()
     network = Network(env, [1.0, 2.0])
     ends: list[float] = []
-    network.start((LayerCost(4.0, ((0, 1),)), LayerCost(4.0, ((1, 2),))), 0.5, lambda: ends.append(env.now))
+    network.start((FlowPart(4.0, ((0, 1),)), FlowPart(4.0, ((1, 2),))), 0.5, lambda: ends.append(env.now))
     env.run()
     assert ends == [pytest.approx(4 + 4 + 0.5)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sim.pricing.kernel_curves import gemm_clocks, ordered_stretch
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for, profile_names
-from sim.program import ALIGNED, EARLY, Kernel
-from strategies.frameworks.passes import norm, residual, rotary
+from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
+from strategies.frameworks import kernel_set
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -102,7 +102,7 @@ def test_an_early_cublas_multiplies_batches_of_unaligned_rows_slowly() -> None:
     """TFLOP/s of 384 products of (1024, 1024) by (1024, 140) with CUDA 11.6 and 11.7 (github.com/pytorch/pytorch issue 83272)."""
     price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
     work = 384 * 2e-12 * 1024 * 1024 * 140
-    for variant, rates in ((EARLY, {"fp16": 53.9, "bf16": 12.2}), ("", {"fp16": 85.8, "bf16": 85.6})):
+    for variant, rates in ((EARLY_CUBLAS, {"fp16": 53.9, "bf16": 12.2}), ("", {"fp16": 85.8, "bf16": 85.6})):
         kernels = {dtype: replace(rowed(1024, 140, 1024, 384), dtype=dtype, variant=variant) for dtype in rates}
         assert {dtype: work / price.seconds(kernel) for dtype, kernel in kernels.items()} == pytest.approx(rates, rel=0.1)
 
@@ -415,7 +415,7 @@ def test_flash_attention_2_on_blackwell(tokens: int, forward: float, backward: f
 )
 def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, features, forward, backward) -> None:
     prices = Prices(profile_for(gpu), load_gpu(gpu))
-    ways = norm(kernels, kernels == "compiled", 2, persistent)
+    ways = kernel_set(kernels).norm(kernels == "compiled", 2, persistent)
     for passes, seconds in ((ways.forward, forward), (ways.backward, backward)):
         moved = [Kernel(way.kind, "norm", "forward", 0.0, rows * features * way.moved, variant=way.operator) for way in passes]
         assert sum(map(prices.seconds, moved)) == pytest.approx(seconds, rel=0.06)
@@ -426,7 +426,7 @@ def test_dropout_takes_as_long_as_published() -> None:
     xformers pull 14).
     """
     elements = 2 * 4096 * 4096
-    way = residual("torch", 2, mask=True).forward[0]
+    way = kernel_set("torch").residual(2, mask=True).forward[0]
     kernel = Kernel(way.kind, "dropout", "forward", 0.0, elements * way.moved, "fp16", variant=way.operator)
     assert Prices(profile_for("v100-sxm2-32gb"), load_gpu("v100-sxm2-32gb")).seconds(kernel) == pytest.approx(
         4 * elements / 572e9, rel=0.02
@@ -437,7 +437,7 @@ def test_a_compiled_rotary_embedding_takes_as_long_as_published() -> None:
     """16384 tokens, 32 query and 8 key heads of 256 features in bf16 on an A100 PCIe: 0.724 and 1.729 ms (github.com/linkedin/
     Liger-Kernel benchmark/data/a100_all_benchmark_data.csv).
     """
-    prices, ways = Prices(profile_for("a100-pcie-80gb"), load_gpu("a100-pcie-80gb")), rotary("compiled", 2)
+    prices, ways = Prices(profile_for("a100-pcie-80gb"), load_gpu("a100-pcie-80gb")), kernel_set("compiled").rotary(2)
     for (way,), seconds in ((ways.forward, 0.724e-3), (ways.backward, 1.729e-3)):
         moved = 16384 * 40 * 256 * way.moved
         assert prices.seconds(Kernel(way.kind, "rotary", "forward", 0.0, moved, variant=way.operator)) == pytest.approx(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.analysis.collective_sweep import bus_factor, lone, sweep
 from sim.grid import Grid
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
 from sim.pricing.shipped import load_profile
@@ -113,7 +113,7 @@ def seconds_of(nodes: int, order: tuple[str, str], tp: int, operation: str) -> f
     cluster = load_cluster("pcie-l40s").model_copy(update={"nodes": nodes})
     grid, work = Grid.of(order, tp=tp, dp=8 * nodes // tp), Collective(operation, 2.0**26, "tp", "")
     program = Program(grid, [Cohort({}, [Op("x", work)])], 1, 1, "bf16", 1, 1)
-    return Pricing(program, cluster.topology(), Prices(load_profile("l40s"), cluster.node.gpu)).collective(work, 0).alone
+    return OpCosts(program, cluster.topology(), Prices(load_profile("l40s"), cluster.node.gpu)).collective(work, 0).alone
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter"])
@@ -184,7 +184,7 @@ def test_protocol_less_of_the_links_is_more_bytes_on_them(toy_cluster, toy_price
     prices = toy_prices(protocols={"ll": {"base": "1 us", "links": link}}, collective_launch="1 s")
     work = Collective("all_reduce", 8e6, "dp", "x", "ring/ll")
     program = Program(Grid.of(dp=4), [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1)
-    one = Pricing(program, toy_cluster(4).topology(), prices).collective(work, 0)
+    one = OpCosts(program, toy_cluster(4).topology(), prices).collective(work, 0)
     assert one.protocol == "ll"
     assert one.alone == pytest.approx(1e-6 + 4 * 2 * 3 / 4 * 8e6 / 1e9)
     assert one.sent == pytest.approx(1.5 * 8e6)
@@ -207,7 +207,7 @@ def test_sends_have_a_kernel_of_their_own() -> None:
     send = Send(1024.0, 1, "x")
     grid = Grid.of(dp=2)
     program = Program(grid, [Cohort({"dp": 0}, [Op("s", send)]), Cohort({"dp": 1}, [])], 1, 1, "bf16", 1, 1)
-    one = Pricing(program, topology, prices).collective(send, 0)
+    one = OpCosts(program, topology, prices).collective(send, 0)
     assert one.protocol == "p2p_ll"
     assert one.alone == pytest.approx(6.6e-6, rel=0.15)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simpy import Environment
 
-from sim.engine.network import LayerCost, Network
+from sim.engine.network import FlowPart, Network
 from sim.engine.parameter_servers import Pool, Setting, play
 
 S, B = 2e9, 1e9
@@ -32,7 +32,7 @@ def test_pool_is_the_network(most) -> None:
                 yield pool.carry(size)
             else:
                 done = env.event()
-                network.start([LayerCost(size, ((0, 1.0), (1 + number, 1.0)))], 0.0, done.succeed)
+                network.start([FlowPart(size, ((0, 1.0), (1 + number, 1.0)))], 0.0, done.succeed)
                 yield done
             found[number] = env.now
 

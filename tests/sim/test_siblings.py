@@ -10,7 +10,7 @@ import pytest
 
 from sim.engine.player import run
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import Priced
+from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.sibling_groups import Membership, lanes, placements
 from sim.pricing.wiring import Traffic
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
@@ -41,7 +41,7 @@ def job(cluster: str, nodes: int, node: dict[str, Any] | None = None, model: dic
 
 def played(timeline: Timeline) -> set[tuple[str, tuple[int, ...]]]:
     """Algorithms, each with the numbers of the sibling groups that are played together by it."""
-    return {(cost.traffic.algorithm, cost.traffic.groups) for cost in timeline.cost if isinstance(cost, Priced)}
+    return {(cost.traffic.algorithm, cost.traffic.groups) for cost in timeline.cost if isinstance(cost, TransferCost)}
 
 
 def talking(work: Collective, **degrees: int) -> Program:
@@ -119,7 +119,7 @@ def test_groups_that_differ_take_their_own_time(toy_cluster, toy_prices) -> None
 
 
 def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monkeypatch) -> None:
-    monkeypatch.setattr("sim.engine.player.UNFOLDED", 3)
+    monkeypatch.setattr("sim.engine.player.MAX_UNFOLDED_OPS", 3)
     program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
     timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 2), (2, 3)]

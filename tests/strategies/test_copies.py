@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.program import WRAPPING, Block, Kernel
+from sim.program import WRAPPER_COPY, Block, Kernel
 from strategies.lowering.lower import lower
 from strategies.lowering.optimizer_step import passes_of
 from strategies.plan.plan import Plan
@@ -24,7 +24,7 @@ def copied(**plan: Any) -> float:
     one = job(**plan)
     blocks = [op.work for op in lower(one.model, one.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
     kernels = [item for block in blocks for run in block.runs for item in run.items if isinstance(item, Kernel)]
-    return sum(kernel.bytes for kernel in kernels if kernel.variant == WRAPPING) / one.model.parameters
+    return sum(kernel.bytes for kernel in kernels if kernel.variant == WRAPPER_COPY) / one.model.parameters
 
 
 def test_fsdp2_copies_what_it_gathered_and_gradients() -> None:
@@ -51,7 +51,7 @@ def test_other_implementations_do_not() -> None:
 
 
 def test_profiles_that_measured_collectives_with_copies_do_not_pay_twice(toy_prices: Any) -> None:
-    copy = Kernel("memory", "gathered parameters", "forward", 0.0, 1e9, variant=WRAPPING)
+    copy = Kernel("memory", "gathered parameters", "forward", 0.0, 1e9, variant=WRAPPER_COPY)
     assert toy_prices().seconds(copy) > 0
     assert toy_prices(wrapping={"dp/all_gather": {"fixed": "1 us"}}).seconds(copy) == 0
 

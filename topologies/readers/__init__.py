@@ -1,6 +1,6 @@
 """Readers of what real machines print about themselves: a function in a file of this folder, from text to fields of a cluster.
 
-A reader returns None when the text is not in its format, so files are told apart by their content. What a file does not say
+A reader returns None when the text is not in its format, so that the format follows from the content. What a file does not say
 (which GPU, how fast a NIC) the user adds, as to any description: `based_on: dump.xml` and the missing fields.
 """
 
@@ -27,12 +27,12 @@ NIC = "100 Gb/s"
 
 
 def read_dump(text: str, where: str) -> Found | None:
-    """What the first reader that knows the format finds; None when none does. Raises UserError for a broken file."""
+    """The description by the first reader that knows the format; None when none does. Raises UserError for a broken file."""
     for name in readers:
         try:
-            found = readers[name](text)
+            dump = readers[name](text)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
-        if found is not None:
-            return found
+        if dump is not None:
+            return dump
     return None

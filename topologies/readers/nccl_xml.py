@@ -36,7 +36,7 @@ def nccl_xml(text: str) -> Found | None:
         raise ValueError(f"not valid XML: {error}") from None
     if system.tag != "system":
         raise ValueError(f"the outermost element is '{system.tag}', not 'system'")
-    return _Dump(system).found()
+    return _Dump(system).read()
 
 
 class _Dump:
@@ -59,8 +59,8 @@ class _Dump:
         other = sorted({child.tag for child in system if child.tag != "cpu"})
         self.notes += [f"ignored: element '{tag}'" for tag in other]
 
-    def found(self) -> Found:
-        """Everything put together."""
+    def read(self) -> Found:
+        """The description of the node."""
         if not self.gpus:
             raise ValueError("there is no 'gpu' element")
         node: dict[str, Any] = {"gpus": len(self.gpus), "wiring": "graph"}

@@ -60,23 +60,23 @@ def _conf(text: str) -> tuple[list[_Switch], list[str]]:
 def _yaml(text: str) -> tuple[list[_Switch], list[str]]:
     """The first topology of the file that is a tree or consists of blocks."""
     data = parse(text)
-    found: list[_Switch] = []
+    switches: list[_Switch] = []
     notes: list[str] = []
     for entry in data if isinstance(data, list) else ():
         tree = entry.get("tree", entry.get("block")) if isinstance(entry, dict) else None
         parts = (tree.get("switches") or tree.get("blocks")) if isinstance(tree, dict) else None
-        if found or not isinstance(parts, list):
+        if switches or not isinstance(parts, list):
             notes.append(f"ignored: topology '{entry.get('topology') if isinstance(entry, dict) else entry}'")
             continue
         total = 0
         for part in parts:
-            found.append(_part(part))
-            total += len(found[-1].nodes) + len(found[-1].switches)
+            switches.append(_part(part))
+            total += len(switches[-1].nodes) + len(switches[-1].switches)
             if total > _LIMIT:
                 raise ValueError(f"more than {_LIMIT:,} nodes")
-    if not found:
+    if not switches:
         raise ValueError("no topology with a tree of switches or with blocks")
-    return found, notes
+    return switches, notes
 
 
 def _part(part: Any) -> _Switch:
@@ -131,8 +131,8 @@ def _fabric(switches: list[_Switch]) -> tuple[dict[str, Any], list[str]]:
     if set(tiers[-1]) != {switch.name for switch in leaves}:
         raise ValueError("nodes hang on switches of different tiers")
     if len(roots) > 1:
-        some = ", ".join(sorted(roots)[:4]) + " …" * (len(roots) > 4)
-        notes.append(f"not in the file: what joins {some}; a spine assumed")
+        names = ", ".join(sorted(roots)[:4]) + " …" * (len(roots) > 4)
+        notes.append(f"not in the file: what joins {names}; a spine assumed")
         tiers.insert(0, [""])
     if len(tiers) > 3:
         raise ValueError("more than 3 tiers of switches")

@@ -22,7 +22,7 @@ Cells = dict[tuple[str, str], str]
 
 @readers("nvidia-smi topo -m")
 def topo_matrix(text: str) -> Found | None:
-    """The node. PCIe switches and sockets are those that explain the cells; rates come from the GPU's description."""
+    """The node. PCIe switches and sockets follow from the cells; rates come from the GPU's description."""
     lines = [_ANSI.sub("", line).split() for line in text.splitlines()]
     start = next((at for at, words in enumerate(lines) if words[:1] == ["GPU0"] and words[1:2] != ["X"]), None)
     if start is None:
@@ -73,7 +73,7 @@ def _cells(names: list[str], rows: list[list[str]]) -> tuple[Cells, dict[str, st
 
 
 def _nvlinks(gpus: list[str], cells: Cells, called: dict[str, str]) -> list[dict[str, Any]]:
-    """Links between pairs; or to a switch, when all pairs have as many and a GPU has not so many links in all."""
+    """Links between pairs; or to a switch, when all pairs have equally many and more than a GPU has in all."""
     counts = {pair: int(cells[pair][2:]) for pair in combinations(gpus, 2) if cells[pair].startswith("NV")}
     bonded = set(counts.values())
     everywhere = len(bonded) == 1 and len(counts) == len(gpus) * (len(gpus) - 1) // 2

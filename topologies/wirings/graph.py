@@ -22,8 +22,8 @@ class _Step(NamedTuple):
 def graph(node: NodeParts) -> Board:
     """Route inside: NVLinks when at most one GPU or switch is between, else over PCIe and sockets, else any NVLinks.
 
-    NCCL ranks ways in this order (NVL, NVB, PIX … SYS in `src/graph/topo.h`). Among those the shortest, then the widest, then the
-    first one given. A GPU uses the nearest NICs; GPUs that share several share them out.
+    NCCL ranks ways in this order (NVL, NVB, PIX … SYS in `src/graph/topo.h`). Among equals the shortest, then the widest, then
+    the first way wins. A GPU uses the nearest NICs; GPUs that share several share them out.
     """
     return _Graph(node).board
 
@@ -77,43 +77,43 @@ class _Graph:
         far = self._ways(start, ("nvlink",), lambda vertex: True)
         for other, end in enumerate(self._gpus()):
             if other != gpu:
-                found = near.get(end) or boards.get(end) or far.get(end)
-                if found is None:
+                way = near.get(end) or boards.get(end) or far.get(end)
+                if way is None:
                     raise ValueError(f"node.edges: '{start}' cannot reach '{end}'")
-                self.board.join(gpu, other, found[1])
+                self.board.join(gpu, other, way[1])
 
     def _ways(self, start: str, kinds: Iterable[str], through: Callable[[str], bool], hops: int = 1 << 30) -> Found:
-        """Everything within `hops` edges of the kinds, by the shortest way and, among those, the widest."""
+        """All ends within `hops` edges of the kinds, by the shortest way and, among equally short ways, the widest."""
         reached: Found = {start: (float("inf"), ())}
         edge = [start]
         while edge and hops:
-            found: Found = {}
+            nearest: Found = {}
             for vertex in edge:
                 width, path = reached[vertex]
                 for step in self.steps[vertex] if vertex == start or through(vertex) else ():
                     narrow = min(width, step.rate)
-                    if step.kind in kinds and step.to not in reached and narrow > found.get(step.to, (0.0, ()))[0]:
-                        found[step.to] = (narrow, (*path, step.link))
-            reached |= found
-            edge, hops = list(found), hops - 1
+                    if step.kind in kinds and step.to not in reached and narrow > nearest.get(step.to, (0.0, ()))[0]:
+                        nearest[step.to] = (narrow, (*path, step.link))
+            reached |= nearest
+            edge, hops = list(nearest), hops - 1
         return reached
 
     def _uplink(self) -> None:
         ways = {gpu: self._ways(gpu, ("pcie", "host"), _is_fabric) for gpu in self._gpus()}
         nics = [f"nic {nic}" for nic in range(self.node.nics)]
         near: dict[tuple[str, ...], list[str]] = {}  # nearest NICs -> GPUs
-        for gpu, found in ways.items():
-            hops = min((len(found[nic][1]) for nic in nics if nic in found), default=0)
+        for gpu, reached in ways.items():
+            hops = min((len(reached[nic][1]) for nic in nics if nic in reached), default=0)
             if not hops:
                 raise ValueError(f"node.edges: '{gpu}' cannot reach a NIC")
-            near.setdefault(tuple(nic for nic in nics if nic in found and len(found[nic][1]) == hops), []).append(gpu)
+            near.setdefault(tuple(nic for nic in nics if nic in reached and len(reached[nic][1]) == hops), []).append(gpu)
         used: dict[str, tuple[str, ...]] = {}
         for shared, gpus in near.items():
             each = max(1, len(shared) // len(gpus))
             first = [i * each if len(shared) >= len(gpus) else i * len(shared) // len(gpus) for i in range(len(gpus))]
             used |= {gpu: shared[at : at + each] for gpu, at in zip(gpus, first, strict=True)}
-        taken = [nic for bundle in set(used.values()) for nic in bundle]
-        if len(set(taken)) < len(taken):  # a NIC in two bundles: everybody gets one
+        nics_used = [nic for bundle in set(used.values()) for nic in bundle]
+        if len(set(nics_used)) < len(nics_used):  # a NIC in two bundles: everybody gets one
             used = {gpu: bundle[:1] for gpu, bundle in used.items()}
         bundles = sorted({_numbers(bundle) for bundle in used.values()})
         self.board.rail = [bundles.index(_numbers(used[gpu])) for gpu in self._gpus()]

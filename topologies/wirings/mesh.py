@@ -8,7 +8,7 @@ from __future__ import annotations
 from topologies.board import Board, wirings
 from topologies.hardware import NodeParts
 
-MOST = 128  # GPUs: more than any node that is wired so
+MAX_GPUS = 128  # GPUs: more than any node that is wired so
 
 
 @wirings("mesh")
@@ -17,8 +17,8 @@ def mesh(node: NodeParts) -> Board:
     board = Board(node)
     if node.gpus < 2:
         raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' needs at least 2")
-    if node.gpus > MOST:
-        raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' takes at most {MOST}")
+    if node.gpus > MAX_GPUS:
+        raise ValueError(f"node.gpus={node.gpus}: wiring='mesh' takes at most {MAX_GPUS}")
     for a in range(node.gpus):
         for b in range(node.gpus):
             if a != b:

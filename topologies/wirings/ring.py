@@ -5,7 +5,7 @@ from __future__ import annotations
 from topologies.board import Board, wirings
 from topologies.hardware import NodeParts
 
-MOST = 128  # GPUs: more than any node that is wired so
+MAX_GPUS = 128  # GPUs: more than any node that is wired so
 
 
 @wirings("ring")
@@ -17,8 +17,8 @@ def ring(node: NodeParts) -> Board:
     board, size = Board(node), node.gpus
     if size < 3:
         raise ValueError(f"node.gpus={size}: wiring='ring' needs at least 3")
-    if size > MOST:
-        raise ValueError(f"node.gpus={size}: wiring='ring' takes at most {MOST}")
+    if size > MAX_GPUS:
+        raise ValueError(f"node.gpus={size}: wiring='ring' takes at most {MAX_GPUS}")
     rate = node.nvlink / 2
 
     def links(turn: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim.pricing.collective_costs import Communication
+from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.data_parallel.hook import hook_of
@@ -21,7 +21,7 @@ from strategies.planner.bounds.layer_layout import gatherings, layout_of, splits
 from strategies.planner.bounds.symmetric_groups import alike
 
 Seconds = dict[str, float]  # by stream
-BESIDE = ("to host", "from host", "nvme read", "nvme write")  # streams to and from the host; all others are between ranks
+HOST_STREAMS = ("to host", "from host", "nvme read", "nvme write")  # streams to and from the host; all others are between ranks
 
 
 class Exchange(NamedTuple):
@@ -60,13 +60,13 @@ class Exchange(NamedTuple):
     @property
     def updating(self) -> float:
         """Seconds in which the busiest stream communicates from the first update on."""
-        names = {name for update in self.updates for name in update if name not in BESIDE}
+        names = {name for update in self.updates for name in update if name not in HOST_STREAMS}
         return max((sum(update.get(name, 0.0) for update in self.updates) for name in names), default=0.0)
 
     @property
     def last(self) -> float:
         """Seconds of communication that follow each other from the last chunk's update on; copies may be beside it."""
-        return sum(seconds for name, seconds in self.updates[-1].items() if name not in BESIDE)
+        return sum(seconds for name, seconds in self.updates[-1].items() if name not in HOST_STREAMS)
 
 
 class Exchanges:
@@ -134,7 +134,7 @@ def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict
     """Seconds of each communication among dp ranks and with the host."""
     talk = [op for op in ops if isinstance(op.work, Collective | Send)]
     program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.precision, 1, 1)
-    pricing = Communication(program, job.cluster.topology(), prices)
+    pricing = CollectiveCosts(program, job.cluster.topology(), prices)
     together = alike(job.cluster, plan.grid)
     return {
         id(op): pricing.collective(op.work, 0).alone if together else pricing.least(op.work, 0)

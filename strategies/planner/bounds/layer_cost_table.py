@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.grid import ORDER, Grid
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import COMPUTE, Block, Cohort, Op, Program, Run
 from strategies.job import Job
@@ -149,15 +149,15 @@ def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], p
     }
 
 
-def pricing_of(job: Job, grid: Grid, alone: bool, ops: list[Op], prices: Prices) -> Pricing:
+def pricing_of(job: Job, grid: Grid, alone: bool, ops: list[Op], prices: Prices) -> OpCosts:
     """Prices of what runs inside layers. grid, alone: see `priced_on`."""
     if alone:
         return Soonest(job, grid, ops, prices)
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
-    return Pricing(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
+    return OpCosts(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
 
 
-def _seconds(pricing: Pricing, blocks: dict[str, Block]) -> dict[str, float]:
+def _seconds(pricing: OpCosts, blocks: dict[str, Block]) -> dict[str, float]:
     """Of each pass, with what it waits for and of its kernels alone."""
     found = {name: pricing.block(block, 0) for name, block in blocks.items()}
     alone = {

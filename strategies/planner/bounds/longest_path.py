@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sim.pricing.op_costs import Pricing
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Cohort, Collective, Op, Program, Send
 from strategies.job import Job
@@ -47,12 +47,12 @@ def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
     topology, grid = job.cluster.topology(), inside(plan)
     blocks = {id(op.work): op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
-    local = Pricing(Program(grid, [Cohort(at, list(blocks.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
+    local = OpCosts(Program(grid, [Cohort(at, list(blocks.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
     result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
     for number in _talking(program):
         cohort = program.cohorts[number]
         own = {id(work): Op("", work) for work in _own(program, number)}
-        talk = Pricing(Program(plan.grid, [Cohort(cohort.at, list(own.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
+        talk = OpCosts(Program(plan.grid, [Cohort(cohort.at, list(own.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
         result |= {key: talk.collective(op.work, 0).alone for key, op in own.items() if not isinstance(op.work, Block)}
     return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
 

@@ -12,7 +12,7 @@ from strategies.data_parallel.hook import hook_of
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.critical_path import Critical, critical
 from strategies.planner.bounds.every_plan import SLACK, Bounds, bounded
-from strategies.planner.bounds.exchange_bound import BESIDE, Exchange, Exchanges
+from strategies.planner.bounds.exchange_bound import HOST_STREAMS, Exchange, Exchanges
 from strategies.planner.bounds.layer_cost_table import Kinds
 from strategies.planner.bounds.layer_layout import layout_of, splits, through
 from strategies.planner.search.candidates import Candidates
@@ -59,8 +59,8 @@ class Refiner:
             passes = max(passes, reduced)
         end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
         streams = talk.busy(one)
-        hosted = max((time for name, time in streams.items() if name in BESIDE), default=0.0)
-        busy = max((time for name, time in streams.items() if name not in BESIDE), default=0.0)
+        hosted = max((time for name, time in streams.items() if name in HOST_STREAMS), default=0.0)
+        busy = max((time for name, time in streams.items() if name not in HOST_STREAMS), default=0.0)
         if not one.overlap and hook_of(one.data_parallel).in_turn(one):
             busy += own + (update if one.chunks == 1 else 0.0)
         return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)

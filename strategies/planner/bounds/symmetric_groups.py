@@ -17,8 +17,8 @@ from typing import Self
 import numpy as np
 
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import Priced
-from sim.pricing.op_costs import Pricing
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.job import Job
@@ -96,7 +96,7 @@ def _wired_alike(cluster: Cluster, inside: tuple[tuple[str, int], ...]) -> bool:
     return all((group == group[0]).all() for group in pairs)
 
 
-class Soonest(Pricing):
+class Soonest(OpCosts):
     """Prices of what runs inside layers where groups are not alike: a collective takes as long as for the sibling group, of
     whichever pipeline stage, that is done first.
     """
@@ -104,10 +104,10 @@ class Soonest(Pricing):
     def __init__(self, job: Job, grid: Grid, ops: list[Op], prices: Prices) -> None:
         stages = [Cohort({"pp": stage}, [] if stage else ops) for stage in _different(job.cluster, grid)]
         super().__init__(Program(grid, stages, 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
-        self._soonest: dict[int, Priced] = {}
+        self._soonest: dict[int, TransferCost] = {}
 
-    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
-        """See `Communication.collective`."""
+    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:
+        """See `CollectiveCosts.collective`."""
         found = self._soonest.get(id(work))
         if found is None:
             least = min(self.least(work, number) for number in range(len(self.program.cohorts)))
@@ -127,11 +127,11 @@ def _different(cluster: Cluster, grid: Grid) -> list[int]:
     return [stage for stage, rank in enumerate(first) if rank % period not in [other % period for other in first[:stage]]]
 
 
-class OfOne(Pricing):
+class OfOne(OpCosts):
     """Prices of a program, of rank number `index` of each cohort, with nothing else on the links; −1: of all ranks together."""
 
     index = -1
-    _own: dict[tuple[int, int], Priced]
+    _own: dict[tuple[int, int], TransferCost]
 
     def of(self, index: int) -> Self:
         """The same of another rank."""
@@ -139,8 +139,8 @@ class OfOne(Pricing):
         other.index, other._blocks, other._runs, other._equal, other._own = index, {}, {}, {}, {}
         return other
 
-    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> Priced:
-        """See `Communication.collective`."""
+    def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:
+        """See `CollectiveCosts.collective`."""
         if self.index < 0:
             return super().collective(work, cohort, group)
         key = id(work), cohort
