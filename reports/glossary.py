@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from reports import metrics
 from sim.collectives import algorithms
 from strategies.data_parallel import hooks
+from strategies.frameworks import kernel_sets
 from strategies.plan.plan import Plan
 from strategies.schedules import schedules
 from topologies.reading import UserError, nearest
@@ -44,7 +45,7 @@ def _entries() -> Iterator[tuple[str, str]]:
         for field, info in _fields(Plan)
     }
     yield from fields.items()
-    for registry in (schedules, hooks, algorithms):
+    for registry in (schedules, hooks, kernel_sets, algorithms):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())

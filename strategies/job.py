@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strategies.data_parallel import hooks
 from strategies.data_parallel.hook import hook_of
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
@@ -67,7 +66,7 @@ class Job:
             beyond = f"{model.positions} positions go on beyond, which frameworks compute, but {model.name} has not learned them"
             yield f"sequence={sequence:,} exceeds the context of {model.context:,} tokens: {beyond}"
         unsaid = plan.gradient_sync is None and plan.syncs_gradients == "every"
-        if plan.pp > 1 and unsaid and "gradient" in hooks[plan.data_parallel].shards:
+        if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
         if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:

@@ -35,6 +35,7 @@ def _catalogues() -> dict[str, Any]:
     from sim.collectives import algorithms
     from sim.pricing.shipped import profile_names
     from strategies.data_parallel import hooks
+    from strategies.frameworks import kernel_sets
     from strategies.models.model import model_names
     from strategies.schedules import schedules
     from topologies.board import wirings
@@ -49,6 +50,7 @@ def _catalogues() -> dict[str, Any]:
         "profiles": profile_names,
         "schedules": lambda: list(schedules),
         "data_parallel": lambda: list(hooks),
+        "kernels": lambda: list(kernel_sets),
         "algorithms": lambda: list(algorithms),
         "metrics": metric_names,
         "wirings": lambda: list(wirings),

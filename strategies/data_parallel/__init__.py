@@ -22,8 +22,18 @@ class Declaration:
     whole_gradients: ClassVar[bool] = False  # whether a framework may go over whole gradients before they are reduced
     of_megatron: ClassVar[bool] = False  # whether Megatron-LM has it too, with buckets of its own
 
+    of_deepspeed: ClassVar[bool] = False  # whether DeepSpeed has it, with its options and offload
+    asynchronous: ClassVar[bool] = False  # whether stages may be updated at different times
+    blocks: ClassVar[bool] = False  # whether it is written down for a host that waits for every kernel
+    powersgd: ClassVar[bool] = False  # whether plan.powersgd describes it
+
     local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise
     outer: ClassVar[int] = 0  # bytes per parameter of an optimizer around the optimizer
+
+    @classmethod
+    def shards_all(cls, *states: str) -> bool:
+        """Whether the dp ranks shard each of these model states."""
+        return cls.shards.issuperset(states)
 
 
 hooks: Registry[type[Declaration]] = Registry("data_parallel", package="strategies.data_parallel")

@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from strategies.data_parallel import hooks
 from strategies.layers.operators import Shape
 from strategies.plan.resolved import Resolved
 
@@ -66,7 +65,7 @@ class Limits(NamedTuple):
 
 def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     """Of the stage that is chunk `chunk` of pipeline rank `rank`."""
-    width, hook = plan.bytes_per_gradient, hooks[plan.data_parallel]
+    width, hook = plan.bytes_per_gradient, plan.hook
     if plan.deepspeed is not None:
         return Limits(plan.deepspeed.reduce_bucket_size, plan.deepspeed.reduce_bucket_size, fits=True)
     if plan.bucket is not None:

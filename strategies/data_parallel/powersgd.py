@@ -34,7 +34,8 @@ Shaped = Callable[[int, int, int], tuple[int, int, int]]
 class PowerSGDDDP(DDP):
     """Low-rank all-reduce of gradients with error feedback."""
 
-    of_megatron = whole_gradients = False
+    of_megatron = whole_gradients = asynchronous = blocks = False
+    powersgd = True
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from strategies.data_parallel import hooks
 from strategies.layers.operators import Shape
 from strategies.plan.plan import Plan
 
@@ -21,7 +20,7 @@ def padded(plan: Plan, shapes: Iterable[Shape], ranks: int) -> int:
     """Elements of parameters of these shapes, which are sharded together over `ranks` ranks, with what fills them up."""
     if plan.pytorch_fsdp and not plan.flat_parameters:
         return sum(_up(shape[0], ranks) * math.prod(shape[1:]) for shape in shapes)
-    if plan.deepspeed is not None and plan.deepspeed.coalesced and "parameter" in hooks[plan.data_parallel].shards:
+    if plan.deepspeed is not None and plan.deepspeed.coalesced and "parameter" in plan.hook.shards:
         return sum(_up(math.prod(shape), ranks) for shape in shapes)
     whole = sum(map(math.prod, shapes))
     return _up(whole, ranks) if plan.pytorch_fsdp else whole

@@ -26,7 +26,7 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
-    scatters = flat = of_megatron = whole_gradients = True
+    scatters = flat = of_megatron = whole_gradients = of_deepspeed = blocks = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""

@@ -40,7 +40,7 @@ class Zero3(Hook):
     """Sharded parameters, gradients and optimizer states."""
 
     shards = frozenset({"optimizer", "gradient", "parameter"})
-    scatters = True
+    scatters = of_deepspeed = True
 
     def __init__(self) -> None:
         self._gatherings: dict[int, Gathering] = {}

@@ -32,7 +32,7 @@ class KernelSet:
     fp8_scalings: ClassVar[tuple[str, ...]] = ()  # none: no fp8
     torchao: ClassVar[bool] = False  # fp8 is torchao's; otherwise Transformer Engine's
     fp8_experts: ClassVar[bool] = False  # experts multiply in fp8, and fp8.dispatch and what is stored are written down
-    fp8_gathers: ClassVar[tuple[str, ...]] = ("zero1", "zero2", "zero3")  # hooks that gather parameters in fp8
+    fp8_gathers: ClassVar[str] = "optimizer"  # what a hook must shard for parameters to be gathered in fp8
 
     deterministic: ClassVar[bool] = False  # plan.deterministic is written down
     persistent_norm: ClassVar[bool] = False  # plan.persistent_norm is a choice

@@ -130,7 +130,7 @@ class Fp8Products:
         came in fp8, by rows, and is only turned.
         """
         casts, share = self._casts, self.share
-        first = share.resolved.microbatches if self.engine and share.resolved.data_parallel != "zero3" else 1
+        first = share.resolved.microbatches if self.engine and not share.resolved.shards_parameters else 1
         weight = self._run("weight", "forward", self.elements / first, casts.weight)
         return (*self._run("input", "forward", elements, TURNED if arrived else casts.taken), *self._maximum(gathered), *weight)
 

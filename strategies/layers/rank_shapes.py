@@ -25,7 +25,7 @@ def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool]:
     plan, each = resolved, resolved.reduces_each
     shared = plan.fp8 is not None or (plan.bytes_per_gradient == plan.bytes_per_element and not each)
     count = resolved.microbatches if shared else 1 if each else min(2, resolved.microbatches)
-    cast_once = plan.fp8 is not None and plan.data_parallel != "zero3"
+    cast_once = plan.fp8 is not None and not plan.shards_parameters
     return count, each, cast_once, plan.casts_gradients, each and plan.pytorch_fsdp
 
 

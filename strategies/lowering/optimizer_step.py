@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sim.program import Kernel
-from strategies.data_parallel import hooks
 from strategies.plan.plan import Plan
 
 ZEROING = "gradient zeroing"
@@ -56,7 +55,7 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
 
     PyTorch's DDP copies them out of its buckets; Megatron-LM's FSDP (zero2, zero3) scales in NCCL.
     """
-    hook = hooks[plan.data_parallel]
+    hook = plan.hook
     alone = copies == 1 or hook.local  # where all ways are one
     if plan.copies_gradients and not alone:
         return [("gradients from buckets", 2 * plan.bytes_per_gradient)]
@@ -89,7 +88,7 @@ def taken_by(plan: Plan, count: float, largest: float) -> float:
     if plan.deepspeed is None:
         return 4.0 * count
     norm = 8.0 * min(largest, count) if plan.clip_gradients else 0.0
-    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.data_parallel == "zero3" else count))
+    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.shards_parameters else count))
 
 
 def on_the_cpus(plan: Plan) -> int:

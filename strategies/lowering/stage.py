@@ -122,7 +122,7 @@ class Stage:
     def cached(self) -> Memory:
         """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
         plan = self.plan
-        if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.data_parallel == "zero3":
+        if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters:
             return ()
         return (("parameter", 2.0 * FP8_WIDTH * sum(part.narrow + part.narrow_experts for part in self.parts)),)
 

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, field_validator
 from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.pricing.protocols import split
-from strategies.data_parallel import hooks
+from strategies.data_parallel import Declaration, hooks
 from strategies.models.model import LAYERS, WIDTH, Layers, Model, Tokens
 from strategies.plan.computing import Computing
 from strategies.plan.options import DeepSpeed, Offload, PowerSGD
@@ -223,6 +223,16 @@ class Plan(Computing):
         return self.sequence or min(model.context, SEQUENCE)
 
     @property
+    def hook(self) -> type[Declaration]:
+        """What `data_parallel` declares."""
+        return hooks[self.data_parallel]
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether parameters are gathered before they are used (ZeRO-3, FSDP)."""
+        return "parameter" in self.hook.shards
+
+    @property
     def whole_experts(self) -> bool:
         """Whether tp ranks have whole experts, each its own."""
         return self.expert_tp == 1 and self.tp > 1
@@ -252,12 +262,12 @@ class Plan(Computing):
         (megatron_fsdp.py, grad_reduce_every_bprop), and so does DeepSpeed, which has no pipelines with them.
         """
         pipelined = self.pp > 1 and self.of_pytorch and self.deepspeed is None and self.offload is None
-        return self.gradient_sync or ("last" if pipelined and "gradient" in hooks[self.data_parallel].shards else "every")
+        return self.gradient_sync or ("last" if pipelined and "gradient" in self.hook.shards else "every")
 
     @property
     def own_gradients(self) -> bool:
         """Whether each parameter has a gradient by itself on the GPU (PyTorch's .grad), in no buffer of a framework."""
-        return self.of_pytorch and self.deepspeed is None and self.offload is None and not hooks[self.data_parallel].flat
+        return self.of_pytorch and self.deepspeed is None and self.offload is None and not self.hook.flat
 
     @property
     def frees_gradients(self) -> bool:
@@ -267,7 +277,7 @@ class Plan(Computing):
     @property
     def copies_gradients(self) -> bool:
         """Whether DDP's buckets are beside the gradients."""
-        return self.own_gradients and hooks[self.data_parallel].of_ddp and not self.gradient_as_bucket_view
+        return self.own_gradients and self.hook.of_ddp and not self.gradient_as_bucket_view
 
     @property
     def partitioned(self) -> bool:
@@ -281,7 +291,7 @@ class Plan(Computing):
     @property
     def pytorch_fsdp(self) -> bool:
         """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
-        return self.data_parallel == "zero3" and self.of_pytorch and self.deepspeed is None
+        return self.shards_parameters and self.of_pytorch and self.deepspeed is None
 
     @property
     def masters_only(self) -> bool:
@@ -294,7 +304,7 @@ class Plan(Computing):
     def casts_gradients(self) -> bool:
         """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
         wider = self.bytes_per_gradient > self.bytes_per_element
-        return self.deepspeed is not None and self.data_parallel == "zero1" and wider
+        return self.deepspeed is not None and not self.hook.shards_all("gradient") and wider
 
     @property
     def bytes_of_states(self) -> dict[str, int]:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 from sim.grid import Grid
-from strategies.data_parallel import hooks
 from strategies.models.model import Model
 from strategies.plan.layer_placement import placement
 from strategies.plan.plan import Plan
@@ -91,7 +90,7 @@ class Resolved(Plan):
     @property
     def reduces_each(self) -> bool:
         """Whether every microbatch reduces its gradients, so that it makes them anew: only a rank's part is added to."""
-        sharded = "gradient" in hooks[self.data_parallel].shards and self.syncs_gradients == "every"
+        sharded = "gradient" in self.hook.shards and self.syncs_gradients == "every"
         return sharded and self.copies > 1
 
     @property
@@ -122,7 +121,7 @@ class Resolved(Plan):
     @property
     def summing(self) -> tuple[str, ...]:
         """Those along which gradients are summed in every step: of dp ranks that train by themselves only cp."""
-        return self.sharing if not hooks[self.data_parallel].local else ("cp",)
+        return self.sharing if not self.hook.local else ("cp",)
 
     @property
     def expert_sharing(self) -> tuple[str, ...]:
@@ -158,7 +157,7 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
 
 
 def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
-    local = hooks[plan.data_parallel].local
+    local = plan.hook.local
     if local and plan.local_steps is None:
         raise UserError(f"{where}: data_parallel={plan.data_parallel} needs local_steps, such as local_steps=100")
     if plan.local_steps is not None and not local:

@@ -18,7 +18,7 @@ class Compiled(KernelSet):
         "weight_gradient": "PyTorch's tensor parallelism waits for each collective, or takes pieces"
     }
     fp8_scalings = ("tensorwise", "rowwise", "mxfp8")
-    fp8_gathers = ("zero3",)
+    fp8_gathers = "parameter"
 
     def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
         """One kernel each way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from strategies.data_parallel import hooks
 from strategies.models.model import Model
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
         yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:
         return
-    said, known = "fp8.gather=true contradicts", plan.kernel_set.fp8_gathers
+    said = "fp8.gather=true contradicts"
+    known = [name for name in hooks if hooks[name].of_deepspeed and plan.kernel_set.fp8_gathers in hooks[name].shards]
     if plan.data_parallel not in known:
         yield f"{said} data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it"
     if plan.kernel_set.torchao and fp8.scaling != "tensorwise":
@@ -122,6 +124,6 @@ def recomputed(plan: Plan, layers: tuple[int, ...]) -> Iterator[str]:
         yield f"recompute_method={method} needs recompute=full, and recompute={plan.recompute}"
     if number > max(layers):
         yield f"recompute_layers={number} exceeds the {max(layers)} layers of the largest stage"
-    if method == "uniform" and number > 1 and plan.data_parallel == "zero3":
+    if method == "uniform" and number > 1 and plan.shards_parameters:
         said = f"recompute_method=uniform with recompute_layers={number} contradicts data_parallel=zero3"
         yield f"{said}, which gathers one layer at a time"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from strategies.data_parallel import hooks
 from strategies.models.model import Model
 from topologies.hardware import Cpu
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 def shares(plan: Plan, dp: int) -> Iterator[str]:
     """Rules of sharded states."""
-    shards = hooks[plan.data_parallel].shards
+    shards = plan.hook.shards
     if not plan.reshard and "parameter" not in shards:
         yield f"reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters"
     if plan.flat_parameters and not plan.pytorch_fsdp:
@@ -32,7 +31,7 @@ def shares(plan: Plan, dp: int) -> Iterator[str]:
 
 def belongs(plan: Plan, model: Model) -> Iterator[str]:
     """Groups of fields go with the strategies that they describe."""
-    if plan.powersgd is not None and plan.data_parallel != "ddp_powersgd":
+    if plan.powersgd is not None and not plan.hook.powersgd:
         yield f"powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd"
     if plan.deepspeed is not None:
         yield from _deepspeed(plan, plan.deepspeed)
@@ -49,7 +48,7 @@ def _gradients(plan: Plan) -> Iterator[str]:
     has = has or f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
     if plan.set_to_none is not None and not plan.own_gradients:
         yield f"set_to_none={str(plan.set_to_none).lower()} contradicts {has}, whose gradients are in a buffer that stays"
-    if plan.gradient_as_bucket_view is not None and not (plan.own_gradients and hooks[plan.data_parallel].of_ddp):
+    if plan.gradient_as_bucket_view is not None and not (plan.own_gradients and plan.hook.of_ddp):
         said = f"gradient_as_bucket_view={str(plan.gradient_as_bucket_view).lower()}"
         yield f"{said} contradicts {has}; it is a choice of PyTorch's DDP, kernels torch or compiled"
 
@@ -57,7 +56,7 @@ def _gradients(plan: Plan) -> Iterator[str]:
 def _synchronised(plan: Plan) -> Iterator[str]:
     """Who can choose when to reduce gradients, and keep whole ones until the last microbatch."""
     said = f"gradient_sync={plan.gradient_sync} contradicts"
-    if "gradient" not in hooks[plan.data_parallel].shards:
+    if "gradient" not in plan.hook.shards:
         yield f"{said} data_parallel={plan.data_parallel}; it is a choice of those that shard gradients: zero2, zero3"
     if plan.gradient_sync == "every":
         return
@@ -70,9 +69,9 @@ def _synchronised(plan: Plan) -> Iterator[str]:
 def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
     """Rules of states that are not kept on GPUs."""
     named = f"offload.parameters={offload.parameters}" if offload.parameters else f"offload.optimizer={offload.optimizer}"
-    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+    if not plan.hook.of_deepspeed:
         yield f"{named} needs data_parallel=zero1, zero2 or zero3, not {plan.data_parallel}"
-    if offload.parameters and plan.data_parallel != "zero3":
+    if offload.parameters and not plan.shards_parameters:
         why = "keeps whole parameters on each GPU; take zero3"
         yield f"{named} contradicts data_parallel={plan.data_parallel}, which {why}"
     if not plan.fused_optimizer:
@@ -99,22 +98,22 @@ def hosted(plan: Plan, cpu: Cpu | None) -> Iterator[str]:
 
 def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
     """Rules of DeepSpeed."""
-    if plan.data_parallel not in ("zero1", "zero2", "zero3"):
+    if not plan.hook.of_deepspeed:
         yield f"deepspeed contradicts data_parallel={plan.data_parallel}; it describes zero1, zero2, zero3"
     if "bucket" in plan.model_fields_set:
         yield "bucket contradicts deepspeed, whose buckets are reduce_bucket_size and allgather_bucket_size"
     three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_"))}
-    if three and plan.data_parallel != "zero3":
+    if three and not plan.shards_parameters:
         yield f"deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3"
     if not options.coalesced:
         yield from _one_by_one(plan, options)
     yield from _checkpoints(plan, options)
-    if "allgather_bucket_size" in options.model_fields_set and plan.data_parallel == "zero3":
+    if "allgather_bucket_size" in options.model_fields_set and plan.shards_parameters:
         yield "deepspeed.allgather_bucket_size contradicts data_parallel=zero3, which gathers part by part"
     said = f"deepspeed with data_parallel={plan.data_parallel} contradicts"
-    if plan.pp > 1 and plan.data_parallel in ("zero2", "zero3"):  # deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__
+    if plan.pp > 1 and plan.hook.shards_all("gradient"):  # deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__
         yield f"{said} pp={plan.pp}: DeepSpeed's pipelines are incompatible with ZeRO-2 and ZeRO-3"
-    if plan.data_parallel != "zero3":
+    if not plan.shards_parameters:
         return
     if plan.schedule != "1f1b":
         yield f"{said} schedule={plan.schedule}: its trace is a forward and a backward pass in turns (1f1b)"
@@ -134,14 +133,14 @@ def _checkpoints(plan: Plan, options: DeepSpeed) -> Iterator[str]:
     if options.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
         has = "sequence_parallel=true, with which tp ranks have parts already" if plan.sequence_parallel else "tp=1"
         yield f"deepspeed.partition_activations=true needs tp > 1 ranks with the same input, and has {has}"
-    if options.cpu_checkpointing and plan.data_parallel != "zero3":
+    if options.cpu_checkpointing and not plan.shards_parameters:
         yield f"deepspeed.cpu_checkpointing=true with data_parallel={plan.data_parallel} is not simulated yet: with zero3 it is"
 
 
 def _one_by_one(plan: Plan, options: DeepSpeed) -> Iterator[str]:
     """What DeepSpeed of 2021 had, or is not simulated of it."""
     said = f"deepspeed.version={options.version} contradicts"
-    if plan.data_parallel != "zero3":
+    if not plan.shards_parameters:
         yield f"{said} data_parallel={plan.data_parallel}; it describes zero3"
     if options.hierarchical or options.zero_quantized_weights:
         yield f"{said} ZeRO++, which is of 2023"

@@ -17,7 +17,7 @@ def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
     if schedules[plan.schedule].versions is None:
         return
     said = f"schedule={plan.schedule} is asynchronous"
-    if plan.data_parallel != "ddp":
+    if not plan.hook.asynchronous:
         yield f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
     if model.tied and plan.pp > 1:
         yield f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
@@ -41,5 +41,5 @@ def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:
     yield from (
         f"blocking_launches=true contradicts {what}: nothing runs beside a kernel" for what, runs in beside.items() if runs
     )
-    if plan.data_parallel not in ("ddp", "zero1", "zero2"):
+    if not plan.hook.blocks:
         yield f"blocking_launches=true with data_parallel={plan.data_parallel} is not simulated"

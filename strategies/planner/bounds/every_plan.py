@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from sim.pricing.prices import Prices
 from sim.program import Kernel
-from strategies.data_parallel import hooks
 from strategies.data_parallel.hook import Hook, hook_of
 from strategies.lowering.optimizer_step import ZEROING, passes_of
 from strategies.plan.resolved import Resolved
@@ -92,7 +91,7 @@ class _Bounding:
         for number, one in enumerate(plans.resolved):
             key = (
                 one.schedule, one.pp, one.microbatches, one.chunks, one.layers,
-                hooks[one.data_parallel].local, bounded(one),
+                one.hook.local, bounded(one),
             )  # fmt: skip
             if key not in shapes:
                 shapes[key] = len(self.shapes)
@@ -134,7 +133,7 @@ class _Bounding:
     def _step(
         self, one: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
     ) -> None:  # fmt: skip
-        flowing = not schedules[one.schedule].versions and not hooks[one.data_parallel].local
+        flowing = not schedules[one.schedule].versions and not one.hook.local
         split = splits(one.schedule, one.pp, one.microbatches, one.chunks)
         mine, passes = list(layout.stages[0]), through(one)
         anywhere, first, own = _compute(passes, layout, time, split, flowing)

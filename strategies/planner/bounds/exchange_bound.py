@@ -78,12 +78,10 @@ class Exchanges:
 
     def of(self, plan: Resolved) -> Exchange:
         """Of the plan's first rank. Work of layers does not matter."""
-        update: dict[str, Any] = {"microbatch": 1}
+        update: dict[str, Any] = {"microbatch": 1, "microbatches": 2, "global_batch": 0}
         if plan.recompute_method != "uniform":  # where layers that are recomputed together share buckets
             update |= {"recompute": "none", "recompute_method": None, "recompute_layers": None}
-        plain = plan.model_copy(update=update)
-        like = plan.model_copy(update={"plan": plain, "microbatches": 2, "global_batch": 0})
-        key = like, splits(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
+        key = plan.model_copy(update=update), splits(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
         if key not in self._known:
             self._known[key] = _exchange(self.job, *key, self.prices)
         return self._known[key]

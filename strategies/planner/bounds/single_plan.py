@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from sim.pricing.prices import Prices
-from strategies.data_parallel import hooks
 from strategies.data_parallel.hook import hook_of
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.critical_path import Critical, critical
@@ -37,7 +36,7 @@ class Refiner:
 
     def _flows(self, one: Resolved) -> bool:
         """Whether steps are filled and drained one by one, by a schedule."""
-        return bounded(one) and not hooks[one.data_parallel].local and not schedules[one.schedule].versions
+        return bounded(one) and not one.hook.local and not schedules[one.schedule].versions
 
     def exchange(self, plan: int) -> float:
         """Seconds of a step of plan i, at least, with what its first rank exchanges with other dp ranks.
