@@ -129,7 +129,10 @@ Item = Kernel | Collective | Start | Join
 
 
 class Run(NamedTuple):
-    """`items` in order, `times` times over: the layers of a stage are one Run. Every Start is joined before the items end."""
+    """`items` in order, `times` times over: the layers of a stage are one Run. Every Start is joined before the items end.
+
+    Stages share the tuples of their layers. Prices know a tuple by its identity, because a hash of its value visits each kernel.
+    """
 
     times: int
     items: tuple[Item, ...]
@@ -137,7 +140,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Consecutive kernels and the collectives that they wait for, launched in one go (e.g. one stage, one microbatch)."""
+    """Consecutive kernels and the collectives that they wait for, launched in one go (e.g. one stage, one microbatch).
+
+    Blocks, collectives and sends compare by identity: ops that do the same share the object, and it is a key of prices.
+    """
 
     name: str
     runs: tuple[Run, ...]

@@ -172,13 +172,17 @@ def test_a_chain_of_thousands_is_priced_as_its_hops(toy_cluster, toy_prices, mon
     monkeypatch.setattr(wiring, "MANY", 1000)
     every = wiring.stretches.__wrapped__(topology, grid, traffic)
     assert len(few) < 12 < len(every) == 120
-    for total in (share_of, lambda found: sum(one.wire for one in found), lambda found: sum(one.steps for one in found).tolist()):
+    for total in (
+        share_of,
+        lambda stretches: sum(stretch.wire for stretch in stretches),
+        lambda stretches: sum(stretch.steps for stretch in stretches).tolist(),
+    ):
         assert total(few) == pytest.approx(total(every))
 
 
-def share_of(found: tuple[wiring.Stretch, ...]) -> float:
+def share_of(stretches: tuple[wiring.Stretch, ...]) -> float:
     """Bytes on all links, as a part of the buffer."""
-    return sum(one.share * float(one.flows.sum()) for one in found)
+    return sum(stretch.share * float(stretch.flows.sum()) for stretch in stretches)
 
 
 def test_ring_time_is_flat_in_n_for_large_messages_and_linear_for_small_ones(toy_cluster, toy_prices) -> None:

@@ -21,8 +21,8 @@ def curve(**numbers: Any) -> GemmCurve:
     return GemmCurve.model_construct(**own)
 
 
-def seconds(one: GemmCurve, m: int, n: int, k: int, operands: float = 0.0, result: float = 0.0) -> float:
-    return float(gemm_clocks(one, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result))[1])
+def seconds(gemm_curve: GemmCurve, m: int, n: int, k: int, operands: float = 0.0, result: float = 0.0) -> float:
+    return float(gemm_clocks(gemm_curve, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result))[1])
 
 
 def test_k_is_cut_until_every_multiprocessor_has_a_part() -> None:
@@ -40,8 +40,8 @@ def test_results_that_are_stored_while_nothing_is_multiplied_come_on_top() -> No
     """
     k = round(PEAK / (2 * 512 * 512))  # one second
     for limit, arithmetic in ((1.0, 1.0), (0.5, 2**POWER)):
-        one = curve(exposed=0.5, blend=9.0, sustained=limit)
-        assert seconds(one, 512, 512, k, result=0.1 * BANDWIDTH) == pytest.approx(arithmetic + 0.05, rel=1e-3)
+        limited = curve(exposed=0.5, blend=9.0, sustained=limit)
+        assert seconds(limited, 512, 512, k, result=0.1 * BANDWIDTH) == pytest.approx(arithmetic + 0.05, rel=1e-3)
 
 
 def test_both_clocks_are_one_where_the_limit_is_not_reached() -> None:

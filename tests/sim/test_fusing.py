@@ -86,7 +86,7 @@ def test_fused_is_what_playing_item_by_item_gives(toy_job, toy_prices, slowdown:
         return Program(job.resolve().grid, [cohort], 0.0, 0.0, "bf16", 1.0, 1)
 
     prices = toy_prices(slowdown=slowdown, launch=launch)
-    whole, cut = (run(one, job.cluster.topology(), prices) for one in (program(), expand(program(), {0})))
+    whole, cut = (run(variant, job.cluster.topology(), prices) for variant in (program(), expand(program(), {0})))
     assert cut.step == pytest.approx(whole.step, abs=10 * on_grid(2**-39))
     assert len(cut.end) > len(whole.end)
     for name, seconds in breakdown(whole).items():

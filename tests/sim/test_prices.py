@@ -88,14 +88,14 @@ def test_rows_that_are_not_aligned_slow_products_down() -> None:
     """
     price = Prices(load_profile("a100"), load_gpu("a100-sxm-40gb"))
     vocabulary = {51136: 255.4, 51137: 76.1, 51138: 136.9, 51140: 138.4, 51144: 227.9}
-    found = {n: 2e-12 * 8192 * n * 14336 / price.seconds(rowed(8192, n, 14336)) for n in vocabulary}
-    assert found == pytest.approx(vocabulary, rel=0.25)
+    rates = {n: 2e-12 * 8192 * n * 14336 / price.seconds(rowed(8192, n, 14336)) for n in vocabulary}
+    assert rates == pytest.approx(vocabulary, rel=0.25)
     scores = {128: 91.6, 134: 70.6, 136: 88.8, 144: 93.3}
-    found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, 2048, dim, 64)) for dim in scores}
-    assert found == pytest.approx(scores, rel=0.25)
+    rates = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, 2048, dim, 64)) for dim in scores}
+    assert rates == pytest.approx(scores, rel=0.25)
     contexts = {134: 88.6, 136: 115.6, 144: 127.1}
-    found = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, dim, 2048, 64)) for dim in contexts}
-    assert found == pytest.approx(contexts, rel=0.25)
+    rates = {dim: 2e-12 * 64 * 2048**2 * dim / price.seconds(rowed(2048, dim, 2048, 64)) for dim in contexts}
+    assert rates == pytest.approx(contexts, rel=0.25)
 
 
 def test_an_early_cublas_multiplies_batches_of_unaligned_rows_slowly() -> None:
@@ -124,9 +124,9 @@ def test_products_of_a_v100_are_right_within_5_percent_in_the_median() -> None:
         (27648, 4096, 160): 48.2,
     }
     price = prices("v100")
-    found = [2e-12 * m * n * k / price.seconds(gemm(m, n, k, dtype="fp16")) / rate - 1 for (m, n, k), rate in rates.items()]
-    assert statistics.median(map(abs, found)) < 0.05
-    assert max(map(abs, found)) < 0.1
+    errors = [2e-12 * m * n * k / price.seconds(gemm(m, n, k, dtype="fp16")) / rate - 1 for (m, n, k), rate in rates.items()]
+    assert statistics.median(map(abs, errors)) < 0.05
+    assert max(map(abs, errors)) < 0.1
 
 
 @pytest.mark.parametrize(("name", "batch", "heads", "kv_heads", "length", "dim", "seconds"), ATTENTION)
@@ -237,9 +237,9 @@ def test_spread_of_shapes_held_out() -> None:
     """What an error bar needs: percentiles in order around a small median."""
     for name in MEASURED:
         for part in ("gemm", "attention"):
-            told = load_profile(name).provenance[part].spread
-            assert {"large", "small"} <= set(told)
-            low, middle, high = told["large"]
+            spread = load_profile(name).provenance[part].spread
+            assert {"large", "small"} <= set(spread)
+            low, middle, high = spread["large"]
             assert low < middle < high
             assert abs(middle) < 0.05
 

@@ -184,11 +184,11 @@ def test_protocol_less_of_the_links_is_more_bytes_on_them(toy_cluster, toy_price
     prices = toy_prices(protocols={"ll": {"base": "1 us", "links": link}}, collective_launch="1 s")
     work = Collective("all_reduce", 8e6, "dp", "x", "ring/ll")
     program = Program(Grid.of(dp=4), [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1)
-    one = OpCosts(program, toy_cluster(4).topology(), prices).collective(work, 0)
-    assert one.protocol == "ll"
-    assert one.alone == pytest.approx(1e-6 + 4 * 2 * 3 / 4 * 8e6 / 1e9)
-    assert one.sent == pytest.approx(1.5 * 8e6)
-    assert sum(part.bytes for part in one.parts) == pytest.approx(4 * 1.5 * 8e6)
+    cost = OpCosts(program, toy_cluster(4).topology(), prices).collective(work, 0)
+    assert cost.protocol == "ll"
+    assert cost.alone == pytest.approx(1e-6 + 4 * 2 * 3 / 4 * 8e6 / 1e9)
+    assert cost.sent == pytest.approx(1.5 * 8e6)
+    assert sum(part.bytes for part in cost.parts) == pytest.approx(4 * 1.5 * 8e6)
 
 
 def test_what_was_not_measured_follows_from_the_format() -> None:
@@ -207,9 +207,9 @@ def test_sends_have_a_kernel_of_their_own() -> None:
     send = Send(1024.0, 1, "x")
     grid = Grid.of(dp=2)
     program = Program(grid, [Cohort({"dp": 0}, [Op("s", send)]), Cohort({"dp": 1}, [])], 1, 1, "bf16", 1, 1)
-    one = OpCosts(program, topology, prices).collective(send, 0)
-    assert one.protocol == "p2p_ll"
-    assert one.alone == pytest.approx(6.6e-6, rel=0.15)
+    cost = OpCosts(program, topology, prices).collective(send, 0)
+    assert cost.protocol == "p2p_ll"
+    assert cost.alone == pytest.approx(6.6e-6, rel=0.15)
 
 
 @pytest.mark.parametrize(

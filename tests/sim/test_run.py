@@ -34,7 +34,7 @@ def program(*cohorts: Cohort, **degrees: int) -> Program:
 
 
 def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_prices) -> None:
-    one = Cohort(
+    cohort = Cohort(
         {},
         [
             Op("compute", block(3.0)),
@@ -43,22 +43,22 @@ def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_
             Op("dp", Collective("all_gather", 2e9, "dp", "gather"), (Ref(0, 0),)),
         ],
     )
-    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices())
+    timeline = run(program(cohort, dp=2), toy_cluster(2).topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 3), (0, 1), (3, 4), (3, 4)]
     assert timeline.step == 4.0
 
 
 def test_deadlock_is_an_error(toy_cluster, toy_prices) -> None:
-    one = Cohort({}, [Op("compute", block(1.0), (Ref(0, 1),)), Op("compute", block(1.0))])
+    cohort = Cohort({}, [Op("compute", block(1.0), (Ref(0, 1),)), Op("compute", block(1.0))])
     with pytest.raises(UserError, match="waits for itself"):
-        run(program(one), toy_cluster(1).topology(), toy_prices())
+        run(program(cohort), toy_cluster(1).topology(), toy_prices())
 
 
 @pytest.mark.parametrize(("kernel_seconds", "expected"), [(3.0, 1 + 5 * 3.0), (0.5, 5 * 1.0 + 0.5)])
 def test_small_kernels_are_bound_by_their_launches(kernel_seconds, expected, toy_cluster, toy_prices) -> None:
     """Launching takes 1 s each: five long kernels hide four launches; five short ones run as they are launched."""
-    one = Cohort({}, [Op("compute", block(kernel_seconds, times=5))])
-    timeline = run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s"))
+    cohort = Cohort({}, [Op("compute", block(kernel_seconds, times=5))])
+    timeline = run(program(cohort), toy_cluster(1).topology(), toy_prices(launch="1 s"))
     assert timeline.step == pytest.approx(expected)
     assert breakdowns(timeline)[0]["launch"] == pytest.approx(expected - 5 * kernel_seconds)
 
@@ -104,8 +104,8 @@ def test_more_microbatches_move_idle_time_from_launches_to_bubble(cluster, nodes
 
 
 def test_synchronous_launches_are_part_of_the_kernel(toy_cluster, toy_prices) -> None:
-    one = Cohort({}, [Op("compute", block(0.5, times=4))])
-    assert run(program(one), toy_cluster(1).topology(), toy_prices(launch="1 s", synchronous=True)).step == pytest.approx(6.0)
+    cohort = Cohort({}, [Op("compute", block(0.5, times=4))])
+    assert run(program(cohort), toy_cluster(1).topology(), toy_prices(launch="1 s", synchronous=True)).step == pytest.approx(6.0)
 
 
 def test_traffic_shares_a_link(toy_cluster, toy_prices) -> None:
@@ -117,8 +117,8 @@ def test_traffic_shares_a_link(toy_cluster, toy_prices) -> None:
 
 def test_compute_is_slower_while_a_collective_runs(toy_cluster, toy_prices) -> None:
     """2 s of gathering beside 4 s of compute at half speed: 1 s of work is done by then, 3 s are left."""
-    one = Cohort({}, [Op("compute", block(4.0)), Op("dp", Collective("all_gather", 4e9, "dp", "gather"))])
-    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(slowdown=2.0))
+    cohort = Cohort({}, [Op("compute", block(4.0)), Op("dp", Collective("all_gather", 4e9, "dp", "gather"))])
+    timeline = run(program(cohort, dp=2), toy_cluster(2).topology(), toy_prices(slowdown=2.0))
     assert timeline.step == pytest.approx(5.0)
     parts = breakdowns(timeline)[0]
     assert parts == pytest.approx(dict.fromkeys(parts, 0.0) | {"forward": 4.0, "slowdown": 1.0})
@@ -128,8 +128,8 @@ def test_kernels_that_wait_for_their_launches_slow_down_by_their_own_time(toy_cl
     """The host launches a collective of 20 s, then four kernels of 0.5 s, 1 s each: the last would end after 5.5 s. They are 2
     of these, taken to be spread evenly, and take twice as long from 1 s on, when the collective is launched.
     """
-    one = Cohort({}, [Op("dp", Collective("all_gather", 4e10, "dp", "gather")), Op("compute", block(0.5, times=4))])
-    timeline = run(program(one, dp=2), toy_cluster(2).topology(), toy_prices(launch="1 s", slowdown=2.0))
+    cohort = Cohort({}, [Op("dp", Collective("all_gather", 4e10, "dp", "gather")), Op("compute", block(0.5, times=4))])
+    timeline = run(program(cohort, dp=2), toy_cluster(2).topology(), toy_prices(launch="1 s", slowdown=2.0))
     assert [row.end for row in timeline.rows() if row.op.stream == "compute"] == pytest.approx([5.5 + 4.5 * 2 / 5.5])
     parts = breakdowns(timeline)[0]
     assert (parts["forward"], parts["slowdown"], parts["launch"]) == pytest.approx((2.0, 4.5 * 2 / 5.5, 3.5))
@@ -138,8 +138,8 @@ def test_kernels_that_wait_for_their_launches_slow_down_by_their_own_time(toy_cl
 def test_blocks_whose_collectives_meet_other_traffic_are_played_item_by_item(toy_cluster, toy_prices) -> None:
     """tp and dp share the ports of one node: the tp all-gather (1 s alone) takes 2 s beside the dp one."""
     inline = Block("forward", (Run(1, (kernel(1.0), Collective("all_gather", 2e9, "tp", "inline"))),))
-    one = Cohort({}, [Op("compute", inline), Op("dp", Collective("all_gather", 8e9, "dp", "gather"))])
-    timeline = run(program(one, tp=2, dp=2), toy_cluster(4).topology(), toy_prices())
+    cohort = Cohort({}, [Op("compute", inline), Op("dp", Collective("all_gather", 8e9, "dp", "gather"))])
+    timeline = run(program(cohort, tp=2, dp=2), toy_cluster(4).topology(), toy_prices())
     compute = [row for row in timeline.rows() if row.op.stream == "compute"]
     assert compute[-1].end == pytest.approx(3.0)
     assert timeline.step == pytest.approx(1 + 4.0)
@@ -247,15 +247,15 @@ def test_the_front_door_gives_the_same(toy_job) -> None:
 
 @pytest.mark.parametrize(("eager", "expected"), [(False, 0.1 + 5 * 0.5), (True, 5 * 1.0 + 0.5)])
 def test_python_modules_launch_slower_than_compiled_code(eager, expected, toy_cluster, toy_prices) -> None:
-    one = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), eager=eager)
-    timeline = run(one, toy_cluster(1).topology(), toy_prices(launch="0.1 s", eager="1 s"))
+    step = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), eager=eager)
+    timeline = run(step, toy_cluster(1).topology(), toy_prices(launch="0.1 s", eager="1 s"))
     assert timeline.step == pytest.approx(expected)
 
 
 def test_a_host_that_waits_for_every_kernel_hides_no_launch(toy_cluster, toy_prices) -> None:
     """CUDA_LAUNCH_BLOCKING=1: a launch of 0.1 s and a kernel of 0.5 s, one after the other, five times."""
-    one = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), blocking=True)
-    timeline = run(one, toy_cluster(1).topology(), toy_prices(launch="0.1 s"))
+    step = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), blocking=True)
+    timeline = run(step, toy_cluster(1).topology(), toy_prices(launch="0.1 s"))
     assert timeline.step == pytest.approx(5 * (0.1 + 0.5))
 
 
@@ -276,7 +276,7 @@ def test_a_block_cut_at_its_collectives_still_holds_the_host_up(toy_cluster, toy
         first = Cohort({"pp": 0}, [Op("compute", block(9.0)), Op("pp next", Send(1.0, 1, "activations"), (Ref(0, 0),))])
         cut = Block("forward", (Run(3, (kernel(0.5), Collective("all_reduce", 1.0, "tp", "sums"))),))
         second = Cohort({"pp": 1}, [Op("compute", cut, (Ref(0, 1),), held=held)])
-        one = expand(program(first, second, pp=2, tp=2), {1})
-        steps.append(run(one, toy_cluster(4).topology(), toy_prices(launch="1 s")).step)
+        expanded = expand(program(first, second, pp=2, tp=2), {1})
+        steps.append(run(expanded, toy_cluster(4).topology(), toy_prices(launch="1 s")).step)
     assert steps[1] == pytest.approx(10 + 6 * 1.0, rel=1e-3)
     assert steps[0] < 10 + 3 * 0.5 + 0.1

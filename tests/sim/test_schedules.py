@@ -210,9 +210,9 @@ def test_all_to_allv_delivers_any_matrix(data: st.DataObject) -> None:
 
 def test_all_to_allv_with_equal_counts_is_all_to_all() -> None:
     for name in ("direct", "pairwise"):
-        one = algorithms[f"all_to_allv/{name}"](Place((0,) * 5, counts=((7,) * 5,) * 5))
-        other = algorithms[f"all_to_all/{name}"](Place((0,) * 5))
-        assert one.sent(5) == pytest.approx(other.sent(5))
+        variable = algorithms[f"all_to_allv/{name}"](Place((0,) * 5, counts=((7,) * 5,) * 5))
+        equal = algorithms[f"all_to_all/{name}"](Place((0,) * 5))
+        assert variable.sent(5) == pytest.approx(equal.sent(5))
 
 
 def test_all_to_allv_without_counts_is_refused() -> None:

@@ -22,7 +22,7 @@ def test_pool_is_the_network(most) -> None:
     jobs = list(zip(rng.uniform(0, 20, 60).tolist(), rng.uniform(0.1, 2, 60).tolist(), strict=True))
 
     def ends(shared: bool) -> dict[int, float]:
-        env, found = Environment(), {}
+        env, moments = Environment(), {}
         pool = Pool(env, 1.0, most)
         network = Network(env, [1.0, *[most] * len(jobs)])
 
@@ -34,12 +34,12 @@ def test_pool_is_the_network(most) -> None:
                 done = env.event()
                 network.start([FlowPart(size, ((0, 1.0), (1 + number, 1.0)))], 0.0, done.succeed)
                 yield done
-            found[number] = env.now
+            moments[number] = env.now
 
         for number, (start, size) in enumerate(jobs):
             env.process(user(number, start, size))
         env.run()
-        return found
+        return moments
 
     assert ends(True) == pytest.approx(ends(False), abs=1e-6)
 
@@ -107,9 +107,9 @@ def test_throughput_ends_at_the_updates() -> None:
 
 
 def test_a_seed_is_a_run() -> None:
-    one, again, other = (play(BASE, 20, None, 0.3, seed) for seed in (1, 1, 2))
-    assert one == again
-    assert one.seconds != other.seconds
+    first, again, other = (play(BASE, 20, None, 0.3, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.seconds != other.seconds
 
 
 def test_many_workers_are_quick() -> None:

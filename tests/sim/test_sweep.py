@@ -19,7 +19,7 @@ def played(**plan: object) -> shardyard.Timeline:
 def test_the_axes_that_send_most_are_swept_among_their_own_groups() -> None:
     timeline = played(tp=8, sequence_parallel=True, data_parallel="ddp", global_batch=32)
     first, second = of_step(timeline, [2.0**20, 2.0**30])
-    assert [one.where for one in (first, second)] == ["tp, groups of 8 ranks", "dp, groups of 2 ranks"]
+    assert [swept.where for swept in (first, second)] == ["tp, groups of 8 ranks", "dp, groups of 2 ranks"]
     assert second.operation == "all_reduce"
     assert [options[0].bytes for options in second.prices] == [2.0**20, 2.0**30]
 
@@ -30,8 +30,8 @@ def test_at_a_size_of_the_job_the_price_is_the_one_that_it_paid() -> None:
     ops = [(number, op.work) for number, op in timeline.ops(0) if op.stream == "dp"]
     assert ops
     paid = {work.bytes: timeline.cost[number].alone / work.repeat for number, work in ops}  # type: ignore[union-attr]
-    found = of_step(timeline, used)[0]
-    assert {options[0].bytes: options[0].seconds for options in found.prices} == pytest.approx(paid, rel=1e-6)
+    swept = of_step(timeline, used)[0]
+    assert {options[0].bytes: options[0].seconds for options in swept.prices} == pytest.approx(paid, rel=1e-6)
 
 
 def test_one_gpu_has_no_collectives() -> None:

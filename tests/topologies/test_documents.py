@@ -52,9 +52,9 @@ BILLIONS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
 )
 def test_yaml_means_what_the_core_schema_of_yaml_1_2_says(text: str, value: object) -> None:
-    found = parse_yaml(text)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = parse_yaml(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def test_cube_mesh_is_three_interwoven_rings() -> None:
     rings = [edges((0, *rest)) for rest in permutations(range(1, 8)) if rest[0] < rest[-1]]
     rings = [ring for ring in rings if set(ring) <= set(PAIRS)]
     whole = Counter(PAIRS)
-    found = any(
+    decomposes = any(
         whole - first - second in rings
         for first, second in combinations(rings, 2)
         if all(whole[pair] >= n for pair, n in (first + second).items())
     )
-    assert found
+    assert decomposes
 
 
 def test_cube_mesh_rates_and_ways() -> None:

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 def untouched(path: Path) -> bool:
     """Whether the old file is there and nothing else."""
-    return [one.name for one in path.parent.iterdir()] == ["p.yaml"] and path.read_text() == "old"
+    return [entry.name for entry in path.parent.iterdir()] == ["p.yaml"] and path.read_text() == "old"
 
 
 def test_a_file_is_replaced_and_its_folder_made(path: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_name_of_an_unfinished_file_cannot_be_foreseen(path: Path) -> None:
     names = set()
     for _ in range(2):
         with whole_file(path):
-            names |= {one.name for one in path.parent.iterdir()}
+            names |= {entry.name for entry in path.parent.iterdir()}
     assert len(names) == 3
     assert not any(str(os.getpid()) in name for name in names)
 
@@ -94,7 +94,7 @@ def test_permissions_are_those_of_the_file_that_is_replaced_or_of_the_umask(path
         write_whole(tmp_path / "first", "new")
     finally:
         os.umask(before)
-    assert [one.stat().st_mode & 0o777 for one in (path, tmp_path / "first")] == [0o640, 0o640]
+    assert [entry.stat().st_mode & 0o777 for entry in (path, tmp_path / "first")] == [0o640, 0o640]
 
 
 @pytest.mark.parametrize(
