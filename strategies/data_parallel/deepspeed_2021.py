@@ -28,7 +28,7 @@ from math import inf
 from typing import NamedTuple
 
 from sim.program import COMPUTE, Block, Item, Join, Kernel, Memory, Op, Ref, Run, Start
-from strategies.data_parallel.parameter_gather import Gathering
+from strategies.data_parallel.parameter_gather import ParameterGather
 from strategies.layers.tensor_overlap import Items
 from strategies.layers.weight_matrices import weights
 from strategies.lowering.blocks import BACKWARD, FORWARD, items_of
@@ -87,10 +87,10 @@ def _distances(trace: Sequence[Tensors], sizes: Sequence[int]) -> list[float]:
     return result
 
 
-class OneByOne:
+class TensorwisePasses:
     """Passes of a stage's parts, module by module."""
 
-    def __init__(self, stage: Stage, gathering: Gathering) -> None:
+    def __init__(self, stage: Stage, gathering: ParameterGather) -> None:
         self.stage, self.gathering = stage, gathering
         self.sizes: list[int] = []
         self._pieces: dict[tuple[str, int], list[Block]] = {}

@@ -35,6 +35,11 @@ class Hook(Declaration, ABC):
         """Raise UserError for what the real thing cannot do."""
         return
 
+    @classmethod
+    def for_plan(cls, plan: Plan) -> Hook:
+        """The hook of a job's stages: it may remember what it has added to them."""
+        return cls()
+
     def program(self, model: Model, plan: Resolved, parts: ModelCosts) -> Program | None:
         """The whole program (its FLOPs are filled in), of hooks whose ranks differ; None where a schedule makes it."""
         return None

@@ -27,7 +27,7 @@ QUANTISED = 1  # bytes of a quantised parameter
 SECONDARY = "secondary"  # the stream of the communicator of a node's ranks, from which hpZ gathers
 
 
-class Gathering:
+class ParameterGather:
     """Gathers of a stage's parts."""
 
     def __init__(self, stage: Stage) -> None:
@@ -119,13 +119,13 @@ class Gathering:
         """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
         return self.stage.plan.pytorch_fsdp and self.stage.plan.copies > 1
 
-    def taken(self, part: int, ref: Ref, backward: bool) -> None:
+    def copy_out(self, part: int, ref: Ref, backward: bool) -> None:
         """A pass begins with a copy of the part's gathered parameters."""
         if self.copies and not self.stage.plan.flat_parameters:
             moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
             self.stage.copy("gathered parameters", "backward" if backward else "forward", (2.0 * moved,), ref, first=True)
 
-    def made(self, part: int, ref: Ref) -> None:
+    def copy_in(self, part: int, ref: Ref) -> None:
         """A pass ends with copies of the part's gradients.
 
         FSDP2 copies them into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd joins

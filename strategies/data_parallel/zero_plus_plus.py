@@ -16,7 +16,7 @@ from strategies.lowering.stage import Stage
 QUANTISED = 0.5  # bytes of a quantised gradient
 
 
-class Quantised:
+class QuantisedReduction:
     """Reductions that are on their way."""
 
     def __init__(self) -> None:

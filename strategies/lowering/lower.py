@@ -19,7 +19,7 @@ def lower(model: Model, plan: Resolved) -> Program:
     """The program of one training step."""
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
-    program = hook_of(plan.data_parallel)().program(model, plan, work)
+    program = hook_of(plan.data_parallel).for_plan(plan).program(model, plan, work)
     if program is None:
         program = _Lowering(model, plan, work).program()
     masked = _masked_flops(model, plan, model_flops)
@@ -33,7 +33,7 @@ class _Lowering:
     """Stages of all ranks, and what each pass of them waits for."""
 
     def __init__(self, model: Model, plan: Resolved, work: ModelCosts) -> None:
-        self.plan, self.hook = plan, hook_of(plan.data_parallel)()
+        self.plan, self.hook = plan, hook_of(plan.data_parallel).for_plan(plan)
         self.model, self.schedule = model, schedules[plan.schedule]
         ranks = plan.pp
         self.cohorts = [Cohort({"pp": rank}) for rank in range(ranks)]

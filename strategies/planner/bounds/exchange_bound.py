@@ -88,7 +88,7 @@ class Exchanges:
 
 
 def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange:
-    hook, cohort = hook_of(plan.data_parallel)(), Cohort({"pp": 0})
+    hook, cohort = hook_of(plan.data_parallel).for_plan(plan), Cohort({"pp": 0})
     sections: list[tuple[int, int]] = []
     stages = _stages(job, plan, cohort)
     for stage in stages:

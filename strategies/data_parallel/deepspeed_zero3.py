@@ -1,0 +1,139 @@
+"""DeepSpeed's ZeRO-3: its limits say what is gathered and released when, gradients are reduced in its buckets.
+
+`strategies.data_parallel.deepspeed_prefetch` has the limits, `strategies.data_parallel.parameter_gather` and
+`strategies.data_parallel.zero_plus_plus` what ZeRO++ compresses; in 2021 all of this was tensor by tensor
+(`strategies.data_parallel.deepspeed_2021`). With `offload` parameters come from the host, gradients go there.
+"""
+
+from __future__ import annotations
+
+from sim.program import Memory, Ref
+from strategies.data_parallel.deepspeed_2021 import TensorwisePasses
+from strategies.data_parallel.deepspeed_prefetch import Step, steps
+from strategies.data_parallel.hook import Moves
+from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
+from strategies.data_parallel.zero_plus_plus import QuantisedReduction
+from strategies.lowering.blocks import BACKWARD, FORWARD
+from strategies.lowering.stage import Stage, in_buckets
+from strategies.plan.options import DeepSpeed
+from strategies.plan.resolved import Resolved
+
+
+class DeepSpeedZero3(ShardedParameters):
+    """Gathers and releases follow the trace of a forward and a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._traces: dict[int, list[Step]] = {}
+        self._gathered: dict[int, Ref] = {}  # parts on their way
+        self._ready: dict[int, Ref] = {}  # what has made parts ready that are there
+        self._bucket: list[tuple[int, Ref]] = []  # parts whose gradients are in the bucket
+        self._tensorwise: dict[int, TensorwisePasses] = {}  # of 2021
+        self._quantised = QuantisedReduction()
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Gradients of every microbatch, unless they are quantised; what was gathered may be kept."""
+        reductions = 0 if options_of(plan).zero_quantized_gradients else plan.microbatches
+        return Moves(0.0, reductions * plan.bytes_per_gradient)
+
+    def resident(self, stage: Stage) -> Memory:
+        """What is held besides the rank's part."""
+        return self.gather_of(stage).resident()
+
+    def tensorwise(self, stage: Stage) -> TensorwisePasses | None:
+        """Of DeepSpeed as of 2021; None of later ones."""
+        if options_of(stage.plan).coalesced:
+            return None
+        if stage.number not in self._tensorwise:
+            self._tensorwise[stage.number] = TensorwisePasses(stage, self.gather_of(stage))
+        return self._tensorwise[stage.number]
+
+    def play(self, stage: Stage, turn: Turn, after: tuple[Ref, ...]) -> Ref:
+        """Gather and release as the trace says. Without overlap gathers hold up compute."""
+        gather, overlap, count = self.gather_of(stage), stage.plan.overlap, len(stage.parts)
+        if gather.kept or self.tensorwise(stage):
+            return self.in_order(stage, turn, after)
+        if stage.number not in self._traces:
+            self._traces[stage.number] = steps([gather.moving(part) for part in range(count)], gather.options)
+        trace = self._traces[stage.number]
+        for step in trace[count:] if turn.backward else trace[:count]:
+            begin = self.begin(stage, after if not overlap else ())
+            for part in (step.part, *step.ahead) if step.needed else step.ahead:
+                self._gathered[part] = gather.gather(part, begin, turn.backward)
+            held_up = () if overlap else tuple(self._gathered[part] for part in step.ahead)
+            if step.part in self._gathered:
+                self._ready[step.part] = gather.ready(step.part, self._gathered.pop(step.part), turn.backward)
+            ref = self.part(stage, turn, step.part, (self._ready[step.part], *held_up, *after))
+            after = () if overlap else tuple(stage.reduced[-1:])
+        return ref
+
+    def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...]) -> Ref:
+        """Inputs of layers may be kept on the CPUs: copied there after the forward pass, and back before the backward pass."""
+        checkpoint, free, tensorwise = stage.checkpoint(part), self._released(stage, turn, part), self.tensorwise(stage)
+        if turn.way == FORWARD:
+            if checkpoint:
+                stage.host.checkpoint("gpu", "cpu", checkpoint)
+            if tensorwise:
+                allocated, freed = stage.memory(FORWARD, part)
+                return tensorwise.play(FORWARD, turn.microbatch, part, after, (allocated, freed + checkpoint))
+            return stage.forward(turn.microbatch, after, part, part + 1, free=free + checkpoint)
+        if turn.way != BACKWARD:
+            return stage.input_gradient(turn.microbatch, after, part, part + 1, free=free)
+        if checkpoint:
+            stage.host.checkpoint("cpu", "gpu", checkpoint)
+        gradient = self.made(stage, part)
+        free += gradient  # copied into the bucket's buffer
+        waits = (*after, *stage.crowded)
+        if tensorwise:
+            allocated, freed = stage.memory(BACKWARD, part, "temporary" if gradient else "")
+            return tensorwise.play(BACKWARD, turn.microbatch, part, waits, (allocated + gradient, freed + free))
+        ref = stage.backward(turn.microbatch, waits, part, part + 1, allocate=gradient, free=free)
+        self.reduce(stage, turn, part, ref)
+        return ref
+
+    def _released(self, stage: Stage, turn: Turn, part: int) -> Memory:
+        """What the part's pass gives back."""
+        if self.gather_of(stage).kept or self.tensorwise(stage):
+            return ()
+        trace, count = self._traces[stage.number], len(stage.parts)
+        step = trace[2 * count - 1 - part if turn.backward else part]
+        return self.gather_of(stage).whole(part) if step.release else ()
+
+    def reduce(self, stage: Stage, turn: Turn, part: int, after: Ref) -> None:
+        """When the bucket has no room for the part's gradients, those before it are reduced."""
+        gather, room = self.gather_of(stage), options_of(stage.plan).reduce_bucket_size
+        held = sum(sum(gather.elements(waiting)) for waiting, _ in self._bucket)
+        if held + sum(gather.elements(part)) > room:
+            self._flush(stage)
+        self._bucket.append((part, after))
+
+    def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
+        """Reduce what is left in the buckets, beside which the rank's part of the gradients is there."""
+        stage.has_gradients = True
+        self._flush(stage)
+        self._quantised.finish()
+
+    def _flush(self, stage: Stage) -> None:
+        """Reduce what is in the bucket."""
+        if tensorwise := self.tensorwise(stage):
+            tensorwise.flush()
+        if not self._bucket:
+            return
+        elements = [self.gather_of(stage).elements(part) for part, _ in self._bucket]
+        dense, experts = sum(each for each, _ in elements), sum(each for _, each in elements)
+        # without overlap_comm reductions are on the compute stream, behind all that was launched
+        made = self._bucket[-1][1] if stage.plan.overlap else stage.last_compute()
+        assert made is not None
+        self._bucket.clear()
+        options = options_of(stage.plan)
+        if options.zero_quantized_gradients and stage.plan.copies > 1:
+            self._quantised.reduce(stage, dense, made)
+            return
+        self.send(stage, (dense, experts), made, (), in_buckets(dense, options.reduce_bucket_size))
+
+
+def options_of(plan: Resolved) -> DeepSpeed:
+    """`plan.deepspeed`, which there is."""
+    assert plan.deepspeed is not None
+    return plan.deepspeed

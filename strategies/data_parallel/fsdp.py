@@ -1,0 +1,147 @@
+"""FSDP: PyTorch's, and Megatron-LM's; ZeRO-3 that gathers one part ahead.
+
+Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay until the next backward pass has used them, and 2Ψ move;
+in a pipeline the forward passes before that one find them there. With `gradient_sync: last` gradients are reduced once per step,
+and parameters stay after a backward pass that is not the last: of m microbatches, in any order, m + 1 passes gather them (1
+without `reshard`). Reductions run beside the last backward pass, or with pp > 1 after it (torch 2.13,
+`PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas.
+With overlap the next part is gathered while the present one computes (prefetch depth 1). With `offload` parameters come from the
+host, gradients go there.
+
+Without overlap every collective holds up compute; with `kernels: torch` a backward pass still gathers one part ahead, and the
+buffer of a reduction lives until the next part's gradients are complete, as in FSDP2 on CPUs (torch 2.13, `FSDPParamGroup`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.program import Memory, Ref
+from strategies.data_parallel.hook import Moves
+from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
+from strategies.lowering.blocks import BACKWARD, FORWARD
+from strategies.lowering.stage import Stage
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
+
+
+class FSDP(ShardedParameters):
+    """Parts are gathered in turn, each with the part that is used next on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lingering: Memory = ()  # the buffer from which the part before was reduced
+        self._whole: set[int] = set()  # stages whose parameters are there when a pass begins
+        self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet
+
+    @classmethod
+    def moves(cls, plan: Resolved) -> Moves:
+        """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
+        gathers, reductions = plan.microbatches * (1 + plan.reshard), plan.microbatches
+        if plan.syncs_gradients == "last":
+            gathers, reductions = plan.microbatches * plan.reshard + 1, 1
+        return Moves(gathers * plan.least_gathered, reductions * plan.bytes_per_gradient)
+
+    @classmethod
+    def in_turn(cls, plan: Plan) -> bool:
+        """Every part waits for its gather, and the next gather for the part; PyTorch gathers ahead."""
+        return not plan.kernel_set.prefetches_backward
+
+    def play(self, stage: Stage, turn: Turn, after: tuple[Ref, ...]) -> Ref:
+        """Gather each part one ahead of its use."""
+        gather, overlap, backward = self.gather_of(stage), stage.plan.overlap, turn.backward
+        there = gather.kept or stage.number in self._whole
+        stays = turn.keeps if backward else not stage.plan.reshard
+        (self._whole.add if stays else self._whole.discard)(stage.number)
+        if there:
+            return self.in_order(stage, turn, after)
+        ahead = overlap or (backward and stage.plan.kernel_set.prefetches_backward)
+        order, computed = self.order(stage, turn), list[Ref]()
+        first = self.begin(stage, () if overlap else after)
+        tied = gather.gather(0, first, backward) if backward and _tied(stage) else None
+        # the first part is gathered when the pass before has released its own, or without overlap when it has computed
+        gathered = [gather.gather(order[0], first, backward)]
+        for position, part in enumerate(order):
+            held_up = () if overlap else tuple(stage.reduced[-1:])
+            if ahead and position + 1 < len(order):  # launched before the compute that it hides behind
+                start = (*computed[-1:], *held_up)
+                is_there = tied is not None and position + 2 == len(order)
+                gathered.append(tied if tied and is_there else gather.gather(order[position + 1], start, backward))
+            if not overlap:
+                held_up += tuple(gathered[position + 1 :])
+            waits = (gather.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
+            absent = self._gathered_late(stage, order, ahead) if backward and not position else 0.0
+            computed.append(self.part(stage, turn, part, waits, absent))
+            gather.copy_out(part, computed[-1], backward)
+            if not ahead and position + 1 < len(order):
+                start = (computed[-1], *stage.reduced[-1:])
+                gathered.append(gather.gather(order[position + 1], start, backward))
+        return computed[-1]
+
+    def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
+        """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
+        if not stage.plan.of_pytorch:
+            return 0.0
+        parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
+        return sum(size for part in parts for _, size in self.gather_of(stage).whole(part))
+
+    def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...], absent: float = 0.0) -> Ref:
+        """absent: bytes gathered for the pass that are not there at its beginning."""
+        free = self._released(stage, turn, part)
+        if turn.way == FORWARD:
+            return stage.forward(turn.microbatch, after, part, part + 1, free=free)
+        if turn.way != BACKWARD:
+            return stage.input_gradient(turn.microbatch, after, part, part + 1, free=free)
+        gradient = self.made(stage, part)
+        free, self._lingering = free + self._lingering, ()
+        if _tied(stage):  # the embedding's gradient is there when the head's pass is over
+            gradient = (gradient if part else ()) + (self.made(stage, 0) if part == len(stage.parts) - 2 else ())
+        waits = (*after, *stage.crowded)
+        ref = stage.backward(turn.microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
+        self.reduce(stage, turn, part, ref)
+        return ref
+
+    def _released(self, stage: Stage, turn: Turn, part: int) -> Memory:
+        """What the part's pass gives back."""
+        released = not turn.keeps if turn.backward else stage.plan.reshard
+        if not released or (_tied(stage) and part == 0 and not turn.backward):
+            return ()
+        last = _tied(stage) and part == len(stage.parts) - 1 and not turn.backward
+        return self.gather_of(stage).whole(part) + (self.gather_of(stage).whole(0) if last else ())
+
+    def made(self, stage: Stage, part: int) -> Memory:
+        """Nothing where whole gradients of microbatches before are there."""
+        return () if stage.number in self._accumulated else self.gradient(stage, part)
+
+    def reduce(self, stage: Stage, turn: Turn, part: int, after: Ref) -> None:
+        """As soon as the part's pass is over."""
+        if turn.keeps:
+            return
+        gradient = self.gradient(stage, part)
+        lingers = turn.way == BACKWARD and stage.plan.kernel_set.prefetches_backward
+        if lingers and part and not stage.plan.overlap:
+            gradient, self._lingering = (), gradient
+        self._reduce(stage, part, after, gradient)
+
+    def _reduce(self, stage: Stage, part: int, after: Ref, free: Memory) -> None:
+        gather = self.gather_of(stage)
+        gather.copy_in(part, after)
+        self.send(stage, gather.elements(part), after, free)
+
+    def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
+        """After the last backward pass that kept gradients: reduce those of every part, and release its parameters."""
+        if stage.plan.syncs_gradients == "last":
+            (self._accumulated.discard if last else self._accumulated.add)(stage.number)
+        if last and turn.keeps:
+            self._whole.discard(stage.number)
+            for part in range(len(stage.parts)):
+                self._reduce(stage, part, ref, self.gradient(stage, part) + self.gather_of(stage).whole(part))
+
+
+def _tied(stage: Stage) -> bool:
+    """Whether the head uses the embedding's matrix, which FSDP2 then keeps gathered from the one's pass to the other's.
+
+    Both are in one FSDP2 module. Forward it is released after the head's pass; backward it is gathered before that, and its
+    gradient is reduced after the embedding's.
+    """
+    return stage.model.tied and stage.model.head and stage.plan.kernel_set.eager and stage.plan.pp == 1
