@@ -22,8 +22,15 @@ from topologies.writing import WriteError, write_whole
 if TYPE_CHECKING:
     from strategies.job import Job
 
-_RESOLVED = {"dp": "dp", "shard": "shards", "chunks": "chunks", "layers_per_stage": "layers", "sequence": "sequence",
-             "global_batch": "global_batch", "accumulation": "microbatches"}  # fmt: skip
+_RESOLVED = {
+    "dp": "dp",
+    "shard": "shards",
+    "chunks": "chunks",
+    "layers_per_stage": "layers",
+    "sequence": "sequence",
+    "global_batch": "global_batch",
+    "accumulation": "microbatches",
+}
 _MEANT = {"gradient_sync": "syncs_gradients"}  # fields of a plan with a default that depends on others
 _ANOTHER_WAY = {"first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer"}  # to say layers_per_stage
 _ASSUMED = {"imbalance"}  # of what the data will be: nobody sets it

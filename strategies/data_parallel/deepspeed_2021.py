@@ -193,6 +193,12 @@ class TensorwisePasses:
         stage, plan = self.stage, self.stage.plan
         everything = tuple(ref for ref in (stage.last_compute(), stage.last("dp")) if ref is not None)
         self._there[tensor] = self.gathering.all_gather(
-            self.sizes[tensor], plan.sharing, everything, (("temporary", self._bytes(tensor)),), plan.bytes_per_element,
-            quantised=False, pieces=plan.shards, held=True,
-        )  # fmt: skip
+            self.sizes[tensor],
+            plan.sharing,
+            everything,
+            (("temporary", self._bytes(tensor)),),
+            plan.bytes_per_element,
+            quantised=False,
+            pieces=plan.shards,
+            held=True,
+        )

@@ -166,9 +166,17 @@ class ParameterGather:
         return (("temporary", float(self.moving(part) * QUANTISED)),) if self.quantised else ()
 
     def all_gather(
-        self, elements: int, along: tuple[str, ...], after: tuple[Ref, ...], allocate: Memory, width: float,
-        quantised: bool = True, stream: str = "dp", pieces: int = 0, held: bool = False,
-    ) -> Ref:  # fmt: skip
+        self,
+        elements: int,
+        along: tuple[str, ...],
+        after: tuple[Ref, ...],
+        allocate: Memory,
+        width: float,
+        quantised: bool = True,
+        stream: str = "dp",
+        pieces: int = 0,
+        held: bool = False,
+    ) -> Ref:
         """Add an all-gather of `elements` of `width` bytes. pieces, held: see Collective and Op."""
         plan, narrow = self.stage.plan, quantised and self.quantised
         width = QUANTISED if narrow else width

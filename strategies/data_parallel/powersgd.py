@@ -118,8 +118,9 @@ class _Bucket:
             rank = min(n, m, options.matrix_approximation_rank)
             if (n + m) * rank * options.min_compression_rate < n * m:
                 compressed[(n, m), rank] = compressed.get(((n, m), rank), 0) + 1
-        return cls(compressed, bucket.elements, plan.bytes_per_gradient, plan.precision, options.use_error_feedback,
-                   options.warm_start)  # fmt: skip
+        return cls(
+            compressed, bucket.elements, plan.bytes_per_gradient, plan.precision, options.use_error_feedback, options.warm_start
+        )
 
     @property
     def plain(self) -> int:

@@ -92,8 +92,11 @@ class Keys(Reader):
 
 def of_pytorch(plan: dict[str, Any], compiled: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The plan of a framework whose models are PyTorch's own operators, with its kernels, and what a reader should know."""
-    unknown = [name for name, there in (("recompute=selective", plan.get("recompute") == "selective"),
-                                        ("cp", plan.get("cp", 1) > 1)) if there]  # fmt: skip
+    unknown = [
+        name
+        for name, there in (("recompute=selective", plan.get("recompute") == "selective"), ("cp", plan.get("cp", 1) > 1))
+        if there
+    ]
     said = f"kernels=compiled in place of PyTorch's own operators, which are not simulated with {' and '.join(unknown)}"
     remarks = (said,) if unknown and not compiled else ()
     return plan | {"kernels": "compiled" if compiled or unknown else "torch"}, remarks

@@ -133,10 +133,13 @@ def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
     """What PyTorch's own operators are not written down for."""
     share = RankShapes(model, plan)
     unknown = {
-        "dropout": share.dropout or share.attention_dropout, "experts": model.experts is not None,
-        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "cp": share.cp > 1,
+        "dropout": share.dropout or share.attention_dropout,
+        "experts": model.experts is not None,
+        "latent attention": model.latent is not None,
+        "qk_norm": model.qk_norm,
+        "cp": share.cp > 1,
         "recompute=selective": plan.recompute == "selective",
-    }  # fmt: skip
+    }
     yield from (
         f"kernels={plan.kernels} is not simulated with {what}: use kernels=megatron" for what, there in unknown.items() if there
     )

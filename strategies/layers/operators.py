@@ -78,9 +78,15 @@ class Operator:
 
 
 def column_linear(
-    share: RankShapes, label: str, outputs: int, bias: bool, local: int | None = None, source: str = "", inputs: int = 0,
+    share: RankShapes,
+    label: str,
+    outputs: int,
+    bias: bool,
+    local: int | None = None,
+    source: str = "",
+    inputs: int = 0,
     parts: tuple[int, ...] = (),
-) -> Operator:  # fmt: skip
+) -> Operator:
     """Matrix `inputs` (hidden) → `outputs`, of which this rank has `local` (outputs / tp); `source` names its input. `parts`:
     `local` of each of the matrices that it is where a model has one for each.
     """
@@ -182,9 +188,15 @@ def row_linear(share: RankShapes, label: str, inputs: int, bias: bool) -> Operat
 
 
 def whole_linear(
-    share: RankShapes, label: str, tokens: int, outputs: int, ranks: int = 1, bias: bool = True, source: str = "",
+    share: RankShapes,
+    label: str,
+    tokens: int,
+    outputs: int,
+    ranks: int = 1,
+    bias: bool = True,
+    source: str = "",
     in_fp8: bool = False,
-) -> Operator:  # fmt: skip
+) -> Operator:
     """Matrix hidden → `outputs`, whole on every rank, on `tokens` tokens; `ranks` ranks have different tokens."""
     hidden, elements = share.model.hidden, share.element * tokens
     narrow = Fp8Products(share, label, outputs, hidden, on=in_fp8)

@@ -43,8 +43,12 @@ def check(share: RankShapes) -> None:
 def chosen(share: RankShapes, pieces: list[Operator]) -> list[Operator]:
     """The pieces of a dense layer, each with what it keeps and what of it runs again."""
     changes = {
-        "qkv input": _qkv, "queries": _core, "attention output input": _output, "mlp up input": _up, "mlp down input": _down,
-    }  # fmt: skip
+        "qkv input": _qkv,
+        "queries": _core,
+        "attention output input": _output,
+        "mlp up input": _up,
+        "mlp down input": _down,
+    }
     repeated = [replace(one, again=tuple(item for item in one.forward if not _maximum(share, item))) for one in pieces]
     return [next((changes[name](share, one) for name in one.saved if name in changes), one) for one in repeated]
 

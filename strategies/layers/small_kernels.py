@@ -28,9 +28,15 @@ def batch(share: RankShapes) -> tuple[Kernel, ...]:
         return ()
     tokens, mask = INDEX * share.tokens, FLOAT * share.sequence**2
     moved = (
-        *(tokens,) * (COPIES + BROADCASTS), 2 * tokens, 2 * tokens,  # tokens and labels
-        mask, 2 * mask, mask, tokens, tokens,  # ones, the lower triangle, its comparison; loss mask, positions
-    )  # fmt: skip
+        *(tokens,) * (COPIES + BROADCASTS),
+        2 * tokens,
+        2 * tokens,  # tokens and labels
+        mask,
+        2 * mask,
+        mask,
+        tokens,
+        tokens,  # ones, the lower triangle, its comparison; loss mask, positions
+    )
     return tuple(share.memory("batch", "forward", each) for each in moved)
 
 

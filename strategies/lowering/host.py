@@ -18,9 +18,12 @@ from strategies.plan.options import Offload
 from strategies.plan.resolved import Resolved
 
 _WAYS = {  # (from, to) -> stream, axis
-    ("gpu", "cpu"): ("to host", "host"), ("cpu", "gpu"): ("from host", "host"), ("cpu", "cpu"): ("cpu", "cpu"),
-    ("nvme", "cpu"): ("nvme read", "nvme"), ("cpu", "nvme"): ("nvme write", "nvme"),
-}  # fmt: skip
+    ("gpu", "cpu"): ("to host", "host"),
+    ("cpu", "gpu"): ("from host", "host"),
+    ("cpu", "cpu"): ("cpu", "cpu"),
+    ("nvme", "cpu"): ("nvme read", "nvme"),
+    ("cpu", "nvme"): ("nvme write", "nvme"),
+}
 TILES = 3  # of states in the CPUs' memory when they lie on disks: one is read, one updated, one written
 
 
@@ -65,8 +68,18 @@ class Host:
         size, there = sum(size for _, size in kept), kept if target == "gpu" else ()
         return self._move(source, target, size, self.plan.bytes_per_element, "checkpoint", (), there, stream=COMPUTE)
 
-    def _move(self, source: str, target: str, size: float, width: float, label: str, after: tuple[Ref, ...],
-              allocate: Memory = (), free: Memory = (), stream: str = "") -> Ref:  # fmt: skip
+    def _move(
+        self,
+        source: str,
+        target: str,
+        size: float,
+        width: float,
+        label: str,
+        after: tuple[Ref, ...],
+        allocate: Memory = (),
+        free: Memory = (),
+        stream: str = "",
+    ) -> Ref:
         usual, axis = _WAYS[source, target]
         key = source, target, size, label
         if key not in self._works:

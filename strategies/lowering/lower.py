@@ -24,9 +24,12 @@ def lower(model: Model, plan: Resolved) -> Program:
         program = _Lowering(model, plan, work).program()
     masked = _masked_flops(model, plan, model_flops)
     return replace(
-        program, model_flops=model_flops, hardware_flops=hardware_flops, masked_flops=masked,
+        program,
+        model_flops=model_flops,
+        hardware_flops=hardware_flops,
+        masked_flops=masked,
         expandable=plan.expandable_segments,
-    )  # fmt: skip
+    )
 
 
 class _Lowering:
@@ -82,8 +85,18 @@ class _Lowering:
         for stage in self.stages.values():
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
-        return Program(plan.grid, self.cohorts, 0.0, 0.0, plan.precision, tokens, psi, steps=plan.local_steps,
-                       eager=not plan.kernel_set.compiled, blocking=plan.blocking_launches)  # fmt: skip
+        return Program(
+            plan.grid,
+            self.cohorts,
+            0.0,
+            0.0,
+            plan.precision,
+            tokens,
+            psi,
+            steps=plan.local_steps,
+            eager=not plan.kernel_set.compiled,
+            blocking=plan.blocking_launches,
+        )
 
     def _buffers(self, size: float) -> None:
         """What PyTorch's pipeline stages hold for transfers, besides activations."""

@@ -12,11 +12,20 @@ SUB_GROUP = 1e9  # DeepSpeed's sub_group_size
 # An operator at a time, all in place but one: (name, fp32 numbers read and written). PyTorch's single-tensor loops, and as many
 # bytes with its foreach kernels (torch/optim/adam.py, sgd.py); Adam with decoupled weight decay.
 OPERATORS = {
-    "adam": (("decay", 2), ("first moment scale", 2), ("first moment", 3), ("second moment scale", 2), ("second moment", 3),
-             ("root", 2), ("root scale", 2), ("epsilon", 2), ("update", 4)),
+    "adam": (
+        ("decay", 2),
+        ("first moment scale", 2),
+        ("first moment", 3),
+        ("second moment scale", 2),
+        ("second moment", 3),
+        ("root", 2),
+        ("root scale", 2),
+        ("epsilon", 2),
+        ("update", 4),
+    ),
     "momentum": (("scale", 2), ("momentum", 3), ("update", 3)),
     "sgd": (("update", 3),),
-}  # fmt: skip
+}
 
 
 def passes_of(plan: Plan) -> list[tuple[str, int]]:

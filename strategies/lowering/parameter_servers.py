@@ -66,13 +66,28 @@ def parameter_servers(
     places = np.arange(workers), job.cluster.gpus - servers + np.arange(servers)
     into, out = (_links(topology, prices, *places, back) for back in (False, True))
     setting = replace(
-        alone, workers=workers, into=into.shared, out=out.shared, worker=min(into.own, out.own),
-        latency=max(into.latency, out.latency), update=alone.update / servers,
-    )  # fmt: skip
+        alone,
+        workers=workers,
+        into=into.shared,
+        out=out.shared,
+        worker=min(into.own, out.own),
+        latency=max(into.latency, out.latency),
+        update=alone.update / servers,
+    )
     played = play(setting, steps, bound, jitter, seed)
     context, states = prices.profile.overhead.context, job.model.parameters * sum(job.plan.bytes_of_states.values())
-    return Answer(servers, bound, setting, played, steps, tokens * played.gradients_per_second, most(setting, bound),
-                  memory, context + states / servers, prices.gpu.memory)  # fmt: skip
+    return Answer(
+        servers,
+        bound,
+        setting,
+        played,
+        steps,
+        tokens * played.gradients_per_second,
+        most(setting, bound),
+        memory,
+        context + states / servers,
+        prices.gpu.memory,
+    )
 
 
 def most(setting: Setting, bound: int | None) -> float:

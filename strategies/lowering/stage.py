@@ -41,8 +41,9 @@ def _summed(memory: Memory) -> Memory:
 class Stage:
     """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
 
-    def __init__(self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[LayerCost], plan: Resolved,
-                 model: Model) -> None:  # fmt: skip
+    def __init__(
+        self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[LayerCost], plan: Resolved, model: Model
+    ) -> None:
         self.number, self.rank, self.chunk, self.cohort = number, rank, chunk, cohort
         self.parts, self.plan, self.model = tuple(parts), plan, model
         self.tied = 0  # parameters of a second copy of the tied embedding
@@ -167,8 +168,16 @@ class Stage:
         block, allocate, given_back = self._block(FORWARD, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
-    def backward(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                 allocate: Memory = (), free: Memory = (), absent: float = 0.0) -> Ref:  # fmt: skip
+    def backward(
+        self,
+        microbatch: int,
+        after: tuple[Ref, ...] = (),
+        first: int = 0,
+        last: int | None = None,
+        allocate: Memory = (),
+        free: Memory = (),
+        absent: float = 0.0,
+    ) -> Ref:
         """Backward pass of parts last − 1 … first, which gives their activations back.
 
         allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
@@ -178,8 +187,17 @@ class Stage:
         block, taken, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
         return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
 
-    def between(self, way: str, microbatch: int, after: tuple[Ref, ...], start: Cut, end: Cut, allocate: Memory = (),
-                free: Memory = (), passing: str = "") -> Ref:  # fmt: skip
+    def between(
+        self,
+        way: str,
+        microbatch: int,
+        after: tuple[Ref, ...],
+        start: Cut,
+        end: Cut,
+        allocate: Memory = (),
+        free: Memory = (),
+        passing: str = "",
+    ) -> Ref:
         """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
         of memory of all gradients that it makes, which are made one by one.
         """
@@ -202,14 +220,22 @@ class Stage:
         self.freed += size
         return (("gradient", size),)
 
-    def input_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                       free: Memory = ()) -> Ref:  # fmt: skip
+    def input_gradient(
+        self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
+    ) -> Ref:
         """First half of a backward pass: what the weight gradients need stays until the second half."""
         block, taken, given_back = self._block(INPUT, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
-    def weight_gradient(self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None,
-                        allocate: Memory = (), free: Memory = ()) -> Ref:  # fmt: skip
+    def weight_gradient(
+        self,
+        microbatch: int,
+        after: tuple[Ref, ...] = (),
+        first: int = 0,
+        last: int | None = None,
+        allocate: Memory = (),
+        free: Memory = (),
+    ) -> Ref:
         """Second half of a backward pass."""
         block, taken, given_back = self._block(WEIGHT, Cut(len(self.parts) if last is None else last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
@@ -282,8 +308,18 @@ class Stage:
                 if self.tied if one.tied else self.plan.expert_copies > 1 or not one.spread:
                     yield Gradient(one.shape, Cut(number, one.weights_left if weights_only else one.left), one.spread)
 
-    def reduce(self, operation: str, size: float, count: int, after: tuple[Ref, ...], free: Memory = (), experts: float = 0.0,
-               width: int | None = None, pieces: int = 0, allocate: Memory = ()) -> Ref:  # fmt: skip
+    def reduce(
+        self,
+        operation: str,
+        size: float,
+        count: int,
+        after: tuple[Ref, ...],
+        free: Memory = (),
+        experts: float = 0.0,
+        width: int | None = None,
+        pieces: int = 0,
+        allocate: Memory = (),
+    ) -> Ref:
         """Reduce gradients over the dp and cp ranks: `count` collectives of `size` bytes, then `experts` bytes of gradients over
         the ranks that have the same experts. width: bytes of an element on its way; pieces: as in `Collective`; allocate: for the
         result. What is offloaded then leaves the GPU.
@@ -304,9 +340,17 @@ class Stage:
         return ref
 
     def _reduction(
-        self, operation: str, size: float, count: int, along: tuple[str, ...], after: tuple[Ref, ...], free: Memory,
-        width: int | None = None, pieces: int = 0, allocate: Memory = (),
-    ) -> Ref:  # fmt: skip
+        self,
+        operation: str,
+        size: float,
+        count: int,
+        along: tuple[str, ...],
+        after: tuple[Ref, ...],
+        free: Memory,
+        width: int | None = None,
+        pieces: int = 0,
+        allocate: Memory = (),
+    ) -> Ref:
         key = operation, size, count, along
         if key not in self._reductions:  # one object for equal buckets: each distinct piece of work is priced once
             plan = self.plan
@@ -346,9 +390,14 @@ class Stage:
         else:
             self.reduce(operation, size, 1, (made,), free)
 
-    def backward_in_buckets(self, microbatch: int, after: tuple[Ref, ...], reduce: Callable[[Bucket, Ref], None],
-                            weights_only: bool = False, takes: Callable[[Sequence[Bucket]], tuple[Memory, Memory]] | None = None,
-                            ) -> Ref:  # fmt: skip
+    def backward_in_buckets(
+        self,
+        microbatch: int,
+        after: tuple[Ref, ...],
+        reduce: Callable[[Bucket, Ref], None],
+        weights_only: bool = False,
+        takes: Callable[[Sequence[Bucket]], tuple[Memory, Memory]] | None = None,
+    ) -> Ref:
         """Backward pass (weights_only: its second half) that has each bucket of gradients reduced as soon as it is complete;
         without overlap, all at the end.
 

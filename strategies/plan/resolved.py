@@ -47,16 +47,27 @@ class Resolved(Plan):
         refuse(where, divides(model, plan, sequence), exchanges(plan))
         chunks = _chunks(plan, where)
         refuse(
-            where, shares(plan, dp), asynchronous(plan, model, microbatches), belongs(plan, model), computes(plan, model),
-            blocks(plan, microbatches, chunks), experts(model, plan, dp),
-        )  # fmt: skip
+            where,
+            shares(plan, dp),
+            asynchronous(plan, model, microbatches),
+            belongs(plan, model),
+            computes(plan, model),
+            blocks(plan, microbatches, chunks),
+            experts(model, plan, dp),
+        )
         local = _local_steps(plan, microbatches, where)
         layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
         refuse(where, recomputed(plan, layers), synchronised(plan, dp), quantises(plan, dp, per_node))
         filled = {
-            "dp": dp, "sequence": sequence, "microbatches": microbatches, "global_batch": dp * plan.microbatch * microbatches,
-            "chunks": chunks, "local_steps": local, "layers": layers, "inner": neighbours(plan, dp, per_node),
-        }  # fmt: skip
+            "dp": dp,
+            "sequence": sequence,
+            "microbatches": microbatches,
+            "global_batch": dp * plan.microbatch * microbatches,
+            "chunks": chunks,
+            "local_steps": local,
+            "layers": layers,
+            "inner": neighbours(plan, dp, per_node),
+        }
         return cls._filled(plan, filled)
 
     @classmethod
@@ -64,9 +75,11 @@ class Resolved(Plan):
         """Without the checks that `model_validate` makes: a search resolves hundreds of thousands of plans."""
         resolved = cls.__new__(cls)
         for name, value in (
-            ("__dict__", plan.__dict__ | filled), ("__pydantic_fields_set__", plan.model_fields_set),
-            ("__pydantic_extra__", None), ("__pydantic_private__", None),
-        ):  # fmt: skip
+            ("__dict__", plan.__dict__ | filled),
+            ("__pydantic_fields_set__", plan.model_fields_set),
+            ("__pydantic_extra__", None),
+            ("__pydantic_private__", None),
+        ):
             object.__setattr__(resolved, name, value)
         return resolved
 

@@ -21,12 +21,30 @@ from topologies.reading import UserError
 
 Changes = dict[str, Any]  # fields of a plan
 # What is never left out: degrees, how much is trained at a time, and what a rank computes but for how and where it does so.
-HOW = frozenset({
-    "recompute", "recompute_method", "recompute_layers", "recompute_modules", "early_stop", "loss", "fused_optimizer",
-})  # fmt: skip
+HOW = frozenset(
+    {
+        "recompute",
+        "recompute_method",
+        "recompute_layers",
+        "recompute_modules",
+        "early_stop",
+        "loss",
+        "fused_optimizer",
+    }
+)
 KEPT = Computing.model_fields.keys() - HOW | {
-    "tp", "pp", "dp", "cp", "ep", "sequence", "microbatch", "global_batch", "accumulation", "bucket", "sync_norm",
-}  # fmt: skip
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "sequence",
+    "microbatch",
+    "global_batch",
+    "accumulation",
+    "bucket",
+    "sync_norm",
+}
 ONE_STAGE = ("schedule", "chunks")  # what means nothing without a pipeline
 _NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)?")
 

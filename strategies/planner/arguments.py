@@ -13,8 +13,11 @@ from topologies.reading import argument, plain
 
 def differences(job: Job, other: Job) -> dict[str, Any]:
     """Fields of `other`, a job with the same model, that `job` has otherwise, as `--set` names them: the plan's, and nodes."""
-    fields = {f"plan.{field}": getattr(other.plan, field) for field in Plan.model_fields
-              if getattr(job.plan, field) != getattr(other.plan, field)}  # fmt: skip
+    fields = {
+        f"plan.{field}": getattr(other.plan, field)
+        for field in Plan.model_fields
+        if getattr(job.plan, field) != getattr(other.plan, field)
+    }
     nodes = {"nodes": other.cluster.nodes} if other.cluster.nodes != job.cluster.nodes else {}
     return nodes | fields
 
@@ -32,5 +35,7 @@ def as_arguments(changes: Mapping[str, Any]) -> str:
 
 def settings(changes: Mapping[str, Any]) -> list[str]:
     """`plan.tp=4`, `nodes=2` …, as `--set` reads them: bytes of a bucket with their unit."""
-    return [argument(name, f"{value!r} B" if name == "plan.bucket" and isinstance(value, int | float) else value)
-            for name, value in changes.items()]  # fmt: skip
+    return [
+        argument(name, f"{value!r} B" if name == "plan.bucket" and isinstance(value, int | float) else value)
+        for name, value in changes.items()
+    ]

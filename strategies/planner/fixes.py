@@ -80,8 +80,13 @@ def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[F
     """On the fewest nodes, doubled at most DOUBLED times, the change of the plan of least consequence; empty when none fits."""
     for times in range(1, DOUBLED + 1):
         nodes: Changes = {"nodes": job.cluster.nodes * 2**times}
-        for idea in ({}, {"recompute": "full"}, {"data_parallel": "zero1"}, {"data_parallel": "zero3"},
-                     {"data_parallel": "zero3", "recompute": "full"}):  # fmt: skip
+        for idea in (
+            {},
+            {"recompute": "full"},
+            {"data_parallel": "zero1"},
+            {"data_parallel": "zero3"},
+            {"data_parallel": "zero3", "recompute": "full"},
+        ):
             new = {name: value for name, value in idea.items() if getattr(job.plan, name) != value}
             try:
                 result = answer(_changed(job, kept | nodes | new))

@@ -23,8 +23,10 @@ _UNITS = {size: "B", rate: "B/s", seconds: "s", flops: "FLOP/s"}
 
 def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
     """The axis with values in place of multiples. Raises UserError for a multiple of what is no number."""
-    return replace(axis, choices=tuple({field: _value(field, value, job, price) for field, value in choice.items()}
-                                       for choice in axis.choices))  # fmt: skip
+    return replace(
+        axis,
+        choices=tuple({field: _value(field, value, job, price) for field, value in choice.items()} for choice in axis.choices),
+    )
 
 
 def _value(field: str, value: Any, job: Job, price: float | None) -> Any:

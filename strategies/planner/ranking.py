@@ -17,8 +17,11 @@ def order(fits: bool, value: float, plan: Mapping[str, Any], memory: float, iden
     """By what plans are sorted, the best first: what fits; the least value (seconds of a step, GPU-seconds of a token, dollars);
     of equals the one with fewest fields that are not at their defaults; then with least memory; then by its hash.
     """
-    odd = sum(plain(plan[field]) != plain(info.default) for field, info in Plan.model_fields.items()
-              if field in plan and field not in FILLED)  # fmt: skip
+    odd = sum(
+        plain(plan[field]) != plain(info.default)
+        for field, info in Plan.model_fields.items()
+        if field in plan and field not in FILLED
+    )
     return not fits, value, odd, memory, identity
 
 

@@ -70,8 +70,12 @@ def _links(profile: Profile, kinds: tuple[str, ...], factors: Mapping[str, float
     """A profile whose links of these kinds, under every protocol, have fields multiplied."""
 
     def scaled(links: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
-        return {kind: price.model_copy(update={name: getattr(price, name) * by for name, by in factors.items()})
-                if kind in kinds else price for kind, price in links.items()}  # fmt: skip
+        return {
+            kind: price.model_copy(update={name: getattr(price, name) * by for name, by in factors.items()})
+            if kind in kinds
+            else price
+            for kind, price in links.items()
+        }
 
     protocols = {name: one.model_copy(update={"links": scaled(one.links)}) for name, one in profile.protocols.items()}
     return profile.model_copy(update={"links": scaled(profile.links), "protocols": protocols})
@@ -89,16 +93,21 @@ PRICES = (
     Price("attention", frozenset({"attention"})),
     Price("memory", frozenset({"memory"})),
     Price("optimizer", frozenset({"optimizer"})),
-    Price("launch", profile=lambda profile, factor: profile.model_copy(
-        update={"launch": profile.launch * factor, "eager": profile.eager * factor})),
-    Price("slowdown", profile=lambda profile, factor: profile.model_copy(
-        update={"slowdown": 1 + (profile.slowdown - 1) * factor})),
+    Price(
+        "launch",
+        profile=lambda profile, factor: profile.model_copy(
+            update={"launch": profile.launch * factor, "eager": profile.eager * factor}
+        ),
+    ),
+    Price(
+        "slowdown", profile=lambda profile, factor: profile.model_copy(update={"slowdown": 1 + (profile.slowdown - 1) * factor})
+    ),
     Price("bandwidth inside nodes", profile=_bandwidth(INSIDE)),
     Price("latency inside nodes", profile=_latency(INSIDE)),
     Price("bandwidth between nodes", profile=_bandwidth(NETWORK)),
     Price("latency between nodes", profile=_latency(NETWORK)),
     Price("collective start", profile=_start),
-)  # fmt: skip
+)
 
 
 class _Scaled(Prices):

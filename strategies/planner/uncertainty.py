@@ -89,9 +89,14 @@ def spreads(play: Play) -> dict[str, float]:
     links = play.prices.profile.provenance.get("links")
     inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
     every = {
-        "launch": LAUNCH, "slowdown": SLOWDOWN, "bandwidth inside nodes": inside, "latency inside nodes": 2 * inside,
-        "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK, "collective start": 2 * inside,
-    }  # fmt: skip
+        "launch": LAUNCH,
+        "slowdown": SLOWDOWN,
+        "bandwidth inside nodes": inside,
+        "latency inside nodes": 2 * inside,
+        "bandwidth between nodes": NETWORK,
+        "latency between nodes": 2 * NETWORK,
+        "collective start": 2 * inside,
+    }
     paid = {price.name: every[price.name] for price in play.relevant() if price.name in every}
     return {"clock": CLOCK, **_kernel_spreads(play), **paid}
 

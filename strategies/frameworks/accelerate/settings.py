@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from strategies.plan.plan import Plan
 
 _FSDP: dict[Any, tuple[str, bool]] = {  # sharding strategies of FSDP 1; whether copies stay inside a node
-    "FULL_SHARD": ("zero3", False), "SHARD_GRAD_OP": ("zero2", False), "NO_SHARD": ("ddp", False),
-    "HYBRID_SHARD": ("zero3", True), "HYBRID_SHARD_ZERO2": ("zero2", True),
-}  # fmt: skip
+    "FULL_SHARD": ("zero3", False),
+    "SHARD_GRAD_OP": ("zero2", False),
+    "NO_SHARD": ("ddp", False),
+    "HYBRID_SHARD": ("zero3", True),
+    "HYBRID_SHARD_ZERO2": ("zero2", True),
+}
 _FSDP |= dict(enumerate(list(_FSDP.values()), 1))  # the same by number
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", None: "fp32"}
-_MEGATRON = {"tp": "tp_degree", "pp": "pp_degree", "accumulation": "num_micro_batches", "ep": "expert_model_parallel_size",
-             "cp": "context_parallel_size"}  # fmt: skip
+_MEGATRON = {
+    "tp": "tp_degree",
+    "pp": "pp_degree",
+    "accumulation": "num_micro_batches",
+    "ep": "expert_model_parallel_size",
+    "cp": "context_parallel_size",
+}
 _FILE = "deepspeed_config_file"
 _OFFLOAD = {"optimizer": "offload_optimizer_device", "parameters": "offload_param_device"}
 _MESH = {"tp": "tp_size", "cp": "cp_size"}
@@ -36,8 +44,14 @@ def _read(path: Path) -> Found:
         keys.value(said)  # how it is started, not how it trains
     nodes, gpus = keys.optional("num_machines", 1) or 1, keys.optional("num_processes")
     plan: dict[str, Any] = {"precision": keys.choice("mixed_precision", _PRECISION)}
-    kinds = {"NO": _alone, "MULTI_CPU": _alone, "MULTI_GPU": _alone, "FSDP": _read_fsdp, "DEEPSPEED": _read_deepspeed,
-             "MEGATRON_LM": _read_megatron}  # fmt: skip
+    kinds = {
+        "NO": _alone,
+        "MULTI_CPU": _alone,
+        "MULTI_GPU": _alone,
+        "FSDP": _read_fsdp,
+        "DEEPSPEED": _read_deepspeed,
+        "MEGATRON_LM": _read_megatron,
+    }
     plan |= keys.choice("distributed_type", kinds, "NO")(keys, (gpus or nodes) // nodes)
     plan |= _read_mesh(keys.section("parallelism_config"))
     compiled = keys.section("dynamo_config").value("dynamo_backend", "NO") != "NO"
@@ -112,9 +126,12 @@ def _read_mesh(mesh: Keys) -> dict[str, Any]:
 def _write(job: Job) -> Written:
     plan, own = job.resolve(), job.plan
     config: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_machines": job.cluster.nodes,
-        "num_processes": job.cluster.gpus, "mixed_precision": {"fp32": "no", "fp16": "fp16"}.get(own.precision, "bf16"),
-    }  # fmt: skip
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU",
+        "num_machines": job.cluster.nodes,
+        "num_processes": job.cluster.gpus,
+        "mixed_precision": {"fp32": "no", "fp16": "fp16"}.get(own.precision, "bf16"),
+    }
     if own.pp > 1:
         config |= {"distributed_type": "MEGATRON_LM", "megatron_lm_config": _megatron(own, plan.microbatches)}
     elif own.data_parallel == "zero3":
@@ -130,8 +147,13 @@ def _write(job: Job) -> Written:
 
 def _fsdp(plan: Plan) -> dict[str, Any]:
     offload = {"fsdp_offload_params": True} if plan.offload == EVERYTHING else {}
-    return {"fsdp_version": 2, "fsdp_reshard_after_forward": plan.reshard, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_activation_checkpointing": plan.recompute == "full", **offload}  # fmt: skip
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": plan.reshard,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_activation_checkpointing": plan.recompute == "full",
+        **offload,
+    }
 
 
 def _deepspeed(plan: Plan, microbatches: int) -> dict[str, Any]:
@@ -154,8 +176,11 @@ def _megatron(plan: Plan, microbatches: int) -> dict[str, Any]:
 
 def _mesh(plan: Plan, dp: int) -> dict[str, Any]:
     shard = plan.shard or dp
-    mesh = {"parallelism_config_dp_replicate_size": dp // shard, "parallelism_config_dp_shard_size": shard,
-            "parallelism_config_tp_size": plan.tp}  # fmt: skip
+    mesh = {
+        "parallelism_config_dp_replicate_size": dp // shard,
+        "parallelism_config_dp_shard_size": shard,
+        "parallelism_config_tp_size": plan.tp,
+    }
     return mesh | {f"parallelism_config_{'sp' if plan.cp_method == 'ulysses' else 'cp'}_size": plan.cp}
 
 

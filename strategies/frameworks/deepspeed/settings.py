@@ -16,18 +16,42 @@ if TYPE_CHECKING:
 
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _BATCH = {
-    "microbatch": "train_micro_batch_size_per_gpu", "accumulation": "gradient_accumulation_steps",
+    "microbatch": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
     "global_batch": "train_batch_size",
-}  # fmt: skip
-_SCRIPT = ("sequence", "pp", "schedule", "chunks", "layers_per_stage", "first_stage_layers", "last_stage_layers",
-           "embedding_as_layer", "loss_as_layer", "ep", "recompute", "recompute_method", "recompute_layers",
-           "sequence_parallel", "overlap_tp", "attention", "kernels", "expert_tp", "capacity_factor", "pad_to_capacity",
-           "sync_norm")  # fmt: skip  # the file has batch, ZeRO and types; what else there is, the model's code does
+}
+_SCRIPT = (
+    "sequence",
+    "pp",
+    "schedule",
+    "chunks",
+    "layers_per_stage",
+    "first_stage_layers",
+    "last_stage_layers",
+    "embedding_as_layer",
+    "loss_as_layer",
+    "ep",
+    "recompute",
+    "recompute_method",
+    "recompute_layers",
+    "sequence_parallel",
+    "overlap_tp",
+    "attention",
+    "kernels",
+    "expert_tp",
+    "capacity_factor",
+    "pad_to_capacity",
+    "sync_norm",
+)  # the file has batch, ZeRO and types; what else there is, the model's code does
 _BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 _ZERO3 = (
-    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
-    "stage3_max_reuse_distance", "zero_hpz_partition_size",
-)  # fmt: skip
+    "reduce_bucket_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "zero_hpz_partition_size",
+)
 _CHECKPOINTING = ("partition_activations", "cpu_checkpointing")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients")
 PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}

@@ -22,18 +22,30 @@ if TYPE_CHECKING:
     from strategies.plan.plan import Plan
 
 _SIZES = {
-    "layers": "num-layers", "hidden": "hidden-size", "ffn": "ffn-hidden-size", "heads": "num-attention-heads",
-    "head_dim": "kv-channels", "vocabulary": "vocab-size", "context": "max-position-embeddings",
-}  # fmt: skip
+    "layers": "num-layers",
+    "hidden": "hidden-size",
+    "ffn": "ffn-hidden-size",
+    "heads": "num-attention-heads",
+    "head_dim": "kv-channels",
+    "vocabulary": "vocab-size",
+    "context": "max-position-embeddings",
+}
 _DEGREES = {
-    "tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size", "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size", "microbatch": "micro-batch-size", "global_batch": "global-batch-size",
+    "tp": "tensor-model-parallel-size",
+    "pp": "pipeline-model-parallel-size",
+    "cp": "context-parallel-size",
+    "ep": "expert-model-parallel-size",
+    "microbatch": "micro-batch-size",
+    "global_batch": "global-batch-size",
     "sequence": "seq-length",
-}  # fmt: skip
+}
 _LATENT = {
-    "q_rank": "q-lora-rank", "kv_rank": "kv-lora-rank", "nope_head_dim": "qk-head-dim", "rope_head_dim": "qk-pos-emb-head-dim",
+    "q_rank": "q-lora-rank",
+    "kv_rank": "kv-lora-rank",
+    "nope_head_dim": "qk-head-dim",
+    "rope_head_dim": "qk-pos-emb-head-dim",
     "v_head_dim": "v-head-dim",
-}  # fmt: skip
+}
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
@@ -57,8 +69,16 @@ def _read(path: Path) -> Found:
         "optimizer": flags.choice("optimizer", {"adam": "adam", "sgd": "momentum"}, "adam"),
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
-    for said in ("overlap-param-gather", "use-megatron-fsdp", "use-flash-attn", "moe-token-dispatcher-type", "rdzv-backend",
-                 "rdzv-endpoint", "use-mcore-models", "train-iters"):  # fmt: skip
+    for said in (
+        "overlap-param-gather",
+        "use-megatron-fsdp",
+        "use-flash-attn",
+        "moe-token-dispatcher-type",
+        "rdzv-backend",
+        "rdzv-endpoint",
+        "use-mcore-models",
+        "train-iters",
+    ):
         flags.value(said)  # how it is started, or what is done here anyway
     if plan["optimizer"] == "momentum" and not _number(flags, "sgd-momentum", flags.value("sgd-momentum", 0.9)):
         plan["optimizer"] = "sgd"
@@ -164,16 +184,20 @@ def _read_model(flags: Keys) -> dict[str, Any]:
     model.setdefault("vocabulary", 50257)  # of the GPT-2 tokenizer, whose size the script does not say
     linear_bias = not flags.flag("disable-bias-linear", False)
     model |= {
-        "name": "megatron", "gated": flags.flag("swiglu", False),
+        "name": "megatron",
+        "gated": flags.flag("swiglu", False),
         "tied": not flags.flag("untie-embeddings-and-output-weights", False),
         "norm": flags.choice("normalization", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, "LayerNorm"),
         "positions": flags.choice("position-embedding-type", _POSITIONS, "learned_absolute"),
-        "attention_bias": linear_bias or flags.flag("add-qkv-bias", False), "output_bias": linear_bias, "mlp_bias": linear_bias,
-        "qk_norm": flags.flag("qk-layernorm", False), "dropout": _rate(flags, "hidden-dropout"),
+        "attention_bias": linear_bias or flags.flag("add-qkv-bias", False),
+        "output_bias": linear_bias,
+        "mlp_bias": linear_bias,
+        "qk_norm": flags.flag("qk-layernorm", False),
+        "dropout": _rate(flags, "hidden-dropout"),
         "attention_dropout": _rate(flags, "attention-dropout"),
         "vocabulary_multiple": (flags.optional("make-vocab-size-divisible-by") or 128)
         * (flags.optional("tensor-model-parallel-size") or 1),
-    }  # fmt: skip
+    }
     if flags.flag("group-query-attention", False):
         model["kv_heads"] = flags.integer("num-query-groups")
     if experts := flags.optional("num-experts"):
@@ -223,11 +247,13 @@ def _write(job: Job) -> Written:
     if own.cp > 1:
         flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[own.cp_method]))
     said = {
-        "sequence-parallel": own.sequence_parallel, "overlap-grad-reduce": own.overlap,
-        "no-overlap-p2p-communication": not own.overlap_p2p, "use-tp-pp-dp-mapping": own.order == _ORDERS[True],
+        "sequence-parallel": own.sequence_parallel,
+        "overlap-grad-reduce": own.overlap,
+        "no-overlap-p2p-communication": not own.overlap_p2p,
+        "use-tp-pp-dp-mapping": own.order == _ORDERS[True],
         "grad-reduce-in-bf16": own.precision == "bf16" and own.gradients == "same",
         "accumulate-allreduce-grads-in-fp32": own.precision != "bf16" and own.gradients == "fp32",
-    }  # fmt: skip
+    }
     flags += [("--" + name, None) for name, wanted in said.items() if wanted]
     flags += _sharding_flags(own) + _expert_flags(own) + _recompute_flags(own) + _pipeline_flags(own, plan.chunks, plan.layers)
     if own.data_parallel in ("ddp", "zero1", "zero2") and own.bucket is not None:
@@ -245,8 +271,10 @@ def _write(job: Job) -> Written:
     flags += [("--ddp-average-in-collective", None)] * own.average_in_collective
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
-    start = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
-             '--rdzv-endpoint "$HEAD_NODE:29500" pretrain_gpt.py')  # fmt: skip
+    start = (
+        f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
+        '--rdzv-endpoint "$HEAD_NODE:29500" pretrain_gpt.py'
+    )
     lines = [start, *(f"{name} {value}" if value is not None else name for name, value in flags)]
     data = "data, tokenizer, learning rate and checkpoints: add your own arguments"
     return Written(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", (data,))
@@ -300,13 +328,20 @@ def _model_flags(model: Model, tp: int) -> _Flags:
     flags += [("--position-embedding-type", "rope" if model.positions == "rotary" else "learned_absolute")]
     flags += [("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm")]
     said = {
-        "swiglu": model.gated, "untie-embeddings-and-output-weights": not model.tied, "disable-bias-linear": not model.mlp_bias,
-        "add-qkv-bias": model.attention_bias and not model.mlp_bias, "qk-layernorm": model.qk_norm,
-    }  # fmt: skip
+        "swiglu": model.gated,
+        "untie-embeddings-and-output-weights": not model.tied,
+        "disable-bias-linear": not model.mlp_bias,
+        "add-qkv-bias": model.attention_bias and not model.mlp_bias,
+        "qk-layernorm": model.qk_norm,
+    }
     flags += [("--" + name, None) for name, wanted in said.items() if wanted]
     if model.experts:
-        flags += [("--num-experts", model.experts.experts), ("--moe-router-topk", model.experts.chosen),
-                  ("--moe-ffn-hidden-size", model.experts.ffn), ("--moe-token-dispatcher-type", "alltoall")]  # fmt: skip
+        flags += [
+            ("--num-experts", model.experts.experts),
+            ("--moe-router-topk", model.experts.chosen),
+            ("--moe-ffn-hidden-size", model.experts.ffn),
+            ("--moe-token-dispatcher-type", "alltoall"),
+        ]
         if model.experts.shared:
             flags.append(("--moe-shared-expert-intermediate-size", model.experts.shared * model.experts.shared_ffn))
         flags += [("--moe-router-enable-expert-bias", None)] * model.experts.router_bias

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from strategies.plan.plan import Plan
 
 _DEGREES = {
-    "tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
+    "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+    "cp": "context_parallel_degree",
     "ep": "expert_parallel_degree",
-}  # fmt: skip
+}
 _SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
-    "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
-}  # fmt: skip  # classes of torch.distributed.pipelining
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "interleaved-zb": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}  # classes of torch.distributed.pipelining
 _TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -93,8 +100,9 @@ def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
     replicate = parallel.optional("data_parallel_replicate_degree", 1) or 1
     rest = parallel.value("data_parallel_shard_degree", -1) == -1
     shard = -1 if rest else parallel.integer("data_parallel_shard_degree")
-    reshard = parallel.choice("fsdp_reshard_after_forward", {"default": plan.get("pp", 1) == 1, "always": True, "never": False},
-                              "default")  # fmt: skip  # default: not with pipeline parallelism
+    reshard = parallel.choice(
+        "fsdp_reshard_after_forward", {"default": plan.get("pp", 1) == 1, "always": True, "never": False}, "default"
+    )  # default: not with pipeline parallelism
     if shard == 1:
         return {"data_parallel": "ddp", "dp": replicate}
     if replicate == 1:
@@ -119,10 +127,14 @@ def _read_pipeline(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
 
 def _write(job: Job) -> Written:
     plan, own = job.resolve(), job.plan
-    sections: dict[str, dict[str, Any]] = {"training": {
-        "local_batch_size": own.microbatch * (plan.microbatches if own.pp > 1 else 1),
-        "global_batch_size": plan.global_batch, "seq_len": plan.sequence, **_types(own),
-    }}  # fmt: skip
+    sections: dict[str, dict[str, Any]] = {
+        "training": {
+            "local_batch_size": own.microbatch * (plan.microbatches if own.pp > 1 else 1),
+            "global_batch_size": plan.global_batch,
+            "seq_len": plan.sequence,
+            **_types(own),
+        }
+    }
     sections["parallelism"] = {name: getattr(own, field) for field, name in _DEGREES.items()} | _sharding(own, plan.dp)
     if own.tp > 1 and own.overlap_tp == "pieces":
         sections["parallelism"]["enable_async_tensor_parallel"] = True
@@ -138,10 +150,14 @@ def _write(job: Job) -> Written:
     if own.kernels != "torch":  # asynchronous tensor parallelism, too, needs it
         sections["compile"] = {"enable": True}
     sections |= _fp8(own)
-    lines = [f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
-             for name, section in sections.items()]  # fmt: skip
-    launch = (f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
-              '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE')  # fmt: skip
+    lines = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
+        for name, section in sections.items()
+    ]
+    launch = (
+        f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
+        '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE'
+    )
     return Written("\n".join(lines), launch, (f"model: the flavor with {job.model.name}'s sizes",))
 
 
@@ -166,8 +182,10 @@ def _fp8(plan: Plan) -> dict[str, dict[str, Any]]:
         return {"model": {"converters": ["quantize.linear.mx"]}, "quantize.linear.mx": {"recipe_name": "mxfp8_cublas"}}
     more = {"enable_fsdp_float8_all_gather": True} if plan.fp8.gather and plan.data_parallel == "zero3" else {}
     recipe = plan.fp8.scaling if plan.fp8.scaling in ("tensorwise", "rowwise") else "tensorwise"
-    return {"model": {"converters": ["quantize.linear.float8"]},
-            "quantize.linear.float8": {"recipe_name": recipe, "filter_fqns": ["output"], **more}}  # fmt: skip
+    return {
+        "model": {"converters": ["quantize.linear.float8"]},
+        "quantize.linear.float8": {"recipe_name": recipe, "filter_fqns": ["output"], **more},
+    }
 
 
 def _sharding(plan: Plan, dp: int) -> dict[str, Any]:

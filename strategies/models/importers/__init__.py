@@ -93,9 +93,13 @@ model_type: Registry[Importer] = Registry("model type", package="strategies.mode
 def sizes(config: Reader) -> dict[str, Any]:
     """Sizes that most families say with the same keys."""
     keys = {
-        "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "ffn": "intermediate_size",
-        "vocabulary": "vocab_size", "context": "max_position_embeddings",
-    }  # fmt: skip
+        "hidden": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "ffn": "intermediate_size",
+        "vocabulary": "vocab_size",
+        "context": "max_position_embeddings",
+    }
     return {field: config.integer(key) for field, key in keys.items()}
 
 

@@ -74,9 +74,13 @@ def _deterministic(plan: Plan, model: Model) -> Iterator[str]:
     unknown = {
         f"kernels={plan.kernels}": not plan.kernel_set.deterministic,
         f"attention={plan.attention}": plan.attention not in ("flash", "flash2"),
-        "fp8": plan.fp8 is not None, f"cp={plan.cp}": plan.cp > 1, "experts": model.experts is not None,
-        "latent attention": model.latent is not None, "qk_norm": model.qk_norm, "sync_norm=true": plan.sync_norm,
-    }  # fmt: skip
+        "fp8": plan.fp8 is not None,
+        f"cp={plan.cp}": plan.cp > 1,
+        "experts": model.experts is not None,
+        "latent attention": model.latent is not None,
+        "qk_norm": model.qk_norm,
+        "sync_norm=true": plan.sync_norm,
+    }
     yield from (f"deterministic=true is not simulated with {what}" for what, there in unknown.items() if there)
 
 

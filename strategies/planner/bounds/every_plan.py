@@ -90,9 +90,14 @@ class _Bounding:
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
         for number, one in enumerate(plans.resolved):
             key = (
-                one.schedule, one.pp, one.microbatches, one.chunks, one.layers,
-                one.hook.local, bounded(one),
-            )  # fmt: skip
+                one.schedule,
+                one.pp,
+                one.microbatches,
+                one.chunks,
+                one.layers,
+                one.hook.local,
+                bounded(one),
+            )
             if key not in shapes:
                 shapes[key] = len(self.shapes)
                 self.shapes.append(one)
@@ -132,7 +137,7 @@ class _Bounding:
 
     def _step(
         self, one: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
-    ) -> None:  # fmt: skip
+    ) -> None:
         flowing = not schedules[one.schedule].versions and not one.hook.local
         split = splits(one.schedule, one.pp, one.microbatches, one.chunks)
         mine, passes = list(layout.stages[0]), through(one)
@@ -166,7 +171,7 @@ class _Bounding:
 
     def _memory(
         self, members: Ids, those: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Memory of a rank that holds these parameters, by chunk."""
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         parameter, gradient, optimizer = self._widths[members, :3].T
@@ -179,8 +184,10 @@ class _Bounding:
         space = np.where(those.forward, (spaces["forward"] + whole)[:, those.chunk], back + early[:, those.chunk])
         total = (spaces["saved"] @ those.saved.T + kept @ those.there.T + spaces["held"] @ those.held.T + space).max(axis=1)
         for state, width in (
-            ("parameter", parameter * versions), ("gradient", gradient), ("optimizer", optimizer + rule["outer"])
-        ):  # fmt: skip
+            ("parameter", parameter * versions),
+            ("gradient", gradient),
+            ("optimizer", optimizer + rule["outer"]),
+        ):
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
         overhead = self.prices.profile.overhead
         total += rule["reserve"] * overhead.reserve * total + overhead.context + rule["communicators"] * overhead.communicator

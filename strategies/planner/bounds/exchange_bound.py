@@ -43,10 +43,12 @@ class Exchange(NamedTuple):
         backward = through(plan) - 1
         forward = 1 if plan.syncs_gradients == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
         return {
-            name: sum(f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
-                for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True))
+            name: sum(
+                f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
+                for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True)
+            )
             for name in names
-        }  # fmt: skip
+        }
 
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""
@@ -136,8 +138,9 @@ def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict
     together = alike(job.cluster, plan.grid)
     return {
         id(op): pricing.collective(op.work, 0).alone if together else pricing.least(op.work, 0)
-        for op in talk if isinstance(op.work, Collective | Send)
-    }  # fmt: skip
+        for op in talk
+        if isinstance(op.work, Collective | Send)
+    }
 
 
 def _by_stream(ops: Sequence[Op], price: dict[int, float]) -> Seconds:

@@ -34,10 +34,28 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 # Fields of a plan that change no work of a layer. What a field that is not named here does is looked at.
-ELSEWHERE = frozenset({
-    "pp", "dp", "schedule", "chunks", "data_parallel", "shard", "local_steps", "reshard", "global_batch", "accumulation",
-    "bucket", "overlap", "overlap_p2p", "scatter_gather", "layers_per_stage", "optimizer", "offload", "order",
-})  # fmt: skip
+ELSEWHERE = frozenset(
+    {
+        "pp",
+        "dp",
+        "schedule",
+        "chunks",
+        "data_parallel",
+        "shard",
+        "local_steps",
+        "reshard",
+        "global_batch",
+        "accumulation",
+        "bucket",
+        "overlap",
+        "overlap_p2p",
+        "scatter_gather",
+        "layers_per_stage",
+        "optimizer",
+        "offload",
+        "order",
+    }
+)
 INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
 SPLIT = ("forward", "backward", "input", "weight")
 PHASES = ("forward", "backward", "recompute")  # of kernels

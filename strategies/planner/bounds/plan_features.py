@@ -17,15 +17,31 @@ from strategies.planner.search.candidates import Candidates
 NOTHING = 1e30  # ranks that share a state of which none is on the GPUs
 _STATES = ("parameter", "gradient", "optimizer")
 NAMES = (
-    "parameter", "gradient", "optimizer",  # ranks that share each model state on the GPUs
-    "updated", "zeroed",  # ranks that share the update, and setting gradients to zero
-    "ep", "communicators", "outer",  # degree; of a rank; bytes per parameter of an outer optimizer
+    "parameter",  # ranks that share the parameters on the GPUs
+    "gradient",  # ranks that share the gradients
+    "optimizer",  # ranks that share the optimizer states
+    "updated",  # ranks that share the update
+    "zeroed",  # ranks that share setting gradients to zero
+    "ep",  # degree
+    "communicators",  # of a rank
+    "outer",  # bytes per parameter of an outer optimizer
     "reserve",  # whether the allocator loses the profile's share between blocks
-    "moved", "last", "late", "in turn",  # bytes per parameter and when, see Moves; nothing beside them without overlap
-    "kept", "whole", "gathered", "passing", "after loss",  # of sharded parameters and gradients, see Hook and zero3
-    "dense", "experts", "dense alone", "experts alone", "host",  # seconds per byte or parameter, see `network_bound`
+    "moved",  # bytes per parameter gathered and reduced, see Moves
+    "last",  # bytes per parameter gathered after the update
+    "late",  # whether nothing moves before the last backward pass
+    "in turn",  # whether nothing runs beside them without overlap
+    "kept",  # whether gathered parameters stay until the backward pass
+    "whole",  # whether parameters are sharded
+    "gathered",  # bytes of a gathered parameter, at least
+    "passing",  # whether gradients of a part are whole until they are reduced
+    "after loss",  # whether the loss is outside of what parameters are gathered for
+    "dense",  # seconds per byte, see `network_bound`
+    "experts",  # the same for experts
+    "dense alone",  # seconds per byte where the exchange is by itself
+    "experts alone",  # the same for experts
+    "host",  # seconds per parameter that CPUs update
     "unlike",  # whether dp groups of a node may be at different times
-)  # fmt: skip
+)
 
 
 def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
@@ -51,7 +67,20 @@ def _own(one: Resolved) -> tuple[float, ...]:
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     whole = shared and "parameter" in hook.shards
     return (
-        *there, own[2], own[1], plan.ep_of_dp, one.grid.communicators, hook.outer, not plan.expandable_segments,
-        moves.gathered + moves.reduced, moves.last, moves.late, hook.in_turn(plan),
-        whole and not plan.reshard, whole, plan.least_gathered, whole, plan.of_pytorch,
-    )  # fmt: skip
+        *there,
+        own[2],
+        own[1],
+        plan.ep_of_dp,
+        one.grid.communicators,
+        hook.outer,
+        not plan.expandable_segments,
+        moves.gathered + moves.reduced,
+        moves.last,
+        moves.late,
+        hook.in_turn(plan),
+        whole and not plan.reshard,
+        whole,
+        plan.least_gathered,
+        whole,
+        plan.of_pytorch,
+    )

@@ -21,10 +21,19 @@ Ids = NDArray[np.int64]
 # Fields, and what must be there (of axes: more than one rank) for any of them to mean something.
 SHARED = "dp", "cp", "offload", "copies", "fsdp"
 MEANING = {
-    "schedule": ("pp",), "chunks": ("pp",), "overlap_p2p": ("pp",), "scatter_gather": ("pp",), "sequence_parallel": ("tp",),
-    "overlap_tp": ("tp",), "cp_method": ("cp",),
-    "data_parallel": SHARED, "reshard": SHARED, "shard": SHARED, "overlap": SHARED, "bucket": SHARED,
-}  # fmt: skip
+    "schedule": ("pp",),
+    "chunks": ("pp",),
+    "overlap_p2p": ("pp",),
+    "scatter_gather": ("pp",),
+    "sequence_parallel": ("tp",),
+    "overlap_tp": ("tp",),
+    "cp_method": ("cp",),
+    "data_parallel": SHARED,
+    "reshard": SHARED,
+    "shard": SHARED,
+    "overlap": SHARED,
+    "bucket": SHARED,
+}
 
 
 def twins(plan: Plan, gpus: int, axes: Sequence[Axis], choices: Sequence[Ids]) -> list[Ids]:

@@ -22,10 +22,18 @@ def evaluate(job: Job) -> Row:
     except UserError as error:
         return same | {"step": None, "error": str(error)}
     return same | {
-        "step": summary.step_seconds, "gpus": summary.gpus, "tokens_per_second": summary.tokens_per_second,
-        "tokens_per_second_per_gpu": summary.tokens_per_second_per_gpu, "mfu": summary.mfu, "memory": summary.worst.peak,
-        "fits": summary.fits, "bubble": summary.bubble, "exposed": summary.exposed, "events": summary.events, "error": None,
-    }  # fmt: skip
+        "step": summary.step_seconds,
+        "gpus": summary.gpus,
+        "tokens_per_second": summary.tokens_per_second,
+        "tokens_per_second_per_gpu": summary.tokens_per_second_per_gpu,
+        "mfu": summary.mfu,
+        "memory": summary.worst.peak,
+        "fits": summary.fits,
+        "bubble": summary.bubble,
+        "exposed": summary.exposed,
+        "events": summary.events,
+        "error": None,
+    }
 
 
 def version_of(job: Job) -> str:

@@ -112,10 +112,21 @@ class Search:
             stopped = f"within the {self.within:.3g} that was asked for"
         done = sum(row["value"] <= left for row in self.rows)
         return Answer(
-            self.objective, self.rows, done, left, self.space.size, self.counts, self.refused, self.out.plans,
-            {name: text for name, (_, text) in self.out.nearest.items()}, {"bounds": bounded, "all": total}, stopped,
-            self.front and not stopped, self.examples, self.ended,
-        )  # fmt: skip
+            self.objective,
+            self.rows,
+            done,
+            left,
+            self.space.size,
+            self.counts,
+            self.refused,
+            self.out.plans,
+            {name: text for name, (_, text) in self.out.nearest.items()},
+            {"bounds": bounded, "all": total},
+            stopped,
+            self.front and not stopped,
+            self.examples,
+            self.ended,
+        )
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
 
