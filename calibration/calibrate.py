@@ -176,7 +176,9 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
         write_whole(beside, text)
         files.append(beside)
     copies = {
-        f"{one.case['from']} to {one.case['to']}": float(one.case["bytes"]) / one.value for one in merged if one.part == "copy"
+        f"{sample.case['from']} to {sample.case['to']}": float(sample.case["bytes"]) / sample.value
+        for sample in merged
+        if sample.part == "copy"
     }
     return Result(fitted, cluster, checks(merged, fitted.profile, cluster), files, copies)
 
@@ -195,7 +197,9 @@ def _write(path: Path, profile: Profile) -> Profile:
 
 def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], name: str) -> tuple[Cluster, str]:
     """The cluster that prices are relative to; and its file's text where it is described by what was measured."""
-    per_node = max((int(one.case["ranks"]) for one in merged if one.part == "collective" and one.case["nodes"] == 1), default=1)
+    per_node = max(
+        (int(sample.case["ranks"]) for sample in merged if sample.part == "collective" and sample.case["nodes"] == 1), default=1
+    )
     if request.cluster:
         cluster = load_cluster(request.cluster)
         if bool(cluster.node.gpu.sms) != (head["device"] == "cuda"):
@@ -207,14 +211,14 @@ def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], 
         return cluster, ""
     if head["device"] == "cuda":
         return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0]), per_node), ""
-    products = [one for one in merged if one.part == "gemm"]
-    moved = [one for one in merged if one.part == "memory"]
+    products = [sample for sample in merged if sample.part == "gemm"]
+    moved = [sample for sample in merged if sample.part == "memory"]
     if not products or not moved:
         raise UserError(NEEDED)
     batch, m, n, k = fit_kernels.columns(products, "batch", "m", "n", "k")
-    peak = float((2 * batch * m * n * k / [one.value for one in products]).max())
-    bandwidth = float((fit_kernels.columns(moved, "bytes")[0] / [one.value for one in moved]).max())
-    sent = [float(one.case["bytes"]) / one.value for one in merged if one.part == "collective"]
+    peak = float((2 * batch * m * n * k / [sample.value for sample in products]).max())
+    bandwidth = float((fit_kernels.columns(moved, "bytes")[0] / [sample.value for sample in moved]).max())
+    sent = [float(sample.case["bytes"]) / sample.value for sample in merged if sample.part == "collective"]
     processes = min(int(head["ranks"]), int(head["cores"]))
     memory = float(head.get("memory", 0)) or 2**33
     data = own_cluster(name, processes, 1.05 * peak, 1.05 * bandwidth, memory, 2 * max(sent, default=1e9))
@@ -239,7 +243,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     rows, notes, kinds = read_rows(logs, cluster, request.ranks, request.collective)
     most = max(row.nodes for row in rows)
     profile, points = fit_links(rows, base, cluster.model_copy(update={"nodes": max(most, cluster.nodes)}))
-    short = {one: float(f"{error:.3g}") for one, error in _errors(points).items()}
+    short = {group: float(f"{error:.3g}") for group, error in _errors(points).items()}
     sizes, members = [row.bytes for row in rows], [float(row.ranks) for row in rows]
     note = Provenance(
         measured=True,
@@ -277,8 +281,8 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: st
     rows: list[Row] = []
     notes: list[str] = []
     if traces:
-        found = read_traces(traces, cluster.node.gpus)
-        rows, notes = list(found.rows), [f"traces of {found.ranks} ranks", *found.notes]
+        traced = read_traces(traces, cluster.node.gpus)
+        rows, notes = list(traced.rows), [f"traces of {traced.ranks} ranks", *traced.notes]
     others = [path for path in logs if path not in traces]
     for path in others:
         log = read_nccl_tests(path, operation, ranks)
@@ -297,5 +301,5 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: st
 def _of_others(path: Path, gpus: Sequence[str], cluster: Cluster) -> list[str]:
     """A note for GPUs that the catalogue knows and the cluster does not have."""
     asked = cluster.node.gpu.name
-    known = {gpu: found for gpu in gpus if (found := known_gpu(gpu)) and found != asked}
-    return [f"{path}: was measured on {gpu} ({found}), and cluster {cluster.name} has {asked}" for gpu, found in known.items()]
+    known = {gpu: name for gpu in gpus if (name := known_gpu(gpu)) and name != asked}
+    return [f"{path}: was measured on {gpu} ({name}), and cluster {cluster.name} has {asked}" for gpu, name in known.items()]

@@ -71,24 +71,24 @@ def _processor() -> str:
             text = file.read()
     except OSError:
         return platform.processor() or platform.machine()
-    found = {
+    fields = {
         key: match[1].strip()
         for key in ("model name", "cpu family", "model")
         if (match := re.search(rf"^{key}\s*:(.*)$", text, re.M))
     }
-    family = f" (family {found['cpu family']} model {found['model']})" if {"cpu family", "model"} <= set(found) else ""
-    return found.get("model name", platform.machine()) + family
+    family = f" (family {fields['cpu family']} model {fields['model']})" if {"cpu family", "model"} <= set(fields) else ""
+    return fields.get("model name", platform.machine()) + family
 
 
 def known_gpu(name: str) -> str | None:
     """The same, or None."""
-    return next((found for pattern, found in GPUS.items() if re.search(pattern, name)), None)
+    return next((gpu for pattern, gpu in GPUS.items() if re.search(pattern, name)), None)
 
 
 def catalogue_gpu(name: str) -> str:
     """The catalogue's name of a GPU that torch names. Raises UserError."""
-    if found := known_gpu(name):
-        return found
+    if gpu := known_gpu(name):
+        return gpu
     raise UserError(
         f"GPU '{name}' is not in the catalogue ({', '.join(gpu_names())}): describe it in a cluster file, --cluster FILE"
     )

@@ -99,18 +99,29 @@ class Merged(NamedTuple):
 
 def merge(samples: Iterable[Sample]) -> list[Merged]:
     """Cases in the order of their first visit; where all visits were disturbed, the one that was disturbed least counts."""
-    found: dict[Key, list[Sample]] = {}
+    by_case: dict[Key, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.key, []).append(sample)
+        by_case.setdefault(sample.key, []).append(sample)
     result = []
-    for those in found.values():
-        calm = [sample for sample in those if sample.foreign <= LIMIT]
-        used = calm or [min(those, key=lambda sample: sample.foreign)]
+    for samples_of_case in by_case.values():
+        calm = [sample for sample in samples_of_case if sample.foreign <= LIMIT]
+        used = calm or [min(samples_of_case, key=lambda sample: sample.foreign)]
         value, least = (median(getattr(sample, name) for sample in used) for name in ("value", "least"))
         between = (max(s.value for s in used) - min(s.value for s in used)) / value if value else 0.0
         spread = max(between, median(sample.spread for sample in used))
-        first = those[0]
-        result.append(Merged(first.part, first.case, first.context, value, least, spread, len(those), len(those) - len(calm)))
+        first = samples_of_case[0]
+        result.append(
+            Merged(
+                first.part,
+                first.case,
+                first.context,
+                value,
+                least,
+                spread,
+                len(samples_of_case),
+                len(samples_of_case) - len(calm),
+            )
+        )
     return result
 
 

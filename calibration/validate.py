@@ -94,26 +94,26 @@ def _executed(
     launches: int = 1,
 ) -> list[Validated]:
     """`predicted` beforehand: nothing computes here while processes are timed."""
-    found: list[list[Execution]] = [[] for _ in jobs]
+    executions: list[list[Execution]] = [[] for _ in jobs]
     done: dict[int, Validated] = {}
 
     def heard(message: dict[str, Any]) -> None:
         at, execution = message["done"] - 1, message.pop("execution")
         profile = profile_of(jobs[at])
         notes = tuple(filter(None, (*said, *execution.notes, elsewhere(profile, execution.machine))))
-        found[at].append(replace(execution, notes=notes))
-        done[at] = _beside(jobs[at], found[at], predicted[at])
+        executions[at].append(replace(execution, notes=notes))
+        done[at] = _beside(jobs[at], executions[at], predicted[at])
         if hear:
-            hear(message | {"done": sum(map(len, found)), "validated": done[at]})
+            hear(message | {"done": sum(map(len, executions)), "validated": done[at]})
 
     for _ in range(launches if seconds else 1):
         execute(jobs, seconds / launches, heard, nodes)
     return [done[at] for at in sorted(done)]
 
 
-def _beside(job: Job, found: Sequence[Execution], summary: Summary) -> Validated:
-    steps = [one.times["step"] if one.times else 0.0 for one in found]
-    execution = found[steps.index(median_low(steps))]
+def _beside(job: Job, executions: Sequence[Execution], summary: Summary) -> Validated:
+    steps = [one.times["step"] if one.times else 0.0 for one in executions]
+    execution = executions[steps.index(median_low(steps))]
     times = execution.times
     rows = [Row(job.name, "step", "", summary.step_seconds, times["step"])] if times else []
     for axis, size in execution.volume.items():

@@ -36,12 +36,12 @@ def read_set(
     given: model, cluster, profile … in place of the set's. Raises UserError.
     """
     where = path or str(SHIPPED)
-    found = build(ValidationSet, load_yaml(Path(where)), where)
-    names = list(only) or list(getattr(found, part) if part else found.variants) or list(found.variants)
+    variants = build(ValidationSet, load_yaml(Path(where)), where)
+    names = list(only) or list(getattr(variants, part) if part else variants.variants) or list(variants.variants)
     for name in names:
-        if name not in found.variants:
-            raise UserError(f"{where}: no variant '{name}'{nearest(name, found.variants)}")
-    fields: Mapping[str, Any] = {"model": found.model, "cluster": found.cluster} | {
+        if name not in variants.variants:
+            raise UserError(f"{where}: no variant '{name}'{nearest(name, variants.variants)}")
+    fields: Mapping[str, Any] = {"model": variants.model, "cluster": variants.cluster} | {
         k: v for k, v in given.items() if v is not None
     }
-    return [read_job(None, overrides, name=name, plan={**found.plan, **found.variants[name]}, **fields) for name in names]
+    return [read_job(None, overrides, name=name, plan={**variants.plan, **variants.variants[name]}, **fields) for name in names]

@@ -191,8 +191,8 @@ def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
 def rates_told(rates: Rates, power: bool = True) -> str:
     """The price of a GPU-hour and the power of a GPU, with where they come from."""
     price = "no price" if rates.usd is None else f"${rates.usd:.2f} per GPU-hour"
-    told = f"{price} ({rates.usd_source})"
-    return f"{told}; {rates.watts:,g} W per GPU ({rates.watts_source})" if power else told
+    text = f"{price} ({rates.usd_source})"
+    return f"{text}; {rates.watts:,g} W per GPU ({rates.watts_source})" if power else text
 
 
 def provenance(summary: Summary, job: Job) -> str:

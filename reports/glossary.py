@@ -27,10 +27,10 @@ def explain(name: str) -> str:
         return metrics.explain(word)
     except UserError:
         entries = dict(reversed(list(_entries())))  # of equal names the first
-        found = entries.get(word.removeprefix("plan."))
-        if found is None:
+        entry = entries.get(word.removeprefix("plan."))
+        if entry is None:
             raise UserError(f"nothing is known of '{name}'{_hint(word, entries)}") from None
-        return found
+        return entry
 
 
 def _hint(word: str, entries: dict[str, str]) -> str:

@@ -70,16 +70,16 @@ def write_guide(folder: Path) -> list[Path]:
     written = []
     for group, heading in GROUPS.items():
         parts.append(f"\n## {heading}\n")
-        for one in examples(group):
-            timeline = simulate(one.job)
-            written.append(gantt(timeline, pictures / f"{one.path.stem}.png"))
-            parts.append(_entry(one, timeline, summarise(timeline)))
+        for shown in examples(group):
+            timeline = simulate(shown.job)
+            written.append(gantt(timeline, pictures / f"{shown.path.stem}.png"))
+            parts.append(_entry(shown, timeline, summarise(timeline)))
     parts.append("\n## Parameter servers\n")
-    for one in examples("servers"):
-        served = functools.partial(parameter_servers, one.job, prices_of(one.job), 8, steps=50, jitter=0.2, seed=0)
+    for shown in examples("servers"):
+        served = functools.partial(parameter_servers, shown.job, prices_of(shown.job), 8, steps=50, jitter=0.2, seed=0)
         answers = {name: served(staleness=name) for name in ("sync", "1", "async")}
-        written.append(staleness(answers, pictures / f"{one.path.stem}.png"))
-        parts.append(_picture(one, f"8 servers, 50 steps: {_served(answers)}"))
+        written.append(staleness(answers, pictures / f"{shown.path.stem}.png"))
+        parts.append(_picture(shown, f"8 servers, 50 steps: {_served(answers)}"))
     for name, text in (("strategies.md", "\n".join(parts)), ("combinations.md", combinations())):
         write_whole(folder / name, text)
         written.append(folder / name)
@@ -92,8 +92,8 @@ height of a colour in a pass is its share of the pass's time; strips below are t
 """
 
 
-def _entry(one: Example, timeline: Timeline, summary: Summary) -> str:
-    where = f"{one.job.model.name} on {one.job.cluster.nodes} × {one.job.cluster.name}"
+def _entry(shown: Example, timeline: Timeline, summary: Summary) -> str:
+    where = f"{shown.job.model.name} on {shown.job.cluster.nodes} × {shown.job.cluster.name}"
     moved = ", ".join(f"{axis} {digits(volume.psi)} Ψ" for axis, volume in summary.volume.items()) or "nothing"
     peak = f"{gigabytes(summary.worst.peak)} of {gigabytes(summary.memory_capacity)} GB"
     facts = [
@@ -104,12 +104,12 @@ def _entry(one: Example, timeline: Timeline, summary: Summary) -> str:
         ("peak memory", peak + ("" if summary.fits else ": does not fit")),
         ("sent by a rank", moved),
     ]
-    return _picture(one, f"{where}: " + "; ".join(f"{name} {value}" for name, value in facts))
+    return _picture(shown, f"{where}: " + "; ".join(f"{name} {value}" for name, value in facts))
 
 
-def _picture(one: Example, told: str) -> str:
-    file = one.path.relative_to(ROOT).as_posix()
-    return f"\n### {one.title}\n\n{one.text}\n\n![{one.title}](strategies/{one.path.stem}.png)\n\n`{file}`: {told}.\n"
+def _picture(shown: Example, facts: str) -> str:
+    file = shown.path.relative_to(ROOT).as_posix()
+    return f"\n### {shown.title}\n\n{shown.text}\n\n![{shown.title}](strategies/{shown.path.stem}.png)\n\n`{file}`: {facts}.\n"
 
 
 def _served(answers: Mapping[str, Answer]) -> str:
@@ -184,10 +184,10 @@ def combinations() -> str:
         ("Pipeline schedules with the work of layers", schedule_plans(), WITHIN),
         ("The work of layers with itself", WITHIN, WITHIN),
     ]
-    said = (
+    legend = (
         "✓ means that the step can be simulated; a number is the reason why not, below. Everything has dp = 2 and a small model."
     )
-    parts = [f"# What combines with what\n\nTried by `make docs`: {said}\n"]
+    parts = [f"# What combines with what\n\nTried by `make docs`: {legend}\n"]
     for title, rows, columns in tables:
         parts += [f"\n## {title}\n", *_table(rows, columns, reasons)]
     parts.append("\n## Reasons\n")

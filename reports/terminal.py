@@ -17,7 +17,7 @@ _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 def printable(text: str) -> str:
     r"""With harmful characters spelt out, `\x1b`."""
-    return _HARMFUL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _HARMFUL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def echo(text: str = "", err: bool = False, nl: bool = True) -> None:

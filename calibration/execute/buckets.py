@@ -25,7 +25,7 @@ def in_buckets(tensors: Iterable[Tensor], limit: float) -> Iterator[list[Tensor]
     bucket: list[Tensor] = []
     for tensor in tensors:
         bucket.append(tensor)
-        if sum(one.nbytes for one in bucket) >= limit:
+        if sum(member.nbytes for member in bucket) >= limit:
             yield bucket
             bucket = []
     if bucket:

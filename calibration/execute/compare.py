@@ -53,7 +53,7 @@ def expected(setup: Setup, steps: int) -> Expected:
         before = [value.detach().float().clone() for value in replicas[0].parameters()]
         shares = [[rank] for rank in every] if local else [every]
         for _ in range(setup.resolved.local_steps):
-            losses = [_step(setup, *one) for one in zip(replicas, optimizers, shares, strict=True)]
+            losses = [_step(setup, *arguments) for arguments in zip(replicas, optimizers, shares, strict=True)]
         result.losses.append(sum(losses) / len(losses))
         if local and setup.resolved.dp > 1:
             _agree(replicas, before, momentum, setup.plan.data_parallel == "diloco")
@@ -69,8 +69,8 @@ def _step(setup: Setup, net: Transformer, optimizer: torch.optim.Optimizer, shar
     count, total = len(share) * setup.resolved.microbatches, 0.0
     optimizer.zero_grad(set_to_none=True)
     for rank in share:
-        for one, label in zip(tokens[rank], labels[rank], strict=True):
-            part = loss(net(one), label) / count
+        for sequence, label in zip(tokens[rank], labels[rank], strict=True):
+            part = loss(net(sequence), label) / count
             part.backward()  # type: ignore[no-untyped-call]
             total += part.item()
     optimizer.step()
@@ -117,20 +117,20 @@ class Distance:
 def distance(runner: Runner, losses: list[float], steps: int) -> Distance:
     """Compare what is left of `steps` steps with one process. Every rank must call it; all get the same."""
     setup = runner.setup
-    one = expected(setup, steps)
+    reference = expected(setup, steps)
     farthest, worst, off, all_of_it = 0.0, "", 0.0, 0.0
-    known = bool(one.gradients)
+    known = bool(reference.gradients)
     compressed = setup.plan.data_parallel == "ddp_fp16"
     step = 2 * SUBNORMAL if compressed else 0.0
-    scale = max((float(gradient.abs().max()) for gradient in one.gradients.values()), default=0.0)
+    scale = max((float(gradient.abs().max()) for gradient in reference.gradients.values()), default=0.0)
     for chunk in runner.chunks:
         for name, parameter in chunk.held.items():
             held = runner.hook.gradient(parameter)
             gradient = None if held is None else chunk.whole(name, held)
             value, where = chunk.whole(name, parameter.detach()).float(), _name(setup, chunk.global_name(name))
             steady = torch.ones_like(value, dtype=torch.bool)
-            if where in one.gradients:
-                right = one.gradients[where]
+            if where in reference.gradients:
+                right = reference.gradients[where]
                 steady = right.abs() > QUIET * scale
                 if gradient is None:
                     known = False
@@ -138,17 +138,17 @@ def distance(runner: Runner, losses: list[float], steps: int) -> Distance:
                     apart = max(0.0, float((gradient.float() - right).abs().max()) - step)
                     far = apart / max(float(right.abs().max()), QUIET * scale)
                     farthest, worst = max((farthest, worst), (far, where))
-            off += float(((value - one.after[where]) * steady).square().sum())
-            all_of_it += float(((one.after[where] - one.before[where].to(value)) * steady).square().sum())
-    found: list[tuple[float, str, float, float, bool]] = [(farthest, worst, off, all_of_it, known)]
-    gathered: list[tuple[float, str, float, float, bool]] = found * setup.place.world
-    dist.all_gather_object(gathered, found[0])
+            off += float(((value - reference.after[where]) * steady).square().sum())
+            all_of_it += float(((reference.after[where] - reference.before[where].to(value)) * steady).square().sum())
+    distances: list[tuple[float, str, float, float, bool]] = [(farthest, worst, off, all_of_it, known)]
+    gathered: list[tuple[float, str, float, float, bool]] = distances * setup.place.world
+    dist.all_gather_object(gathered, distances[0])
     farthest, worst = max((far, where) for far, where, *_ in gathered)
     update = (sum(g[2] for g in gathered) / sum(g[3] for g in gathered)) ** 0.5
-    behind = max(abs(a - b) / abs(b) for a, b in zip(losses, one.losses, strict=True))
+    behind = max(abs(a - b) / abs(b) for a, b in zip(losses, reference.losses, strict=True))
     known = all(g[4] for g in gathered)
     allowed = TOLERANCE["fp16" if compressed else setup.plan.precision]
-    return Distance(behind, farthest if known else None, update, worst, losses, one.losses, allowed)
+    return Distance(behind, farthest if known else None, update, worst, losses, reference.losses, allowed)
 
 
 def _name(setup: Setup, name: str) -> str:
@@ -160,7 +160,7 @@ def mean_loss(setup: Setup, losses: list[Tensor]) -> float:
     """Mean over microbatches and dp ranks; every rank must call it."""
     from torch.distributed.tensor import DTensor
 
-    values = [float(one.full_tensor() if isinstance(one, DTensor) else one) for one in losses]
+    values = [float(value.full_tensor() if isinstance(value, DTensor) else value) for value in losses]
     total = torch.tensor([sum(values), float(len(values))], dtype=torch.float64, device=setup.device)
     dist.all_reduce(total)
     return float(total[0] / total[1])

@@ -117,7 +117,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sent(self, groups: Iterable[tuple[int, ...]] | None = None) -> float:
         """Bytes that this rank sent over `groups` (their global ranks in any order); over all by default."""
         wanted = None if groups is None else {frozenset(group) for group in groups}
-        return sum(one.sent for one in self.moved if wanted is None or frozenset(one.ranks) in wanted)
+        return sum(operation.sent for operation in self.moved if wanted is None or frozenset(operation.ranks) in wanted)
 
 
 def _group(given: Mapping[str, Any]) -> Any:

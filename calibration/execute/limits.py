@@ -143,7 +143,9 @@ def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
         return
     for rank in range(plan.pp):
         order = actions(plan.schedule, rank, plan.pp, resolved.microbatches, resolved.chunks)
-        ends = [one.microbatch for one in order if one.kind == "F" and schedule.stage(rank, plan.pp, one.chunk) == last]
+        ends = [
+            action.microbatch for action in order if action.kind == "F" and schedule.stage(rank, plan.pp, action.chunk) == last
+        ]
         if ends != sorted(ends):
             yield f"schedule={plan.schedule}: PyTorch counts losses in order, and stage {last} runs microbatches as {ends}"
 

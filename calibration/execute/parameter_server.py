@@ -49,7 +49,7 @@ class Task:
         self.setup = Setup.of(self.place, self.job)
         self.net = whole_model(self.setup).to(self.setup.device, self.setup.dtype)
         self.parameters = list(self.net.parameters())
-        self.size = -(-sum(one.numel() for one in self.parameters) // self.servers)  # elements of a server
+        self.size = -(-sum(parameter.numel() for parameter in self.parameters) // self.servers)  # elements of a server
         plan = self.setup.plan
         shape = (self.workers, self.setup.resolved.microbatches, plan.microbatch, self.setup.resolved.sequence + 1)
         tokens = torch.randint(self.job.model.vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
@@ -57,16 +57,16 @@ class Task:
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors as one, with zeros up to a multiple of the servers."""
-        result = torch.cat([one.detach().flatten() for one in tensors])
+        result = torch.cat([tensor.detach().flatten() for tensor in tensors])
         return nn.functional.pad(result, (0, self.size * self.servers - result.numel()))
 
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
         """Parameters from one flat tensor."""
         offset = 0
-        for one in self.parameters:
-            one.copy_(values[offset : offset + one.numel()].view_as(one))
-            offset += one.numel()
+        for parameter in self.parameters:
+            parameter.copy_(values[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
 
     def gradient(self, worker: int) -> tuple[Tensor, float]:
         """Of a worker's data at the loaded parameters, and the loss."""
@@ -106,19 +106,23 @@ def work(place: Place, job: Job, servers: int, bound: int | None, steps: int) ->
     seconds = time.perf_counter() - task.started
     everybody: list[Any] = [None] * place.world
     dist.all_gather_object(everybody, result)
-    found: dict[str, Any] = {"seconds": seconds, "sent": sum(one.sent for one in counting.moved) / steps, "ages": task.ages}
+    answer: dict[str, Any] = {
+        "seconds": seconds,
+        "sent": sum(operation.sent for operation in counting.moved) / steps,
+        "ages": task.ages,
+    }
     if place.rank == 0:
-        found |= _compare(task, everybody)
+        answer |= _compare(task, everybody)
     dist.barrier()
-    return found
+    return answer
 
 
 def _worker(task: Task) -> list[float]:
     """Gradient out, parameters in; the losses."""
     values, losses = task.flat(task.parameters), []
     for _ in range(task.steps):
-        gradient, one = task.gradient(task.place.rank)
-        losses.append(one)
+        gradient, step_loss = task.gradient(task.place.rank)
+        losses.append(step_loss)
         pieces = list(zip(gradient.split(task.size), values.split(task.size), strict=True))  # type: ignore[no-untyped-call]
         pushed = [dist.isend(out, task.workers + server) for server, (out, _) in enumerate(pieces)]
         pulled = [dist.irecv(into, task.workers + server) for server, (_, into) in enumerate(pieces)]
@@ -197,9 +201,9 @@ def _synchronous_replay(task: Task) -> Replayed:
     for _ in range(task.steps):
         gradients = []
         for worker in range(task.workers):
-            gradient, one = task.gradient(worker)
+            gradient, step_loss = task.gradient(worker)
             gradients.append(gradient)
-            losses[worker].append(one)
+            losses[worker].append(step_loss)
         mean = torch.stack(gradients).mean(0)
         largest = torch.maximum(largest, mean.abs().float())
         for shard, piece in zip(shards, mean.split(task.size), strict=True):  # type: ignore[no-untyped-call]
@@ -216,7 +220,7 @@ def _replay(task: Task, orders: list[Order]) -> Replayed:
     shards = [Shard(task, number) for number in range(task.servers)]
     begin = task.flat(task.parameters)
     held = [list(begin.split(task.size)) for _ in range(task.workers)]  # type: ignore[no-untyped-call]
-    made: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+    gradients: dict[tuple[int, int], tuple[Tensor, ...]] = {}
     losses: list[list[float]] = [[] for _ in range(task.workers)]
     largest = torch.zeros(task.size * task.servers, device=task.setup.device)
     position = [0] * task.servers
@@ -227,16 +231,16 @@ def _replay(task: Task, orders: list[Order]) -> Replayed:
             step = len(losses[worker])
             if step < task.steps and all(answers[worker] == step for answers in answered):
                 task.load(torch.cat(held[worker]))
-                gradient, one = task.gradient(worker)
-                losses[worker].append(one)
+                gradient, step_loss = task.gradient(worker)
+                losses[worker].append(step_loss)
                 largest = torch.maximum(largest, gradient.abs().float())
-                made[worker, step] = tuple(gradient.split(task.size))  # type: ignore[no-untyped-call]
+                gradients[worker, step] = tuple(gradient.split(task.size))  # type: ignore[no-untyped-call]
         for number, shard in enumerate(shards):
             while position[number] < len(orders[number]):
                 worker = orders[number][position[number]]
-                if (worker, done[number][worker]) not in made:
+                if (worker, done[number][worker]) not in gradients:
                     break
-                shard.update(made[worker, done[number][worker]][number])
+                shard.update(gradients[worker, done[number][worker]][number])
                 done[number][worker] += 1
                 position[number] += 1
                 for one_worker in range(task.workers):

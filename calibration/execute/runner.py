@@ -78,9 +78,9 @@ class Runner:
         count, losses = self.resolved.microbatches, []
         for number in range(count):
             with self.hook.accumulating(last=number == count - 1):
-                one = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
-                (one / count if count > 1 else one).backward()  # type: ignore[no-untyped-call]
-            losses.append(one.detach())
+                value = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
+                (value / count if count > 1 else value).backward()  # type: ignore[no-untyped-call]
+            losses.append(value.detach())
         return losses
 
     def _pipelined(self) -> list[Tensor]:
@@ -91,7 +91,7 @@ class Runner:
         labels = self.labels.flatten(0, 1) if last in numbers else None
         assert self.pipeline is not None
         self.pipeline.step(*given, target=labels, losses=losses if last in numbers else None, return_outputs=False)
-        return [one.detach() * self.resolved.microbatches for one in losses]
+        return [value.detach() * self.resolved.microbatches for value in losses]
 
     @torch.no_grad()
     def _tie(self) -> None:

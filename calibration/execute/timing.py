@@ -47,19 +47,19 @@ def measure(runner: Runner, seconds: float) -> Times:
         every.append(_block(runner, size))
         if every[-1][1] <= LIMIT:
             kept.append(every[-1][0])
-    used = sorted(kept or [one for one, _, _ in every])
+    used = sorted(kept or [step for step, _, _ in every])
     quartiles = statistics.quantiles(used, n=4) if len(used) > 1 else [used[0]] * 3
     rounds = setup.resolved.local_steps
-    middle, shares = statistics.median(used), [one for _, one, _ in every]
+    middle, shares = statistics.median(used), [share for _, share, _ in every]
     return Times(
         middle / rounds,
         (quartiles[2] - quartiles[0]) / 2 / middle,
-        tuple(one / rounds for one in used),
+        tuple(step / rounds for step in used),
         len(kept),
         size,
         len(every) - len(kept),
         statistics.median(shares),
-        max(one for *_, one in every),
+        max(waited for *_, waited in every),
     )
 
 
@@ -100,6 +100,6 @@ def _block(runner: Runner, size: int) -> tuple[float, float, float]:
     nodes: dict[int, list[Moment]] = {}
     for node, moment in gathered:
         nodes.setdefault(node, []).append(moment)
-    disturbed = max(foreign(ranks[0], sum(one.own for one in ranks)) for ranks in nodes.values())
-    wall = max(one.wall for _, one in gathered)
-    return wall / size, disturbed, max(one.waited / one.wall for _, one in gathered)
+    disturbed = max(foreign(ranks[0], sum(rank.own for rank in ranks)) for ranks in nodes.values())
+    wall = max(rank.wall for _, rank in gathered)
+    return wall / size, disturbed, max(rank.waited / rank.wall for _, rank in gathered)

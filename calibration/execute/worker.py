@@ -52,15 +52,15 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
     """Under a launcher: refuse a job whose nodes are not the launcher's, on all ranks alike."""
     if not under_launcher():
         return
-    found: list[Any] = [None] * place.world
-    dist.all_gather_object(found, place.local_rank)
+    local: list[Any] = [None] * place.world
+    dist.all_gather_object(local, place.local_rank)
     for job in jobs:
         each = job.cluster.node.gpus
-        wrong = next((rank for rank, local in enumerate(found) if local != rank % each), None)
+        wrong = next((rank for rank, number in enumerate(local) if number != rank % each), None)
         if wrong is not None and job.plan.data_parallel != "dataparallel":
             raise UserError(
-                f"{job.where}: nodes of {each} processes, but the launcher started rank {wrong} as number {found[wrong]} of its "
-                f"node; --nodes {found.count(0)} and --set cluster.node.gpus={place.world // found.count(0)} describe its nodes"
+                f"{job.where}: nodes of {each} processes, but the launcher started rank {wrong} as number {local[wrong]} of its "
+                f"node; --nodes {local.count(0)} and --set cluster.node.gpus={place.world // local.count(0)} describe its nodes"
             )
 
 
@@ -74,7 +74,7 @@ def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
                 setup.barrier()
                 memory.mark()
             losses.append(runner.step())
-    means = [mean_loss(setup, one) for one in losses]
+    means = [mean_loss(setup, values) for values in losses]
     compared = distance(runner, means, CHECKED)
     if compared.wrong:
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
@@ -82,7 +82,8 @@ def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
         runner.step()
     times = asdict(measure(runner, seconds)) if seconds else None
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-    sent = [(axis_of(setup, one), one.operation, one.sent / setup.resolved.local_steps) for one in counting.moved]
+    steps = setup.resolved.local_steps
+    sent = [(axis_of(setup, moved), moved.operation, moved.sent / steps) for moved in counting.moved]
     return {
         "compared": asdict(compared),
         "times": times,

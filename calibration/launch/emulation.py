@@ -55,9 +55,9 @@ class Emulation(Config):
         node = job.cluster.node
         if node.gpu.sms:
             raise UserError(f"--emulate: cluster {job.cluster.name} has GPUs ({node.gpu.name}), and emulated nodes have none")
-        made = node.model_copy(update={"gpus": self.ranks, "nics": 1, "nic": self.bandwidth})
+        emulated = node.model_copy(update={"gpus": self.ranks, "nics": 1, "nic": self.bandwidth})
         name = f"{job.cluster.name}, emulated"
-        return replace(job, cluster=job.cluster.model_copy(update={"name": name, "node": made, "nodes": self.nodes}))
+        return replace(job, cluster=job.cluster.model_copy(update={"name": name, "node": emulated, "nodes": self.nodes}))
 
     def priced(self, profile: Profile, loopback: float) -> Profile:
         """The machine's profile with prices of these links; `loopback`: bandwidth of a port as its cluster describes it.
@@ -173,8 +173,8 @@ def _ip(*words: str) -> str:
 def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(f"--emulate: `{' '.join(words)}`: {said[0]}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(f"--emulate: `{' '.join(words)}`: {lines[0]}")
     return done.stdout
 
 

@@ -98,7 +98,7 @@ class LocalRanks:
             raise UserError(refused[0])
         failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
         if failed:  # the cause goes before ranks that died because another one did
-            rank, line = min(failed, key=lambda one: (any(part in one[1] for part in _PEER), _ENDED in one[1]))
+            rank, line = min(failed, key=lambda ended: (any(part in ended[1] for part in _PEER), _ENDED in ended[1]))
             failure = RankError(f"rank {rank} of {self.ranks} failed: {line}")
             failure.details = (self.folder / f"errors {rank}").read_text(errors="replace")
             raise failure

@@ -143,18 +143,18 @@ def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], 
 
 
 def _place_from_environment(device: Device, tell: Hear) -> Place:
-    found = {}
+    numbers = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         text = os.environ[name]
         if not text.isdecimal():
             raise UserError(f"environment: {name}={text!r}: must be a whole number")
-        found[name] = int(text)
-    rank, world = found["RANK"], found["WORLD_SIZE"]
+        numbers[name] = int(text)
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
     if rank >= world:
         raise UserError(f"environment: RANK={rank}: must be below WORLD_SIZE={world}")
-    if found["LOCAL_RANK"] > rank:
-        raise UserError(f"environment: LOCAL_RANK={found['LOCAL_RANK']}: must not be above RANK={rank}")
-    return Place(rank, world, found["LOCAL_RANK"], device, (), tell)
+    if numbers["LOCAL_RANK"] > rank:
+        raise UserError(f"environment: LOCAL_RANK={numbers['LOCAL_RANK']}: must not be above RANK={rank}")
+    return Place(rank, world, numbers["LOCAL_RANK"], device, (), tell)
 
 
 def prepare(place: Place) -> None:
@@ -166,8 +166,8 @@ def prepare(place: Place) -> None:
         torch.set_num_threads(len(place.cores))
     if place.device == "cuda":
         if place.local_rank >= torch.cuda.device_count():
-            found = torch.cuda.device_count()
-            raise UserError(f"rank {place.rank}: needs GPU {place.local_rank} of this machine, and torch finds {found}")
+            devices = torch.cuda.device_count()
+            raise UserError(f"rank {place.rank}: needs GPU {place.local_rank} of this machine, and torch finds {devices}")
         torch.cuda.set_device(place.local_rank)
 
 

@@ -80,7 +80,7 @@ class Bench:
             return np.asarray(mine.cpu().numpy())[None]
         whole = [torch.empty_like(mine) for _ in range(self.place.world)]
         dist.all_gather(whole, mine)
-        return np.stack([one.cpu().numpy() for one in whole])
+        return np.stack([tensor.cpu().numpy() for tensor in whole])
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -118,15 +118,15 @@ class Bench:
         """Seconds of each of `count` stretches of `batch` actions, per action; `before` is run, not timed, ahead of each."""
         if self.place.device == "cuda":
             return self._on_gpu(action, count, before, batch)
-        found = np.empty(count)
+        seconds = np.empty(count)
         for number in range(count):
             if before is not None:
                 before()
             start = clock()
             for _ in range(batch):
                 action()
-            found[number] = clock() - start
-        return found / batch
+            seconds[number] = clock() - start
+        return seconds / batch
 
     def _on_gpu(self, action: Action, count: int, before: Action | None, batch: int) -> Array:
         marks = []

@@ -49,36 +49,36 @@ def layouts(hosts: Sequence[float]) -> list[list[tuple[int, ...]]]:
     """
     nodes = [tuple(int(rank) for rank in np.flatnonzero(np.array(hosts) == host)) for host in dict.fromkeys(hosts)]
     local, world = len(nodes[0]), len(hosts)
-    found: list[list[tuple[int, ...]]] = []
+    result: list[list[tuple[int, ...]]] = []
     if all(len(node) == local for node in nodes):
         size = 2
         while size <= local:
             if local % size == 0:
-                found.append([node[at : at + size] for node in nodes for at in range(0, local, size)])
+                result.append([node[at : at + size] for node in nodes for at in range(0, local, size)])
             size *= 2
         if local > 1 and local & (local - 1):
-            found.append(list(nodes))
+            result.append(list(nodes))
         if len(nodes) > 1 and local > 1:
-            found.append(list(zip(*nodes, strict=True)))
+            result.append(list(zip(*nodes, strict=True)))
     everyone = [tuple(range(world))]
-    return found if world < 2 or everyone in found else [*found, everyone]
+    return result if world < 2 or everyone in result else [*result, everyone]
 
 
 def groups(bench: Bench) -> list[Group]:
     """Process groups of every layout; all ranks make all of them."""
-    found = []
+    result = []
     for siblings in layouts(bench.host.tolist()):
         for ranks in siblings:
             handle = dist.new_group(list(ranks))
             if bench.place.rank in ranks:
                 nodes = len({bench.host[rank] for rank in ranks})
-                found.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
-    return found
+                result.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
+    return result
 
 
 def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list[Probe]:
     """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
-    found = []
+    result = []
     contexts: tuple[Literal["alone", "step"], ...] = ("alone", "step")
     for group in among:
         for operation in OPERATIONS:
@@ -95,7 +95,7 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                 }
                 often = grid.repeated * (OFTEN if size < SMALL else 1)
                 for context in contexts:
-                    found.append(
+                    result.append(
                         Probe(
                             "collective",
                             case,
@@ -103,7 +103,7 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                             context,
                         )
                     )
-    return found
+    return result
 
 
 def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -> Callable[[Bench], Reading]:
@@ -112,11 +112,11 @@ def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -
     def run(bench: Bench) -> Reading:
         action, result, expected = made(operation, size, group, bench)
         action()
-        right = all(bool((one == value).all()) for one, value in zip(result(), expected, strict=True))
+        right = all(bool((tensor == value).all()) for tensor, value in zip(result(), expected, strict=True))
         if not bench.gather([float(right)]).all():
             raise UserError(f"{operation} of {size} bytes among {group.size} ranks: the result is wrong: nothing is priced by it")
-        for one in result():
-            one.zero_()
+        for tensor in result():
+            tensor.zero_()
         between = _compute(bench, device) if in_step else None
         extra = bench.repetitions(between)[1] if between else 0.0
         count, _ = bench.repetitions(action, extra, in_step or LEAST)
@@ -135,8 +135,8 @@ def _reading(table: np.ndarray[Any, Any], operation: str, in_step: bool, bench: 
         mine = table[everyone == first]
         each = mine.max(axis=0) if operation in ROOTED else mine.mean(axis=0) if in_step else mine.min(axis=0)
         value = trimmed(each) if in_step else float(np.median(each))
-        one = Reading(value, float(np.median(mine.min(axis=0))), spread(each), table.shape[1])
-        best = one if best is None or one.value > best.value else best
+        reading = Reading(value, float(np.median(mine.min(axis=0))), spread(each), table.shape[1])
+        best = reading if best is None or reading.value > best.value else best
     assert best is not None
     return best
 
@@ -195,5 +195,5 @@ def _rooted(operation: str, whole: Tensor, part: Tensor, group: Group) -> Made:
 
 def _newest(name: str, fallback: str) -> Callable[..., Any]:
     """torch 2.13 renames its operations on one tensor; older versions have the old name."""
-    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, fallback)
-    return found
+    function: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, fallback)
+    return function

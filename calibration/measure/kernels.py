@@ -25,21 +25,21 @@ LAUNCHES = 1000  # of the smallest operation, one after the other
 
 def probes(grid: Grid) -> list[Probe]:
     """Every computation of the grid."""
-    found: list[Probe] = []
+    result: list[Probe] = []
     for dtype in grid.dtypes:
-        found += [_product(shape, layout, dtype) for shape in grid.products for layout in ("forward", "input", "weight")]
-        found += [_batched(shape, dtype) for shape in grid.batched]
+        result += [_product(shape, layout, dtype) for shape in grid.products for layout in ("forward", "input", "weight")]
+        result += [_batched(shape, dtype) for shape in grid.batched]
     main = grid.dtypes[0]
-    found += [_attention(shape, main, way) for shape in grid.attention for way in ("forward", "backward", "materialised")]
-    found += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
-    found += [_optimizer(name, variant, grid.parameters) for name in ("adam", "sgd") for variant in VARIANTS]
-    found += [Probe("launch", {"kind": kind}, run) for kind, run in (("operator", _launch), ("autograd", _autograd))]
-    return found + [Probe("copy", {"from": a, "to": b, "bytes": float(COPIED)}, _copy(a, b)) for a, b in WAYS]
+    result += [_attention(shape, main, way) for shape in grid.attention for way in ("forward", "backward", "materialised")]
+    result += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
+    result += [_optimizer(name, variant, grid.parameters) for name in ("adam", "sgd") for variant in VARIANTS]
+    result += [Probe("launch", {"kind": kind}, run) for kind, run in (("operator", _launch), ("autograd", _autograd))]
+    return result + [Probe("copy", {"from": a, "to": b, "bytes": float(COPIED)}, _copy(a, b)) for a, b in WAYS]
 
 
-def on_device(found: list[Probe], device: str) -> list[Probe]:
+def on_device(cases: list[Probe], device: str) -> list[Probe]:
     """Without what needs a GPU, where there is none."""
-    return [probe for probe in found if device == "cuda" or "device" not in (probe.case.get("from"), probe.case.get("to"))]
+    return [probe for probe in cases if device == "cuda" or "device" not in (probe.case.get("from"), probe.case.get("to"))]
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def _attention(shape: Shape, dtype: str, way: str) -> Probe:
     batch, heads, length, dim = shape
 
     def run(bench: Bench) -> Reading:
-        made = (torch.randn(batch, heads, length, dim, device=bench.device).to(DTYPES[dtype]) for _ in range(3))
-        q, k, v = (one.requires_grad_(way != "forward") for one in made)
+        inputs = (torch.randn(batch, heads, length, dim, device=bench.device).to(DTYPES[dtype]) for _ in range(3))
+        q, k, v = (tensor.requires_grad_(way != "forward") for tensor in inputs)
         if way == "forward":
             return bench.kernel(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
         if way == "backward":
@@ -199,8 +199,8 @@ def _optimizer(name: str, variant: str, parameters: int) -> Probe:
         width = max(8, int((parameters / 12) ** 0.5))
         shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
         tensors = [nn.Parameter(torch.randn(*shape, device=bench.device)) for shape in shapes]
-        for one in tensors:
-            one.grad = torch.randn_like(one)
+        for tensor in tensors:
+            tensor.grad = torch.randn_like(tensor)
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
         return bench.kernel(kind(tensors, lr=1e-4, **VARIANTS[variant]).step)
 
@@ -210,22 +210,22 @@ def _optimizer(name: str, variant: str, parameters: int) -> Probe:
 def _launch(bench: Bench) -> Reading:
     """Seconds of the host for one operator on next to no data: what a CPU adds to every operator, and a GPU's queue hides."""
     x = torch.zeros(1, device=bench.device)
-    found = []
+    result = []
     for _ in range(5):
         bench.finish()
         start = bench.clock()
         for _ in range(LAUNCHES):
             x.add_(1.0)
-        found.append((bench.clock() - start) / LAUNCHES)
+        result.append((bench.clock() - start) / LAUNCHES)
         bench.finish()
-    middle = sorted(found)[2]
-    return Reading(float(bench.gather([middle]).mean()), middle, (max(found) - min(found)) / middle, len(found))
+    middle = sorted(result)[2]
+    return Reading(float(bench.gather([middle]).mean()), middle, (max(result) - min(result)) / middle, len(result))
 
 
 def _autograd(bench: Bench) -> Reading:
     """The same of an operator forward and backward through autograd, per operator of either pass."""
     x = torch.zeros(1, device=bench.device, requires_grad=True)
-    found = []
+    result = []
     for _ in range(5):
         bench.finish()
         start = bench.clock()
@@ -233,10 +233,10 @@ def _autograd(bench: Bench) -> Reading:
         for _ in range(LAUNCHES):
             y = y * 1.0
         y.backward()  # type: ignore[no-untyped-call]
-        found.append((bench.clock() - start) / (2 * LAUNCHES))
+        result.append((bench.clock() - start) / (2 * LAUNCHES))
         bench.finish()
-    middle = sorted(found)[2]
-    return Reading(float(bench.gather([middle]).mean()), middle, (max(found) - min(found)) / middle, len(found))
+    middle = sorted(result)[2]
+    return Reading(float(bench.gather([middle]).mean()), middle, (max(result) - min(result)) / middle, len(result))
 
 
 WAYS = (("host", "host"), ("pageable", "device"), ("pinned", "device"), ("device", "pinned"), ("device", "device"))

@@ -52,11 +52,15 @@ def checks(merged: Sequence[Merged], profile: Profile, cluster: Cluster) -> list
     prices = Prices(profile, cluster.node.gpu)
     result = []
     for hidden in WIDTHS:
-        found = {int(one.case["layers"]): one.value for one in merged if one.part == "layer" and one.case["hidden"] == hidden}
-        if len(found) == len(COUNTS) and found[COUNTS[1]] > found[COUNTS[0]]:
+        by_layers = {
+            int(sample.case["layers"]): sample.value
+            for sample in merged
+            if sample.part == "layer" and sample.case["hidden"] == hidden
+        }
+        if len(by_layers) == len(COUNTS) and by_layers[COUNTS[1]] > by_layers[COUNTS[0]]:
             few, many = (_passes(model(hidden, layers), single, prices) for layers in COUNTS)
             layers = COUNTS[1] - COUNTS[0]
-            result.append(Check(hidden, (found[COUNTS[1]] - found[COUNTS[0]]) / layers, (many - few) / layers))
+            result.append(Check(hidden, (by_layers[COUNTS[1]] - by_layers[COUNTS[0]]) / layers, (many - few) / layers))
     return result
 
 

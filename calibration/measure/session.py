@@ -48,11 +48,11 @@ def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
     device, world = bench.place.device, bench.place.world
     free = float(torch.cuda.mem_get_info()[0]) if device == "cuda" else _available() / max(1, world)
     room = float(bench.gather([ROOM * 4 * min(free, 2**36)]).min())
-    found = kernels.on_device(kernels.probes(asked), device)
+    probes = kernels.on_device(kernels.probes(asked), device)
     if world > 1:
         within = min(room, 4 * largest) if largest else room
-        found += collectives.probes(asked, collectives.groups(bench), device, within)
-    return found + side_effects.probes(asked, device, world) + layer.probes(device)
+        probes += collectives.probes(asked, collectives.groups(bench), device, within)
+    return probes + side_effects.probes(asked, device, world) + layer.probes(device)
 
 
 def _available() -> float:
@@ -106,7 +106,7 @@ class _Session:
         if sample.foreign > LIMIT and self.patience > 0:
             self._wait()
             again = self._once(probe, number)
-            sample = min(sample, again, key=lambda one: one.foreign)
+            sample = min(sample, again, key=lambda reading: reading.foreign)
         self._keep(sample)
 
     def _once(self, probe: Probe, number: int) -> Sample:

@@ -26,11 +26,11 @@ WRAPPERS = ("ddp", "fsdp2", "dtensor")
 
 def probes(grid: Grid, device: str, world: int) -> list[Probe]:
     """Overlap where there is somebody to talk to, wrappers and footprints."""
-    found = [Probe("overlap", {"kind": kind}, _overlap(kind)) for kind in ("compute", "collective") if world > 1]
-    found += [
+    result = [Probe("overlap", {"kind": kind}, _overlap(kind)) for kind in ("compute", "collective") if world > 1]
+    result += [
         Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS
     ]
-    return found + [Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if device == "cuda"]
+    return result + [Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if device == "cuda"]
 
 
 def _overlap(kind: str) -> Callable[[Bench], Reading]:
@@ -51,9 +51,9 @@ def _overlap(kind: str) -> Callable[[Bench], Reading]:
         def product() -> Any:
             return left @ right
 
-        one = bench.repetitions(product)[1]
-        about = bench.repetitions(collective, one)[1]
-        products = max(4, int(3 * about / one))
+        seconds = bench.repetitions(product)[1]
+        about = bench.repetitions(collective, seconds)[1]
+        products = max(4, int(3 * about / seconds))
 
         def compute() -> None:
             for _ in range(products):
@@ -101,9 +101,9 @@ def _wrapping(name: str, width: int) -> Callable[[Bench], Reading]:
             return go
 
         pair = step(plain), step(net)
-        count = max(bench.repetitions(one)[0] for one in pair)
+        count = max(bench.repetitions(function)[0] for function in pair)
         count = int(np.clip(bench.gather([count]).max(), 10, 60))
-        times = np.array([[_seconds(one, bench) for one in pair] for _ in range(count)])
+        times = np.array([[_seconds(function, bench) for function in pair] for _ in range(count)])
         added = max(0.0, float(np.median(times[:, 1] - times[:, 0]))) / collectives
         both = bench.gather([added])
         return Reading(float(both.mean()), float(both.min()), 0.0, count)
@@ -124,8 +124,8 @@ _ALONE: list[Any] = []  # the group of this rank alone: made once
 
 def _alone(bench: Bench) -> Any:
     if not _ALONE:
-        made = [dist.new_group([rank]) for rank in range(bench.place.world)]
-        _ALONE.append(made[bench.place.rank])
+        groups = [dist.new_group([rank]) for rank in range(bench.place.world)]
+        _ALONE.append(groups[bench.place.rank])
     return _ALONE[0]
 
 

@@ -128,7 +128,7 @@ def compare(row: Row) -> Compared:
         return replace(known, reason=str(error))
     seconds, gpu = summary.step_seconds, job.cluster.node.gpu
     bar = interval(job, seconds)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "gpu": gpu.name,
         "strategy": strategy(job),
         "profile": summary.profile,
@@ -141,10 +141,10 @@ def compare(row: Row) -> Compared:
     }
     if row.flops_rule:
         rate = row.flops(job) / (row.gpus * seconds)
-        found |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
+        fields |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
     if row.source.memory:
-        found["predicted_memory"] = _memory(summary, row.source.memory)
-    return replace(known, **found)
+        fields["predicted_memory"] = _memory(summary, row.source.memory)
+    return replace(known, **fields)
 
 
 def _memory(summary: Summary, convention: str) -> float:

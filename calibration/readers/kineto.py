@@ -102,12 +102,16 @@ def read_traces(paths: Sequence[Path], per_node: int) -> Traces:
     if not any(ranks.values()):
         why = f"{bare} NCCL kernels do not say their collective and size (PyTorch before 2.3?)" if bare else "no NCCL kernel"
         raise UserError(f"{paths[0]}: no collective to learn from: {why}")
-    found: dict[tuple[str, int, int, float], list[float]] = {}
+    by_collective: dict[tuple[str, int, int, float], list[float]] = {}
     for events in _matched(ranks):
         first = events[0]
         nodes = len({rank // per_node for rank in first.ranks}) if first.ranks else -(-first.members // per_node)
-        found.setdefault((first.operation, first.members, nodes, first.bytes), []).append(min(one.seconds for one in events))
-    rows = [Row(f"{key[0]} {key[1]}", key[0], key[1], key[2], key[3], median(times)) for key, times in sorted(found.items())]
+        by_collective.setdefault((first.operation, first.members, nodes, first.bytes), []).append(
+            min(event.seconds for event in events)
+        )
+    rows = [
+        Row(f"{key[0]} {key[1]}", key[0], key[1], key[2], key[3], median(times)) for key, times in sorted(by_collective.items())
+    ]
     notes = [f"{bare} NCCL kernels without collective and size were skipped"] if bare else []
     if len(ranks) == 1:
         notes.append("a trace of one rank: waiting for other ranks counts as transfer; give the traces of all")
@@ -116,14 +120,14 @@ def read_traces(paths: Sequence[Path], per_node: int) -> Traces:
 
 def _matched(ranks: Mapping[int, Sequence[_Event]]) -> list[list[_Event]]:
     """The n-th event of an operation in a group, on every rank that has it."""
-    found: dict[tuple[str, str, tuple[int, ...], float, int], list[_Event]] = {}
+    by_group: dict[tuple[str, str, tuple[int, ...], float, int], list[_Event]] = {}
     for events in ranks.values():
         count: dict[tuple[str, str, tuple[int, ...], float], int] = {}
         for event in events:
             key = event.operation, event.group, event.ranks, event.bytes
             count[key] = count.get(key, -1) + 1
-            found.setdefault((*key, count[key]), []).append(event)
-    return list(found.values())
+            by_group.setdefault((*key, count[key]), []).append(event)
+    return list(by_group.values())
 
 
 class _Found:
@@ -170,36 +174,36 @@ class _Found:
 
 
 def _scanned(path: Path) -> _Found:
-    found, number = _Found(path), 0
+    trace, number = _Found(path), 0
     for key, value in members(path, "traceEvents"):
         if key == "traceEvents":
-            found.is_trace |= isinstance(value, list)
-            found.add(number, value)
+            trace.is_trace |= isinstance(value, list)
+            trace.add(number, value)
             number += 1
         elif key == "distributedInfo" and isinstance(value, Mapping):
-            found.own = value
-    return found
+            trace.own = value
+    return trace
 
 
 def _read(path: Path) -> tuple[int, list[_Event], int]:
     """(rank, its collectives in order of time, NCCL kernels that do not say what they are)."""
-    found = _scanned(path)
-    if not found.is_trace:
+    trace = _scanned(path)
+    if not trace.is_trace:
         raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
-    rank = found.own.get("rank")
+    rank = trace.own.get("rank")
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise UserError(f"{path}: does not say its rank: no 'distributedInfo' (was torch.distributed initialised?)")
     if not 0 <= rank < RANKS:
         raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be from 0 to {RANKS - 1:,}")
-    groups = found.own.get("pg_config")
+    groups = trace.own.get("pg_config")
     listed = {
-        str(one.get("pg_name")): str(one.get("ranks") or "")
-        for one in (groups if isinstance(groups, list) else ())
-        if isinstance(one, Mapping)
+        str(group.get("pg_name")): str(group.get("ranks") or "")
+        for group in (groups if isinstance(groups, list) else ())
+        if isinstance(group, Mapping)
     }
-    found.kernels.sort(key=lambda kernel: kernel[0])
+    trace.kernels.sort(key=lambda kernel: kernel[0])
     result, bare = [], 0
-    for _, micro, name, args in found.kernels:
+    for _, micro, name, args in trace.kernels:
         event = _event(path, name, args, micro, listed)
         bare += event is None
         if event and event.members > 1 and event.bytes > 0 and event.seconds > 0:
@@ -228,10 +232,10 @@ def _event(path: Path, name: str, args: Mapping[str, Any], micro: float, listed:
 @lru_cache(maxsize=1024)
 def _ranks(listed: str, size: int) -> tuple[int, ...]:
     """The ranks in a text. A long one ends in "...": then its ranks go on at the same distance, as every axis's do."""
-    found = _numbers(listed)
-    if len(found) != size and len(found) > 1 and "..." in listed:
-        found = tuple(found[0] + place * (found[1] - found[0]) for place in range(size))
-    return found if len(found) == size else ()
+    ranks = _numbers(listed)
+    if len(ranks) != size and len(ranks) > 1 and "..." in listed:
+        ranks = tuple(ranks[0] + place * (ranks[1] - ranks[0]) for place in range(size))
+    return ranks if len(ranks) == size else ()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -86,11 +86,11 @@ def _text(path: Path) -> _Read:
         line = line.rstrip()
         if len(line) > LINE:
             ignored.append((number, line[:80]))
-        elif found := _RANK.match(line):
-            hosts[int(found[1])] = found[2]
-            gpus += [found[3].strip()] if found[3] else []
-        elif found := _NAME.match(line):
-            name = _operation(found[1])
+        elif match := _RANK.match(line):
+            hosts[int(match[1])] = match[2]
+            gpus += [match[3].strip()] if match[3] else []
+        elif match := _NAME.match(line):
+            name = _operation(match[1])
         elif line.lstrip().startswith("#"):
             width = 8 if "i_min" in line else width
         elif half := _row(line, width):
@@ -144,8 +144,8 @@ def _json(path: Path) -> _Read:
 
 
 def _times(half: Mapping[str, Any]) -> list[float]:
-    found = half.get("time", half.get("cpu_time"))
-    return [1e-6 * float(found)] if _positive(found) and found <= SLOWEST else []
+    time = half.get("time", half.get("cpu_time"))
+    return [1e-6 * float(time)] if _positive(time) and time <= SLOWEST else []
 
 
 def _listed(value: Any) -> list[Any]:

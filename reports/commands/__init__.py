@@ -40,9 +40,9 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each command with what it does, in whole sentences on as many lines as they need."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in found if command])
+            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in commands if command])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown command is answered with the nearest known name."""

@@ -32,31 +32,31 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     tell = seldom(lambda text: echo(text, err=True))
 
     def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
-        tasks = [runs.submit(way, one) for one in ways]
+        tasks = [runs.submit(way, candidate) for candidate in ways]
         for number, task in enumerate(tasks, 1):
             yield task.result()
             tell(f"{number} of {len(ways)} ways simulated")
 
     with engine() as runs:
-        found = advise(asked, predict, run)
-    if (best := found.best) is not None:  # the others' intervals would take ten simulations each
+        answer = advise(asked, predict, run)
+    if (best := answer.best) is not None:  # the others' intervals would take ten simulations each
         best = replace(best, summary=with_interval(best.job, best.summary))
-        found = replace(found, candidates=(best, *found.candidates[1:]))
+        answer = replace(answer, candidates=(best, *answer.candidates[1:]))
     if as_json:
         rows = [
             {
-                "name": one.name,
-                "changes": {field: plain(value) for field, value in one.changes.items()},
-                "arguments": as_arguments(differences(asked, one.job)),
-                "dropped": list(one.dropped),
-                **one.summary.to_dict(),
+                "name": shown.name,
+                "changes": {field: plain(value) for field, value in shown.changes.items()},
+                "arguments": as_arguments(differences(asked, shown.job)),
+                "dropped": list(shown.dropped),
+                **shown.summary.to_dict(),
             }
-            for one in found.candidates
+            for shown in answer.candidates
         ]
-        echo(json.dumps({"questions": dict(found.questions), "candidates": rows}, indent=2))
+        echo(json.dumps({"questions": dict(answer.questions), "candidates": rows}, indent=2))
     else:
         from reports.tables.advice import advice
 
-        show(advice(found, asked))
-    if found.best is None:
+        show(advice(answer, asked))
+    if answer.best is None:
         sys.exit(2)

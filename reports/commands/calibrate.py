@@ -70,11 +70,11 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
         return
     try:
         with _progress(as_json) as hear:
-            found = measure(request, hear)
+            result = measure(request, hear)
     except KeyboardInterrupt as error:
         end_interrupted(error, f"samples are kept in {request.journal}; the same command goes on from there")
-    if found:
-        _answer(fit(request, *found), request, as_json)
+    if result:
+        _answer(fit(request, *result), request, as_json)
 
 
 def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:

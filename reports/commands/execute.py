@@ -56,10 +56,10 @@ def command(
         echo(launch_text(print_launch, words, asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.gpu.sms > 0))
         return
     check_files(output=output)
-    found = _trained(asked, seconds) if servers is None else _served(asked, servers, staleness or "sync", steps or 10)
-    if found is None:  # another rank of a launcher answers
+    result = _trained(asked, seconds) if servers is None else _served(asked, servers, staleness or "sync", steps or 10)
+    if result is None:  # another rank of a launcher answers
         return
-    answer, screen = found
+    answer, screen = result
     if as_json:
         echo(json.dumps(answer, indent=2))
     else:

@@ -35,5 +35,5 @@ def command(job: str | None, target: str, output: str | None, as_json: bool, **g
         return
     if not output:
         echo(written.text, nl=False)
-    for line in (f"start with: {launch}", *(f"not expressed: {one}" for one in written.unexpressed)):
+    for line in (f"start with: {launch}", *(f"not expressed: {field}" for field in written.unexpressed)):
         echo(f"# {line}", err=not output)

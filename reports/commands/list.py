@@ -21,13 +21,13 @@ def command(sort: str | None, as_json: bool) -> None:
         from topologies.reading import UserError, nearest
 
         raise UserError(f"unknown list '{sort}'{nearest(sort, catalogues)}")
-    found = {name: list(names()) for name, names in catalogues.items() if sort in (None, name)}
+    listed = {name: list(names()) for name, names in catalogues.items() if sort in (None, name)}
     if as_json:
-        echo(json.dumps(found, indent=2))
+        echo(json.dumps(listed, indent=2))
     elif sort is None:
-        echo("\n".join(f"{name}: {', '.join(names)}" for name, names in found.items()))
+        echo("\n".join(f"{name}: {', '.join(names)}" for name, names in listed.items()))
     else:
-        echo("\n".join(found[sort]))
+        echo("\n".join(listed[sort]))
 
 
 def _catalogues() -> dict[str, Any]:

@@ -126,7 +126,7 @@ def command(
     )
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
-        found = Search(
+        answer = Search(
             read,
             axes,
             objective(goal),
@@ -144,22 +144,24 @@ def command(
             began,
         ).run()
     bar = None
-    if found.best and not found.ended:
+    if answer.best and not answer.ended:
         with suppress(TimeUp), Deadline(limit, began).cut():
-            bar = interval(read(found.best["changes"]), found.best["step"])
+            bar = interval(read(answer.best["changes"]), answer.best["step"])
     if as_json:
         from reports.tables.search import as_data
 
-        echo(json.dumps(as_data(found, read({}), tokens, bar), indent=2))
+        echo(json.dumps(as_data(answer, read({}), tokens, bar), indent=2))
     else:
         from reports.tables.search import overview
 
-        show(overview(found, read({}), tokens, top, bar))
-    echo(pace(found), err=True)
-    if found.ended:
-        end_interrupted(found.ended, f"simulations are kept in {results}; the same command goes on from there" if results else "")
-    if found.best is None:
-        sys.exit(1 if found.interrupted else 2)
+        show(overview(answer, read({}), tokens, top, bar))
+    echo(pace(answer), err=True)
+    if answer.ended:
+        end_interrupted(
+            answer.ended, f"simulations are kept in {results}; the same command goes on from there" if results else ""
+        )
+    if answer.best is None:
+        sys.exit(1 if answer.interrupted else 2)
 
 
 @contextmanager

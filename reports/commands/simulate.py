@@ -80,11 +80,11 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     busy = busy_seconds(timeline, breakdowns(timeline))
     most = max(range(len(busy)), key=lambda stage: busy[stage])
     what = f"stage {most} is busy for {seconds(busy[most])}, the mean stage for {seconds(sum(busy) / len(busy))}"
-    told = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"
+    message = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"
     other = balanced(job, busy)
     better = predict(other) if other is not None else None
     if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
-        return told
+        return message
     change = signed(better.step_seconds / summary.step_seconds - 1)
     setting = as_arguments(differences(job, other))
-    return f"{told}; with {setting} the step takes {seconds(better.step_seconds)} ({change})"
+    return f"{message}; with {setting} the step takes {seconds(better.step_seconds)} ({change})"

@@ -100,20 +100,20 @@ def _executed(
     check_files(output=output, plot=plot)
     emulation = read_emulation(emulated) if emulated else None
     jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
-    found: dict[str, Validated] = {}
+    results: dict[str, Validated] = {}
     launches = launches or (1 if quick else 3)
     stopped: BaseException | None = None
     try:
-        with progress(len(jobs) * (launches if seconds else 1), as_json, found) as hear:
+        with progress(len(jobs) * (launches if seconds else 1), as_json, results) as hear:
             if emulation:
                 emulate(jobs, seconds, emulation, hear, launches)
             else:
                 validate(jobs, seconds, hear, launches)
     except (KeyboardInterrupt, UserError) as error:
-        if not found:
+        if not results:
             raise
         stopped = error
-    done = list(found.values())
+    done = list(results.values())
     if not done:  # another rank of a launcher answers
         return
     _answer(done, plot, as_json, output)
@@ -128,7 +128,7 @@ def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: 
     """Shown, then written and drawn: a full disk loses nothing."""
     from reports.tables.execution import validation
 
-    answer = [one.to_dict() for one in done]
+    answer = [validated.to_dict() for validated in done]
     if as_json:
         echo(json.dumps(answer, indent=2))
     else:

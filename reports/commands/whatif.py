@@ -78,14 +78,14 @@ def command(
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
     inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
     total = tokens_of(tokens) or TOKENS
-    cases = [(one, name, fields) for one in ({}, *inputs) for name, fields in named.items()]
+    cases = [(inputs_of_case, name, fields) for inputs_of_case in ({}, *inputs) for name, fields in named.items()]
     with engine(workers, dask, ray) as runs:
-        found = whatif.ask(read, cases, runs, total, price)
-    base, rest = found[: len(named)], found[len(named) :]
+        answer = whatif.ask(read, cases, runs, total, price)
+    base, rest = answer[: len(named)], answer[len(named) :]
     if as_json:
         from reports.tables.whatif import as_data
 
-        echo(json.dumps([as_data(case) for case in found], indent=2))
+        echo(json.dumps([as_data(case) for case in answer], indent=2))
     else:
         from reports.tables.whatif import overview
 

@@ -106,13 +106,13 @@ class _Rows:
 
 def _distances(start: Iterable[int], near: Near, blocked: Collection[int]) -> dict[int, int]:
     """Links to the nearest of `start`, without passing `blocked`."""
-    found = dict.fromkeys(start, 0)
-    edge = list(found)
+    distances = dict.fromkeys(start, 0)
+    edge = list(distances)
     while edge:
-        following = dict.fromkeys(b for a in edge for b in sorted(near.get(a, ())) if b not in found and b not in blocked)
-        found |= dict.fromkeys(following, found[edge[0]] + 1)
+        following = dict.fromkeys(b for a in edge for b in sorted(near.get(a, ())) if b not in distances and b not in blocked)
+        distances |= dict.fromkeys(following, distances[edge[0]] + 1)
         edge = list(following)
-    return found
+    return distances
 
 
 def _spread(places: dict[int, Place], row: list[int], near: Near, y: float, apart: float) -> None:

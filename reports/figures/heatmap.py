@@ -62,7 +62,7 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
         "not simulated": {"facecolor": WHITE, "edgecolor": GREY},
     }
     there = any(c and c.value is not None and not c.fits for c in cells), any(c and c.value is None for c in cells), None in cells
-    handles = [Patch(label=name, **look) for (name, look), found in zip(marks.items(), there, strict=True) if found]
+    handles = [Patch(label=name, **look) for (name, look), present in zip(marks.items(), there, strict=True) if present]
     if handles:
         drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return drawn

@@ -24,30 +24,30 @@ def published(rows: Sequence[Compared]) -> Figure:
     """Predicted against published step time, with y = x and ±10 %, by source and GPU; beside it, how often intervals hold."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(12, 6.4), layout="constrained")
-    left, right = made.subplots(1, 2, width_ratios=(3, 2))
+    drawing = Figure(figsize=(12, 6.4), layout="constrained")
+    left, right = drawing.subplots(1, 2, width_ratios=(3, 2))
     _scatter(left, rows)
     _calibration(right, rows)
-    return made
+    return drawing
 
 
 def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
-    found = [row for row in rows if row.error is not None]
-    gpus = sorted({row.gpu for row in found})
-    for number, (source, group) in enumerate(sorted(grouped(found, "source").items())):
+    predicted = [row for row in rows if row.error is not None]
+    gpus = sorted({row.gpu for row in predicted})
+    for number, (source, group) in enumerate(sorted(grouped(predicted, "source").items())):
         for gpu in sorted({row.gpu for row in group}):
             these = [row for row in group if row.gpu == gpu]
             steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
             colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
             axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
-    every = [value for row in found for value in (row.step, row.predicted_step) if value]
+    every = [value for row in predicted for value in (row.step, row.predicted_step) if value]
     ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
     axes.plot(ends, ends, color=DARK, lw=1)
     axes.set(
         xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="published step time in s", ylabel="predicted step time in s"
     )
-    errors = Errors.of(found)
+    errors = Errors.of(predicted)
     off = f"off by {percent(errors.mean)} in the mean; " if errors else ""
     axes.set_title(f"Predicted against published step time: {off}grey: ±10 %")
     axes.legend(fontsize=7)

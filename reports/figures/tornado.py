@@ -26,8 +26,8 @@ def tornado(data: Answer) -> Figure:
     name, step, every = data
     effects = [effect for effect in every if effect.swing >= SEEN * step] or list(every[:1])
     left = len(every) - len(effects)
-    made = Figure(figsize=(9, 1.2 + 0.27 * len(effects)), layout="constrained")
-    axes = made.subplots()
+    drawing = Figure(figsize=(9, 1.2 + 0.27 * len(effects)), layout="constrained")
+    axes = drawing.subplots()
     places = range(len(effects))
     for ends, colour, label in (([e.low for e in effects], BLUE, "shorter"), ([e.high for e in effects], ORANGE, "longer")):
         axes.barh(places, [100 * (end / step - 1) for end in ends], color=colour, label=label)
@@ -42,4 +42,4 @@ def tornado(data: Answer) -> Figure:
     axes.set_title(f"{name}: which price moves the step of {seconds(step)}")
     by = f" (÷ and × {effects[0].factor:.3g})" if same and effects else ""
     axes.legend(loc="lower right", title=f"time of each{by}")
-    return made
+    return drawing

@@ -22,7 +22,7 @@ def validation(data: Sequence[Validated]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    rows = [row for one in data for row in one.rows if row.what == "step"]
+    rows = [row for validated in data for row in validated.rows if row.what == "step"]
     times = [value for row in rows for value in (row.predicted, row.measured)]
     ends = np.array([min(times) / 1.3, max(times) * 1.3])
     drawn = Figure(figsize=(9.6, 5.6), layout="constrained")

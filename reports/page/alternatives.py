@@ -22,26 +22,26 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
     """Weak and strong scaling around the job's number of GPUs, with what `total` tokens cost; what is refused is said."""
     from strategies.planner import whatif
 
-    axis, cases, told = whatif.sizes(job), dict[str, list[Any]](), []
+    axis, cases, sentences = whatif.sizes(job), dict[str, list[Any]](), []
     for weak in (True, False):
         try:
             cases[_kind(job, weak)] = whatif.scaling(read, axis, weak)
         except UserError as error:
-            told.append(f"Weak scaling is left out: {error}.")
-    found = whatif.ask(read, [(one, name, {}) for name, inputs in cases.items() for one in inputs], engine, total, price)
-    told += [f"Not possible: {why}." for why in _refusals((plural(case.changes["nodes"], "node"), case) for case in found)]
-    lines = {name: [case for case in found if case.plan == name and case.summary] for name in cases}
+            sentences.append(f"Weak scaling is left out: {error}.")
+    answer = whatif.ask(read, [(changes, name, {}) for name, inputs in cases.items() for changes in inputs], engine, total, price)
+    sentences += [f"Not possible: {why}." for why in _refusals((plural(case.changes["nodes"], "node"), case) for case in answer)]
+    lines = {name: [case for case in answer if case.plan == name and case.summary] for name in cases}
     lines = {name: line for name, line in lines.items() if line}
     if sum(len(line) > 1 for line in lines.values()) == 0:
-        return Section("Scaling", text=(*told, "No other number of GPUs is possible with this plan."))
+        return Section("Scaling", text=(*sentences, "No other number of GPUs is possible with this plan."))
     inside = {"node": 1, "leaf": getattr(job.cluster.fabric, "leaf_nodes", 0), "pod": getattr(job.cluster.fabric, "pod_nodes", 0)}
     boundaries = {name: nodes * job.cluster.node.gpus for name, nodes in inside.items() if nodes}
     data = Scaling({name: [_size(case) for case in line] for name, line in lines.items()}, boundaries)
     if not any(size.fits for line in data.lines.values() for size in line):
-        told.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
+        sentences.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
     table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, efficiency=data.shares)
-    return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(told), table=table)
+    return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(sentences), table=table)
 
 
 def _kind(job: Job, weak: bool) -> str:
@@ -106,15 +106,15 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
         for name, place in places
         if name != job.cluster.name and place.node.nics and job.cluster.gpus % place.node.gpus == 0
     ]
-    found = whatif.ask(read, [({}, "", {}), *((one, "", {}) for one in inputs)], engine, total, price)
-    named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in found]
+    answer = whatif.ask(read, [({}, "", {}), *((changes, "", {}) for changes in inputs)], engine, total, price)
+    named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in answer]
     named.sort(key=lambda pair: _cheapest(pair[1]))
-    told = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
-    told += [f"Not possible: {why}." for why in _refusals(named)]
+    sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
+    sentences += [f"Not possible: {why}." for why in _refusals(named)]
     gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
     prices = {gpus[name]: rates_told(case.training.rates, power=False) for name, case in named if case.training}
-    told.append(f"Prices: {'; '.join(f'{gpu} {said}' for gpu, said in prices.items())}.")
-    return Section(title, text=tuple(told), table=_answers("cluster", named, total))
+    sentences.append(f"Prices: {'; '.join(f'{gpu} {text}' for gpu, text in prices.items())}.")
+    return Section(title, text=tuple(sentences), table=_answers("cluster", named, total))
 
 
 def _cheapest(case: Case) -> tuple[bool, float, float]:
@@ -136,16 +136,16 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
         return Section("What limits the step", text=("No price moves it.",))
     alt = f"The step with each price {percent(by)} lower and higher"
     scale = step / play.seconds  # a long step is played as two short ones, whose sum is not quite its own
-    effects = [Effect(one.name, one.factor, one.low * scale, one.high * scale) for one in effects]
+    effects = [Effect(effect.name, effect.factor, effect.low * scale, effect.high * scale) for effect in effects]
     picture = Picture("tornado", alt, tornado, (job.name, step, effects))
     faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
     rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
-    told = (
+    sentences = (
         f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
         "A faster link helps until the next one on the way limits. For the figure, collectives stay as they are chosen now "
         "(how wrong may a price be?), for the table they are chosen anew, as `shardyard whatif` does.",
     )
-    return Section("What limits the step", (picture,), told, table=Sheet(("twice as fast", "step", "change"), rows))
+    return Section("What limits the step", (picture,), sentences, table=Sheet(("twice as fast", "step", "change"), rows))
 
 
 def collectives(timeline: Timeline) -> Section | None:
@@ -153,10 +153,10 @@ def collectives(timeline: Timeline) -> Section | None:
     from reports.figures.busbw import busbw
     from sim.analysis.collective_sweep import of_step
 
-    found = of_step(timeline, [4.0**power for power in range(5, 17)])  # 1 KiB to 4 GiB
+    sweeps = of_step(timeline, [4.0**power for power in range(5, 17)])  # 1 KiB to 4 GiB
     pictures = [
         Picture(f"busbw_{number}", f"Time and bandwidth of {data.operation} of {data.where} against size", busbw, data)
-        for number, data in enumerate(found)
+        for number, data in enumerate(sweeps)
     ]
     text = "What the job communicates most, among its own groups, on links that nothing else uses."
     return Section("Collectives", tuple(pictures), (text,)) if pictures else None
@@ -167,12 +167,12 @@ def launches(job: Job) -> tuple[Launch, ...]:
     from strategies.export import export
     from strategies.frameworks.settings import frameworks
 
-    made = []
+    result = []
     for name in sorted(frameworks):
         try:
-            one = export(name, job)
+            written = export(name, job)
         except UserError as error:
-            made.append(Launch(name, "", "", str(error).removeprefix(f"{name} ")))
+            result.append(Launch(name, "", "", str(error).removeprefix(f"{name} ")))
             continue
-        made.append(Launch(name, one.file, one.text, one.launch.replace("FILE", one.file), one.unexpressed))
-    return tuple(made)
+        result.append(Launch(name, written.file, written.text, written.launch.replace("FILE", written.file), written.unexpressed))
+    return tuple(result)

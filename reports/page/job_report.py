@@ -57,23 +57,23 @@ def report(
     job: Job, read: Read, played: Timeline, answer: Summary, inputs: Mapping[str, Any], wanted: Wanted, engine: Engine, tell: Tell
 ) -> Report:
     """The report of `job`, whose step has been played. read: the job with other fields; tell: hears what is being done."""
-    made: list[Section] = []
+    sections: list[Section] = []
     beside: dict[str, Summary] = {}
     others: list[Entry] = []
     if wanted.variants:
         beside = _variants(job, answer, wanted.variants, engine, tell, others)
     elif "runs" not in wanted.without:
-        beside = _usual(job, answer, engine, tell, made, others)
+        beside = _usual(job, answer, engine, tell, sections, others)
     if "scaling" not in wanted.without:
         tell("scaling")
-        made.append(alternatives.scaling(read, job, engine, wanted.total, wanted.price))
+        sections.append(alternatives.scaling(read, job, engine, wanted.total, wanted.price))
     if "clusters" not in wanted.without:
         tell("other clusters")
-        made.append(alternatives.clusters(read, job, engine, wanted.total, wanted.price))
-    made += _plans(job, read, wanted, engine, tell, others)
+        sections.append(alternatives.clusters(read, job, engine, wanted.total, wanted.price))
+    sections += _plans(job, read, wanted, engine, tell, others)
     if "sensitivity" not in wanted.without:
         tell("what limits the step")
-        made.append(alternatives.limits(job, answer.step_seconds))
+        sections.append(alternatives.limits(job, answer.step_seconds))
     money = {"rates": wanted.rates} | ({"tokens": wanted.tokens} if wanted.tokens else {})
     return Report(
         played,
@@ -81,7 +81,7 @@ def report(
         {**inputs, **money},
         job.cluster,
         beside,
-        tuple(made),
+        tuple(sections),
         _evidence(job, wanted, engine, tell),
         alternatives.launches(job),
         alternatives.collectives(played),
@@ -115,48 +115,53 @@ def _variants(
     from strategies.predict import predict
 
     tell("other runs")
-    found = dict(zip((one.name for one in variants), engine.map(predict, variants), strict=True))
-    for one in variants:
-        others.append(_entry(one.name, one, found[one.name], ""))
-    return {job.name: answer, **found}
+    summaries = dict(zip((variant.name for variant in variants), engine.map(predict, variants), strict=True))
+    for variant in variants:
+        others.append(_entry(variant.name, variant, summaries[variant.name], ""))
+    return {job.name: answer, **summaries}
 
 
-def _usual(job: Job, answer: Summary, engine: Engine, tell: Tell, made: list[Section], others: list[Entry]) -> dict[str, Summary]:
+def _usual(
+    job: Job, answer: Summary, engine: Engine, tell: Tell, sections: list[Section], others: list[Entry]
+) -> dict[str, Summary]:
     """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
     from strategies.planner.advise import OWN, advise
     from strategies.predict import predict
 
     tell("other runs")
     try:
-        found = [one for one in advise(job, predict, engine.map, DEPTH).candidates if one.name != OWN]
+        candidates = [candidate for candidate in advise(job, predict, engine.map, DEPTH).candidates if candidate.name != OWN]
     except UserError as error:
-        made.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
+        sections.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}
-    others += [_entry(one.name, one.job, one.summary, as_arguments(differences(job, one.job))) for one in found]
-    return {job.name: answer, **{one.name: one.summary for one in found[:BESIDE]}}
+    others += [
+        _entry(candidate.name, candidate.job, candidate.summary, as_arguments(differences(job, candidate.job)))
+        for candidate in candidates
+    ]
+    return {job.name: answer, **{candidate.name: candidate.summary for candidate in candidates[:BESIDE]}}
 
 
 def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell, others: list[Entry]) -> list[Section]:
     """Of a table of results, and of a sweep."""
     from reports.page.plan_table import Plans, section
 
-    plan, capacity, made = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
+    plan, capacity, sections = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
     if wanted.results is not None:
         name, rows = wanted.results
         plans = Plans(rows, plan, wanted.total, wanted.rates, capacity)
-        made.append(section(plans, f"Plans of {name}"))
+        sections.append(section(plans, f"Plans of {name}"))
         others += _entries(plans, job, read)
     if wanted.search is not None:
         from strategies.planner.small_space import sweep
 
         space, until = _small(job), time.monotonic() + wanted.search
-        found, left = sweep(read, space, engine, lambda done: tell(f"plans {done} of {space.size}"), until)
-        plans = Plans(found, plan, wanted.total, wanted.rates, capacity)
+        plans_found, left = sweep(read, space, engine, lambda done: tell(f"plans {done} of {space.size}"), until)
+        plans = Plans(plans_found, plan, wanted.total, wanted.rates, capacity)
         others += _entries(plans, job, read)
-        one = section(plans, "Other degrees") if found else Section("Other degrees")
+        degrees = section(plans, "Other degrees") if plans_found else Section("Other degrees")
         late = f"{left:,} more plans were not simulated: the {wanted.search:g} s of --search-seconds were over."
-        made.append(Section(one.title, one.pictures, (*one.text, late), one.sheet) if left else one)
-    return made
+        sections.append(Section(degrees.title, degrees.pictures, (*degrees.text, late), degrees.sheet) if left else degrees)
+    return sections
 
 
 def _small(job: Job) -> Space:
@@ -178,14 +183,14 @@ def _small(job: Job) -> Space:
 def _evidence(job: Job, wanted: Wanted, engine: Engine, tell: Tell) -> tuple[Section, ...]:
     from strategies.predict import profile_of
 
-    found = [trust.profile_errors(profile_of(job))]
+    sections = [trust.profile_errors(profile_of(job))]
     if wanted.validation is not None:
         name, rows = wanted.validation
-        found.append(trust.measured(rows, name))
+        sections.append(trust.measured(rows, name))
     if "published" not in wanted.without:
         tell("published runs")
-        found.append(trust.published(job, engine))
-    return tuple(found)
+        sections.append(trust.published(job, engine))
+    return tuple(sections)
 
 
 def results_of(file: str) -> Sequence[Mapping[str, Any]]:

@@ -72,8 +72,8 @@ class Sheet:
     @cached_property
     def texts(self) -> list[int]:
         """Columns with sentences, which are wrapped and stand on the left."""
-        found = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}
-        return sorted(found)
+        columns = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, str) and len(cell) > LONG}
+        return sorted(columns)
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,19 @@ class Report:
     @property
     def step(self) -> dict[str, Picture]:
         """The figures of the step itself."""
-        found = [
+        figures = [
             Picture("breakdown", "Where the step goes: time by component", breakdown, {str(self.job.get("model")): self.summary}),
             Picture("memory", "Peak memory of one GPU by stage and kind", memory, self.summary),
             Picture("gantt", "One step: passes and transfers of each stage over time", gantt, self.timeline),
             Picture("memory_over_time", "What the fullest GPU holds over the step, by kind", memory_over_time, self.timeline),
         ]
         if 1 < self.summary.gpus <= MOST:
-            found.append(Picture("traffic", "Bytes that each rank sends to each other rank", traffic, self.timeline))
+            figures.append(Picture("traffic", "Bytes that each rank sends to each other rank", traffic, self.timeline))
         if self.cluster and 1 < self.summary.gpus <= DRAWN:
-            found.append(Picture("load", "Which links of the cluster the step uses", load, (self.cluster, self.timeline)))
+            figures.append(Picture("load", "Which links of the cluster the step uses", load, (self.cluster, self.timeline)))
         if self.runs:
-            found.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
-        return {picture.name: picture for picture in found}
+            figures.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
+        return {picture.name: picture for picture in figures}
 
     @property
     def pictures(self) -> Iterator[Picture]:
@@ -147,7 +147,7 @@ def write_report(folder: Path, report: Report, formats: Sequence[str] = ("png",)
 
     formats: of the figures beside the page: png, svg. Returns the paths. Raises UserError when the folder cannot be written.
     """
-    return write_folder(Path(folder), lambda made: _write(made, report, formats))
+    return write_folder(Path(folder), lambda folder_made: _write(folder_made, report, formats))
 
 
 def write_folder(folder: Path, write: Callable[[Path], Sequence[str]]) -> list[Path]:
@@ -180,13 +180,13 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
         report.timeline.frame().to_csv(file, index=False, lineterminator="\n")
     text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
     write_whole(folder / "summary.json", text + "\n")
-    for one in report.launch:
-        if one.file:  # what cannot express the plan has none
-            write_whole(folder / one.file, one.text)
+    for launch in report.launch:
+        if launch.file:  # what cannot express the plan has none
+            write_whole(folder / launch.file, launch.text)
     beside = [
         *(f"{picture.name}.{suffix}" for picture in pictures for suffix in formats),
         *DATA,
-        *(one.file for one in report.launch if one.file),
+        *(launch.file for launch in report.launch if launch.file),
     ]
     write_whole(folder / "report.html", page(report, folder, beside))
     return ["report.html", *beside]

@@ -57,7 +57,7 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
     data = {
         "job": report.job,
         "answer": report.answer.to_dict(),
-        **{name: {key: one.to_dict() for key, one in group.items()} for name, group in groups.items()},
+        **{name: {key: answer.to_dict() for key, answer in group.items()} for name, group in groups.items()},
     }
     write_whole(folder / "servers.json", json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
     files = ["servers.json", *(f"{picture.name}.png" for picture in pictures)]
@@ -81,14 +81,19 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
 def _sections(report: ServerReport) -> list[Section]:
     alt = "Gradients per second by staleness, and how many updates gradients missed"
     picture = Picture("staleness", alt, staleness, report.by_staleness)
-    told = ["How fast steps follow each other, not how fast the loss falls: stale gradients need more steps."]
+    sentences = ["How fast steps follow each other, not how fast the loss falls: stale gradients need more steps."]
     if report.reduced is not None:
         ways = f"{count(report.reduced.tokens_per_second)} tokens/s in steps of {seconds(report.reduced.step_seconds)}"
-        told.append(f"By all-reduce (DDP) the workers' {report.reduced.gpus:,} GPUs train {ways}, without servers or staleness.")
-    by_servers = Sheet(("servers", *COLUMNS[1:]), [_row(name, one) for name, one in report.by_servers.items()])
+        sentences.append(
+            f"By all-reduce (DDP) the workers' {report.reduced.gpus:,} GPUs train {ways}, without servers or staleness."
+        )
+    by_servers = Sheet(("servers", *COLUMNS[1:]), [_row(name, answer) for name, answer in report.by_servers.items()])
     return [
         Section(
-            "By staleness", (picture,), tuple(told), table=Sheet(COLUMNS, [_row(*one) for one in report.by_staleness.items()])
+            "By staleness",
+            (picture,),
+            tuple(sentences),
+            table=Sheet(COLUMNS, [_row(*answer) for answer in report.by_staleness.items()]),
         ),
         Section("By number of servers", text=(f"Each {asynchrony(report.answer)}, beside the same workers.",), table=by_servers),
     ]

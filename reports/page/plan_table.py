@@ -76,8 +76,8 @@ class Plans:
     def name(self, row: Row) -> str:
         """What is particular about a plan, in short: `tp8 pp2 zero1`."""
         values = [(name, self.value(row, name)) for name in self.varied if name not in SILENT]
-        said = [SHORT.get(name, name.removeprefix("plan.") + "={}").format(v) for name, v in values if v not in (None, "none")]
-        return " ".join(said) or "the job's plan"
+        parts = [SHORT.get(name, name.removeprefix("plan.") + "={}").format(v) for name, v in values if v not in (None, "none")]
+        return " ".join(parts) or "the job's plan"
 
 
 def section(plans: Plans, title: str) -> Section:
@@ -165,8 +165,8 @@ def panels(plans: Plans) -> dict[str, dict[tuple[int, int], Cell]]:
     return maps
 
 
-def _better(one: Cell, other: Cell) -> bool:
-    return (one.fits, one.value or 0.0) > (other.fits, other.value or 0.0)
+def _better(cell: Cell, other: Cell) -> bool:
+    return (cell.fits, cell.value or 0.0) > (other.fits, other.value or 0.0)
 
 
 def front(plans: Plans) -> Front:

@@ -53,25 +53,25 @@ def published(job: Job, engine: Engine) -> Section:
     near.sort(key=lambda entry: entry[:2])
     chosen = [row for _, _, row in near[:NEAREST]]
     title = f"How far to trust it: published training runs on {gpu}"
-    found = [row for row in engine.map(compare, chosen) if row.error is not None]
-    if not found:
+    predicted = [row for row in engine.map(compare, chosen) if row.error is not None]
+    if not predicted:
         return Section(title, text=("None is known that can be expressed.",))
     of = (
         f"of the {len(chosen)} nearest in GPUs ({len(near)} can be expressed)"
         if len(near) > len(chosen)
         else "all that there are"
     )
-    text = f"{len(found)} runs, {of}, predicted with the shipped prices. No price was fitted to any of them."
-    return Section(title, (_scatter("published", found),), (text,), table=_errors(found))
+    text = f"{len(predicted)} runs, {of}, predicted with the shipped prices. No price was fitted to any of them."
+    return Section(title, (_scatter("published", predicted),), (text,), table=_errors(predicted))
 
 
 def measured(rows: Sequence[Compared], name: str) -> Section:
     """What `shardyard validate` wrote."""
-    found = [row for row in rows if row.error is not None]
+    predicted = [row for row in rows if row.error is not None]
     title = f"How far to trust it: {name}"
-    if not found:
+    if not predicted:
         return Section(title, text=("No row has a measured and a predicted step.",))
-    return Section(title, (_scatter("measured", found),), table=_errors(found))
+    return Section(title, (_scatter("measured", predicted),), table=_errors(predicted))
 
 
 def _scatter(name: str, rows: Sequence[Compared]) -> Picture:

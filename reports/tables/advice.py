@@ -20,81 +20,85 @@ TOLD = 3  # ties that are named
 MORE = "also tries schedules, other microbatches and orders of ranks, and proves the best"
 
 
-def advice(found: Advice, job: Job) -> RenderableType:
+def advice(result: Advice, job: Job) -> RenderableType:
     """Questions, candidates and why the first one wins."""
     table = Table(box=None, pad_edge=False)
     for name in ("way to train", "", "step", "tokens/s/GPU", "MFU", "peak memory", "exposed", "bubble", "recompute"):
         table.add_column(name, justify="left" if name == "way to train" else "right")
-    ties = _ties(found)
-    for one in found.candidates[:SHOWN]:
-        summary = one.summary
+    ties = _ties(result)
+    for candidate in result.candidates[:SHOWN]:
+        summary = candidate.summary
         again = percent(summary.breakdown["recompute"] / summary.step_seconds)
         peak = f"{gigabytes(summary.worst.peak)} GB" if summary.fits else f"does not fit: {gigabytes(summary.worst.peak)} GB"
         rates = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
         table.add_row(
-            one.name,
-            "★" if one is found.best else "≈" if one in ties else "",
+            candidate.name,
+            "★" if candidate is result.best else "≈" if candidate in ties else "",
             *rates,
             peak,
             percent(summary.exposed),
             percent(summary.bubble),
             again,
         )
-    more = len(found.candidates) - SHOWN
+    more = len(result.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
-    rest += [Text(line, "dim") for line in _dropped(found, job)]
+    rest += [Text(line, "dim") for line in _dropped(result, job)]
     rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}", "dim")]
     rest += notes_of(job)
-    lines = [Text(f"{question}? {answer}") for question, answer in found.questions]
-    return Group(Text(verdict(found, job), "bold"), *_arguments(found, job), "", *lines, "", table, *rest)
+    lines = [Text(f"{question}? {answer}") for question, answer in result.questions]
+    return Group(Text(verdict(result, job), "bold"), *_arguments(result, job), "", *lines, "", table, *rest)
 
 
-def _arguments(found: Advice, job: Job) -> list[Text]:
+def _arguments(answer: Advice, job: Job) -> list[Text]:
     """What makes the job the best one."""
-    settings = as_arguments(differences(job, found.best.job)) if found.best else ""
+    settings = as_arguments(differences(job, answer.best.job)) if answer.best else ""
     return [Text(f"as arguments: {settings}")] if settings else []
 
 
-def _dropped(found: Advice, job: Job) -> Iterator[str]:
+def _dropped(answer: Advice, job: Job) -> Iterator[str]:
     """What the job's plan says and some ways leave out, as it does not apply to them."""
-    for field, names in found.dropped.items():
+    for field, names in answer.dropped.items():
         value = as_argument(f"plan.{field}", getattr(job.plan, field))
         others = f" and {plural(len(names) - TOLD, 'other')}" if len(names) > TOLD else ""
         yield f"{value} does not apply to, and is left out of: {', '.join(names[:TOLD])}{others}"
 
 
-def verdict(found: Advice, job: Job) -> str:
+def verdict(answer: Advice, job: Job) -> str:
     """The winner, and what it saves against the next one."""
-    best, cluster = found.best, job.cluster
-    batch = step_of(found.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
+    best, cluster = answer.best, job.cluster
+    batch = step_of(answer.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
     what = f"{job.model.name} on {cluster.nodes} × {cluster.name} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
         return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
     bar = best.summary.interval
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
-    ties = _ties(found)
-    others = [one for one in found.candidates[1:] if one.summary.fits and one not in ties]
-    named = ", ".join(one.name for one in ties[:TOLD]) + (f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else "")
+    ties = _ties(answer)
+    others = [candidate for candidate in answer.candidates[1:] if candidate.summary.fits and candidate not in ties]
+    named = ", ".join(candidate.name for candidate in ties[:TOLD]) + (
+        f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else ""
+    )
     why = f"; a tie with {named}" if ties else ""
     why += f"; {_why(best, others[0])}" if others else ""
     return f"{what}: {best.name}, {step} per step{why}"
 
 
-def _ties(found: Advice) -> list[Candidate]:
+def _ties(answer: Advice) -> list[Candidate]:
     """What fits and is as good as the best, as far as can be told."""
     from strategies.planner.uncertainty import tied
 
-    best = found.best
-    fitting = [one for one in found.candidates[1:] if one.summary.fits]
-    return [one for one in fitting if best is not None and tied(one.summary.step_seconds, best.summary.step_seconds)]
+    best = answer.best
+    fitting = [candidate for candidate in answer.candidates[1:] if candidate.summary.fits]
+    return [
+        candidate for candidate in fitting if best is not None and tied(candidate.summary.step_seconds, best.summary.step_seconds)
+    ]
 
 
 def _why(best: Candidate, other: Candidate) -> str:
     """Where the next one loses its time."""
-    one, two = best.summary, other.summary
-    gain = two.step_seconds / one.step_seconds - 1
-    parts = {name: two.breakdown[name] - one.breakdown[name] for name in one.breakdown}
+    mine, two = best.summary, other.summary
+    gain = two.step_seconds / mine.step_seconds - 1
+    parts = {name: two.breakdown[name] - mine.breakdown[name] for name in mine.breakdown}
     most = max(parts, key=lambda name: parts[name])
     words = {"recompute": "recomputing", "bubble": "the pipeline's bubble"} | {f"{a} exposed": f"waiting for {a}" for a in AXES}
     return f"{percent(gain)} faster than {other.name}, which loses {seconds(parts[most])} more by {words.get(most, most)}"

@@ -41,15 +41,17 @@ def table(data: Sweep) -> RenderableType:
 
     others = data.names[:COLUMNS]
     title = f"{data.operation} on {data.where}; GB/s = 1e9 bytes/s"
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    result = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("size", "chosen", "time", "algbw", "busbw", *others):
         style = "dim" if name in others else None
-        made.add_column(name.replace("/", "\n"), justify="left" if name == "chosen" else "right", style=style, no_wrap=True)
+        result.add_column(name.replace("/", "\n"), justify="left" if name == "chosen" else "right", style=style, no_wrap=True)
     for options in data.prices:
         first, times = options[0], {point.name: seconds(point.seconds) for point in options}
         rates = [digits(rate / 1e9) for rate in data.rate(first.bytes, first.seconds)]
-        made.add_row(size_of(first.bytes), first.name, seconds(first.seconds), *rates, *(times.get(name, "") for name in others))
-    return made
+        result.add_row(
+            size_of(first.bytes), first.name, seconds(first.seconds), *rates, *(times.get(name, "") for name in others)
+        )
+    return result
 
 
 def comparison(data: Sweep) -> RenderableType:
@@ -58,10 +60,10 @@ def comparison(data: Sweep) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("size", "measured", "predicted", "error", "measured busbw"):
-        made.add_column(name, justify="right")
+        result.add_column(name, justify="right")
     for (size, time), price, error in zip(data.measured, data.at_measured, data.errors, strict=True):
         busbw = digits(data.rate(size, time)[1] / 1e9)
-        made.add_row(size_of(size), seconds(time), seconds(price), signed(error), busbw)
-    return Group(made, accuracy(data))
+        result.add_row(size_of(size), seconds(time), seconds(price), signed(error), busbw)
+    return Group(result, accuracy(data))

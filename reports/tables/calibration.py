@@ -69,10 +69,10 @@ def _rows(points: Sequence[Point]) -> list[tuple[str, int, float, float, float |
     for point in points:
         series.setdefault(point.series, []).append(point)
     result = []
-    for name, those in series.items():
-        fitted, out = ([abs(point.error) for point in those if point.heldout == held] for held in (False, True))
-        worst = max(those, key=lambda point: abs(point.error)).error
-        result.append((name, len(those), median(fitted) if fitted else 0.0, worst, median(out) if out else None))
+    for name, of_series in series.items():
+        fitted, out = ([abs(point.error) for point in of_series if point.heldout == held] for held in (False, True))
+        worst = max(of_series, key=lambda point: abs(point.error)).error
+        result.append((name, len(of_series), median(fitted) if fitted else 0.0, worst, median(out) if out else None))
     return result
 
 
@@ -82,12 +82,12 @@ def accuracy(result: Result) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"profile {result.fitted.profile.name}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"profile {result.fitted.profile.name}", title_justify="left")
     for name in ("measured", "sizes", "error of the fit", "kept out", "worst"):
-        made.add_column(name, justify="left" if name == "measured" else "right")
+        table.add_column(name, justify="left" if name == "measured" else "right")
     for points in result.fitted.points.values():
         for name, count, fitted, worst, out in _rows(points):
-            made.add_row(
+            table.add_row(
                 name,
                 str(count),
                 percent(fitted) if fitted > 1e-9 else "",
@@ -100,7 +100,7 @@ def accuracy(result: Result) -> RenderableType:
         for check in result.layers
     ]
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]
-    return Group(made, *lines)
+    return Group(table, *lines)
 
 
 def to_dict(result: Result) -> dict[str, Any]:
@@ -142,11 +142,13 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
     series: dict[str, list[Point]] = {}
     for point in data.points[part]:
         series.setdefault(point.series, []).append(point)
-    series = {name: those for name, those in series.items() if any(point.bytes > 0 for point in those)}  # a barrier has no size
-    for number, (name, those) in enumerate(series.items()):
+    series = {
+        name: points for name, points in series.items() if any(point.bytes > 0 for point in points)
+    }  # a barrier has no size
+    for number, (name, points) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         _dots(
-            above, below, sorted((p for p in those if p.bytes > 0), key=lambda point: point.bytes), colour, name, part == "links"
+            above, below, sorted((p for p in points if p.bytes > 0), key=lambda point: point.bytes), colour, name, part == "links"
         )
         if alone := [pair for pair in data.alone.get(name, []) if pair[0] > 0]:
             above.plot(*zip(*alone, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
@@ -158,14 +160,14 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
     below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
 
 
-def _dots(above: Axes, below: Axes, those: Sequence[Point], colour: str, name: str, line: bool) -> None:
+def _dots(above: Axes, below: Axes, points: Sequence[Point], colour: str, name: str, line: bool) -> None:
     """Measurements and what the fit says of them."""
     for held in (False, True):
-        own = [point for point in those if point.heldout == held]
+        own = [point for point in points if point.heldout == held]
         style: dict[str, Any] = {"color": colour, "markersize": 3.5, "linestyle": "none", "marker": "o"}
         style |= {"markerfacecolor": "none"} if held else {"label": name}
         above.plot([point.bytes for point in own], [point.measured for point in own], **style)
         below.plot([point.bytes for point in own], [100 * point.error for point in own], **style)
-    sizes, prices = [point.bytes for point in those], [point.predicted for point in those]
+    sizes, prices = [point.bytes for point in points], [point.predicted for point in points]
     shape: dict[str, Any] = {"linewidth": 1.2} if line else {"linestyle": "none", "marker": "x", "markersize": 3, "alpha": 0.6}
     above.plot(sizes, prices, color=DARK if not line else colour, **shape)

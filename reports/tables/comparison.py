@@ -90,8 +90,8 @@ def _costs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     if len({job["rates"].usd for _, _, job in runs if "rates" in job}) < 2:
         return []
     whole = [training_cost(summary, job) for _, summary, job in runs]
-    prices = ["no price" if one.rates.usd is None else f"${one.rates.usd:.2f}" for one in whole]
-    money = ["–" if one.usd is None else dollars(one.usd) for one in whole]
+    prices = ["no price" if answer.rates.usd is None else f"${answer.rates.usd:.2f}" for answer in whole]
+    money = ["–" if answer.usd is None else dollars(answer.usd) for answer in whole]
     return [("price of a GPU-hour", prices), (f"cost of {tokens_text(whole[0].tokens)}", money)]
 
 
@@ -150,4 +150,4 @@ def brief(value: object) -> str:
     """As text; of a long list how often each value follows itself: `49 × 1, 14 × 2, 49 × 1`."""
     if not isinstance(value, list) or len(value) <= 8:
         return str(value)
-    return ", ".join(f"{len(list(same))} × {one}" for one, same in groupby(value))
+    return ", ".join(f"{len(list(same))} × {value_of_run}" for value_of_run, same in groupby(value))

@@ -23,10 +23,10 @@ NOTES = 4  # about prices, on one screen
 NOTABLE = 0.05  # of the time that a process waited for a core
 
 
-def execution(one: Validated) -> RenderableType:
+def execution(validated: Validated) -> RenderableType:
     """One screen of one job: is it right, how long, what was sent, what was held; predictions beside."""
-    run, compared = one.execution, one.execution.compared
-    title = f"{one.job.name} on {run.ranks} processes of {run.machine['machine']}"
+    run, compared = validated.execution, validated.execution.compared
+    title = f"{validated.job.name} on {run.ranks} processes of {run.machine['machine']}"
     if run.times:
         title += f": {seconds(run.times['step'])} per step"
     gradient = f"gradients {compared['gradient']:.1g}, " if compared["gradient"] is not None else ""
@@ -43,9 +43,11 @@ def execution(one: Validated) -> RenderableType:
     if run.wire and run.wire != run.volume:
         wire = ", ".join(f"{axis} {size(value)}" for axis, value in run.wire.items())
         lines.append(Text(f"on the wire, by gloo's algorithms: {wire}"))
-    lines += _notes(run.notes, one.summary.notes)
-    provenance = f"{run.machine['versions']} · {run.machine['date']} · profile {one.summary.profile} · hash {one.job.hash}"
-    return Group(Text(title, "bold"), Text(), _table([one]), Text(), Text(same), *lines, Text(provenance, "dim"))
+    lines += _notes(run.notes, validated.summary.notes)
+    provenance = (
+        f"{run.machine['versions']} · {run.machine['date']} · profile {validated.summary.profile} · hash {validated.job.hash}"
+    )
+    return Group(Text(title, "bold"), Text(), _table([validated]), Text(), Text(same), *lines, Text(provenance, "dim"))
 
 
 @contextmanager
@@ -76,9 +78,9 @@ def progress(executions: int, quiet: bool, keep: dict[str, Validated]) -> Iterat
 def _notes(first: Iterable[str], others: Iterable[str]) -> list[Text]:
     """Each once: of the execution all, of prices (what they were not measured for) not more than a screen takes."""
     mine = list(dict.fromkeys(first))
-    found = [note for note in dict.fromkeys(others) if note not in mine]
-    left = [f"… and {len(found) - NOTES} more notes about prices"] if len(found) > NOTES else []
-    return [*(Text(f"note: {note}", "yellow") for note in [*mine, *found[:NOTES]]), *map(Text, left)]
+    further = [note for note in dict.fromkeys(others) if note not in mine]
+    left = [f"… and {len(further) - NOTES} more notes about prices"] if len(further) > NOTES else []
+    return [*(Text(f"note: {note}", "yellow") for note in [*mine, *further[:NOTES]]), *map(Text, left)]
 
 
 def _timing(times: Mapping[str, Any]) -> str:
@@ -90,19 +92,22 @@ def _timing(times: Mapping[str, Any]) -> str:
     return f"{counted}, spread ±{percent(times['spread'])}, {what} {load}"
 
 
-def served(one: Served) -> RenderableType:
+def served(answer: Served) -> RenderableType:
     """Training with parameter servers: how fast, how old its parameters were, what was sent, and that it is right."""
-    how = {0: "synchronous", None: "asynchronous"}.get(one.bound, f"at most {one.bound} steps ahead")
-    rate = one.steps * one.workers / one.seconds
-    compared = one.compared
+    how = {0: "synchronous", None: "asynchronous"}.get(answer.bound, f"at most {answer.bound} steps ahead")
+    rate = answer.steps * answer.workers / answer.seconds
+    compared = answer.compared
     return Group(
-        Text(f"{one.name}: {one.workers} workers and {one.servers} servers, {how}: {digits(rate)} gradients/s", "bold"),
+        Text(f"{answer.name}: {answer.workers} workers and {answer.servers} servers, {how}: {digits(rate)} gradients/s", "bold"),
         Text(
-            f"{one.steps} steps of every worker in {seconds(one.seconds)}; loss {compared['losses'][0]:.4f} → "
+            f"{answer.steps} steps of every worker in {seconds(answer.seconds)}; loss {compared['losses'][0]:.4f} → "
             f"{compared['losses'][-1]:.4f}"
         ),
-        Text(f"updates between a gradient's parameters and its own: {digits(one.mean_age)} in the mean, {one.most_age} at most"),
-        Text(f"sent in a step: {size(one.sent_by_worker)} by a worker, {size(one.sent_by_server)} by a server"),
+        Text(
+            f"updates between a gradient's parameters and its own: {digits(answer.mean_age)} in the mean, "
+            f"{answer.most_age} at most"
+        ),
+        Text(f"sent in a step: {size(answer.sent_by_worker)} by a worker, {size(answer.sent_by_server)} by a server"),
         Text(
             f"as one process that replays the order of gradients: losses within {compared['loss']:.1g}, updates "
             f"{compared['update']:.1g} (allowed {compared['tolerance']:g})"
@@ -114,9 +119,9 @@ def validation(every: Sequence[Validated]) -> RenderableType:
     """All jobs: a row per number, then the errors of step times."""
     from statistics import median
 
-    off = sorted((abs(row.error), row.job) for one in every for row in one.rows if row.what == "step")
-    volumes = [row for one in every for row in one.rows if row.what == "volume"]
-    memory = [abs(row.error) for one in every for row in one.rows if row.what == "memory"]
+    off = sorted((abs(row.error), row.job) for validated in every for row in validated.rows if row.what == "step")
+    volumes = [row for validated in every for row in validated.rows if row.what == "volume"]
+    memory = [abs(row.error) for validated in every for row in validated.rows if row.what == "memory"]
     equal = sum(abs(row.predicted - row.measured) < 1 for row in volumes)
     lines = [
         f"volume: {equal} of {len(volumes)} equal to the byte",
@@ -126,29 +131,33 @@ def validation(every: Sequence[Validated]) -> RenderableType:
         steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
         lines.insert(0, f"step time: {steps}")
         lines.append(f"worst step: {worst(every)}")
-    apart = [(max(one.launches) / min(one.launches) - 1, one.job.name) for one in every if len(one.launches) > 1]
+    apart = [
+        (max(validated.launches) / min(validated.launches) - 1, validated.job.name)
+        for validated in every
+        if len(validated.launches) > 1
+    ]
     if apart:
         middle, (most, name) = median(far for far, _ in apart), max(apart)
-        times = max(len(one.launches) for one in every)
+        times = max(len(validated.launches) for validated in every)
         lines.append(
             f"launches: {times} of each, of which the median counts; slowest over fastest +{percent(middle)} in the median, "
             f"+{percent(most)} at most ({name})"
         )
-    notes = [note for one in every for note in one.execution.notes]
-    disturbed = [one.job.name for one in every if one.execution.times and not one.execution.times["kept"]]
+    notes = [note for validated in every for note in validated.execution.notes]
+    disturbed = [validated.job.name for validated in every if validated.execution.times and not validated.execution.times["kept"]]
     if disturbed:
         notes.append(f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}")
-    prices = (note for one in every for note in one.summary.notes)
+    prices = (note for validated in every for note in validated.summary.notes)
     return Group(_table(every), Text(), *map(Text, lines), *_notes(notes, prices))
 
 
 def worst(every: Sequence[Validated]) -> str:
     """The worst step prediction in words: by how much, how much of it noise can be, and where the prediction spends the step."""
-    timed = [(abs(row.error), row, one) for one in every for row in one.rows if row.what == "step"]
-    _, row, one = max(timed, key=lambda found: found[0])
-    times, summary = one.execution.times or {}, one.summary
+    timed = [(abs(row.error), row, validated) for validated in every for row in validated.rows if row.what == "step"]
+    _, row, validated = max(timed, key=lambda found: found[0])
+    times, summary = validated.execution.times or {}, validated.summary
     gap = abs(row.predicted - row.measured)
-    said = f"{row.job} took {seconds(gap)} {'longer' if row.measured > row.predicted else 'less'} than predicted"
+    sentence = f"{row.job} took {seconds(gap)} {'longer' if row.measured > row.predicted else 'less'} than predicted"
     causes = []
     if not times.get("kept"):
         causes.append(f"others took {percent(times.get('foreign', 0.0))} of the machine in every block")
@@ -165,7 +174,7 @@ def worst(every: Sequence[Validated]) -> str:
         "; ".join(causes)
         or "nothing disturbed it: prices of its largest parts are off, or the framework does more than is simulated"
     )
-    return f"{said}; {why}; predicted are {spent}"
+    return f"{sentence}; {why}; predicted are {spent}"
 
 
 def _table(every: Sequence[Validated]) -> Table:
@@ -173,9 +182,9 @@ def _table(every: Sequence[Validated]) -> Table:
     several = len(every) > 1
     for name in [*["job"] * several, "", "predicted", "measured", "error"]:
         table.add_column(name, justify="right" if name not in ("", "job") else "left", header_style="dim", no_wrap=True)
-    for one in every:
-        for number, row in enumerate(one.rows):
-            table.add_row(*[one.job.name if not number else ""] * several, *_cells(row))
+    for validated in every:
+        for number, row in enumerate(validated.rows):
+            table.add_row(*[validated.job.name if not number else ""] * several, *_cells(row))
     return table
 
 

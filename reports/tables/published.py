@@ -79,11 +79,11 @@ def _memory(rows: Sequence[Compared]) -> list[RenderableType]:
         lines.append(Text(f"memory, {source} ({kind}): {len(errors)} rows, off by {percent(mean)}, bias {signed(bias)}"))
     known = [row for row in rows if row.fits is not None]
     out = [row for row in known if row.ran_out_of_memory]
-    found = sum(not row.fits for row in out)
-    wrong = sum(not row.fits for row in known) - found
+    predicted = sum(not row.fits for row in out)
+    wrong = sum(not row.fits for row in known) - predicted
     if known:
         lines.append(
-            Text(f"out of memory: {found} of {len(out)} found; {wrong} of {len(known) - len(out)} that ran said not to fit")
+            Text(f"out of memory: {predicted} of {len(out)} found; {wrong} of {len(known) - len(out)} that ran said not to fit")
         )
     return lines
 
@@ -146,7 +146,9 @@ def _from_json(path: Path) -> list[Compared]:
     """Step times of executed jobs."""
     text = load_text(path)
     try:
-        pairs = [(one, row) for one in parse_document(text, path) for row in one["rows"] if row["what"] == "step"]
+        pairs = [
+            (validated, row) for validated in parse_document(text, path) for row in validated["rows"] if row["what"] == "step"
+        ]
         return [
             Compared(
                 row["job"],
@@ -154,13 +156,13 @@ def _from_json(path: Path) -> list[Compared]:
                 "PyTorch",
                 "",
                 row["job"],
-                gpu=one["execution"]["machine"]["machine"],
-                gpus=one["execution"]["ranks"],
-                profile=one["profile"],
+                gpu=validated["execution"]["machine"]["machine"],
+                gpus=validated["execution"]["ranks"],
+                profile=validated["profile"],
                 step=row["measured"],
                 predicted_step=row["predicted"],
             )
-            for one, row in pairs
+            for validated, row in pairs
         ]
     except (KeyError, TypeError):
         raise UserError(f"{path}: is not what `shardyard validate --output` writes") from None

@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-def overview(found: Answer, job: Job, tokens: float | None, top: int, bar: Interval | None = None) -> RenderableType:
+def overview(answer: Answer, job: Job, tokens: float | None, top: int, bar: Interval | None = None) -> RenderableType:
     """On one screen. bar: around the step of the best."""
     from strategies.planner.search.answer import pareto
 
-    lines: list[RenderableType] = [Text(verdict(found, job), "bold")]
-    if found.best is not None:
+    lines: list[RenderableType] = [Text(verdict(answer, job), "bold")]
+    if answer.best is not None:
         if bar is not None:
             lines.append(Text(f"its step, {100 * bar.level:.0f} % interval: {spread(bar)}"))
-        shown = found.rows[: max(top, SHOWN)]
-        lines += ["", _plans("the best plans that were simulated", shown, found, tokens)]
-        lines += [Text(tie_rule(), "dim")] if any(_tied(row, found) for row in shown[1:]) else []
-        front = pareto(found.rows)
-        unproven = f"not proven: {found.interrupted}" if found.interrupted else "--front proves it"
-        proven = "proven" if found.front else f"of what was simulated; {unproven}"
-        if len(front) > 1 or found.front:
-            lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, found, tokens)]
-        lines += ["", Text(f"as arguments: {arguments(found.best, job)}")]
-    lines += ["", *map(Text, _where_they_went(found)), *notes_of(job)]
+        shown = answer.rows[: max(top, SHOWN)]
+        lines += ["", _plans("the best plans that were simulated", shown, answer, tokens)]
+        lines += [Text(tie_rule(), "dim")] if any(_tied(row, answer) for row in shown[1:]) else []
+        front = pareto(answer.rows)
+        unproven = f"not proven: {answer.interrupted}" if answer.interrupted else "--front proves it"
+        proven = "proven" if answer.front else f"of what was simulated; {unproven}"
+        if len(front) > 1 or answer.front:
+            lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, answer, tokens)]
+        lines += ["", Text(f"as arguments: {arguments(answer.best, job)}")]
+    lines += ["", *map(Text, _where_they_went(answer)), *notes_of(job)]
     return Group(*lines)
 
 
@@ -62,59 +62,58 @@ def arguments(row: dict[str, Any], job: Job) -> str:
     return as_arguments(stated_otherwise(job, row["changes"]))
 
 
-def verdict(found: Answer, job: Job) -> str:
+def verdict(answer: Answer, job: Job) -> str:
     """The answer in a sentence, and how sure it is."""
-    model, best = job.model.name, found.best
-    if best is None and found.interrupted:
-        left, every = found.counts["open"], found.counts["allowed"]
+    model, best = job.model.name, answer.best
+    if best is None and answer.interrupted:
+        left, every = answer.counts["open"], answer.counts["allowed"]
         if not every:
-            return f"{model}: none found yet ({found.interrupted}): all of {found.combinations:,} combinations are open"
-        return f"{model}: none found yet ({found.interrupted}): {left:,} of {every:,} plans are open"
+            return f"{model}: none found yet ({answer.interrupted}): all of {answer.combinations:,} combinations are open"
+        return f"{model}: none found yet ({answer.interrupted}): {left:,} of {every:,} plans are open"
     if best is None:
-        return f"{model}: none of {found.counts['allowed']:,} plans keeps to everything"
-    goal = found.objective
+        return f"{model}: none of {answer.counts['allowed']:,} plans keeps to everything"
+    goal = answer.objective
     number, unit = goal.told(best["value"])
     value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
-    if found.proven:
-        sure = f"proven best of {found.combinations:,} combinations"
+    if answer.proven:
+        sure = f"proven best of {answer.combinations:,} combinations"
     else:
-        sure = (
-            f"not proven ({found.interrupted}): at most {percent(found.gap)} from the best of {found.combinations:,} combinations"
-        )
+        gap = percent(answer.gap)
+        sure = f"not proven ({answer.interrupted}): at most {gap} from the best of {answer.combinations:,} combinations"
     sequence = best["changes"].get("plan.sequence") or job.plan.sequence_of(job.model)
     batch = step_of(round(best["scale"].tokens_per_step / sequence), sequence)
     return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
-def as_data(found: Answer, job: Job, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
+def as_data(answer: Answer, job: Job, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
     """For machines, with stable keys. job: what the arguments are given to; bar: around the step of the best."""
     from strategies.planner.search.answer import pareto
 
-    hashes = [row["hash"] for row in pareto(found.rows)]
+    hashes = [row["hash"] for row in pareto(answer.rows)]
     return {
-        "objective": found.objective.name,
-        "unit": found.objective.unit,
-        "best": _plain(found.best, tokens) if found.best else None,
-        "arguments": arguments(found.best, job) if found.best else None,
-        "proven": found.proven,
-        "gap": found.gap,
-        "interrupted": found.interrupted,
-        "combinations": found.combinations,
-        "counts": found.counts,
-        "refused": dict(found.refused),
-        "pruned": dict(found.pruned),
-        "nearest": found.nearest,
-        "rows": [_plain(row, tokens) for row in found.rows],
+        "objective": answer.objective.name,
+        "unit": answer.objective.unit,
+        "best": _plain(answer.best, tokens) if answer.best else None,
+        "arguments": arguments(answer.best, job) if answer.best else None,
+        "proven": answer.proven,
+        "gap": answer.gap,
+        "interrupted": answer.interrupted,
+        "combinations": answer.combinations,
+        "counts": answer.counts,
+        "refused": dict(answer.refused),
+        "pruned": dict(answer.pruned),
+        "nearest": answer.nearest,
+        "rows": [_plain(row, tokens) for row in answer.rows],
         "front": hashes,
-        "front_proven": found.front,
+        "front_proven": answer.front,
         "interval": asdict(bar) if bar else None,
     }
 
 
-def pace(found: Answer) -> str:
+def pace(answer: Answer) -> str:
     """How long it took. Beside the answer, which is the same every time."""
-    took = found.seconds
-    rate = found.counts["allowed"] / took["all"] if took["all"] else 0.0
+    took = answer.seconds
+    rate = answer.counts["allowed"] / took["all"] if took["all"] else 0.0
     return f"bounds took {took['bounds']:.1f} s, all of it {took['all']:.1f} s: {rate:,.0f} plans decided per second"
 
 
@@ -124,7 +123,7 @@ def _plain(row: dict[str, Any], tokens: float | None) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("scale", "pace", "spend", "bound")} | {"training": whole}
 
 
-def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: float | None) -> Table:
+def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: float | None) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
     heads = [
         "",
@@ -137,23 +136,23 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], found: Answer, tokens: fl
     ]
     for head in heads:
         table.add_column(head, justify="left" if head in ("", "plan") else "right")
-    differing = _differing(found.rows)
+    differing = _differing(answer.rows)
     for row in rows:
         scale = row["scale"]
         whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or TOKENS)
         money = "–" if whole.usd is None else dollars(whole.usd)
         training = [digits(whole.seconds / 86400), money] if tokens else [money]
         plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
-        mark = "★" if row is found.best else "≈" if _tied(row, found) else ""
+        mark = "★" if row is answer.best else "≈" if _tied(row, answer) else ""
         numbers = seconds(row["step"]), digits(row["tokens_per_second_per_gpu"]), percent(row["mfu"]), size(row["memory"])
         table.add_row(mark, *numbers, *training, plan)
     return table
 
 
-def _tied(row: dict[str, Any], found: Answer) -> bool:
+def _tied(row: dict[str, Any], answer: Answer) -> bool:
     from strategies.planner.uncertainty import tied
 
-    return found.best is not None and tied(row["value"], found.best["value"])
+    return answer.best is not None and tied(row["value"], answer.best["value"])
 
 
 def _set(row: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -170,22 +169,22 @@ def _differing(rows: Iterable[dict[str, Any]]) -> set[str]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_shown(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_shown(item)}' for name, item in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _where_they_went(found: Answer) -> list[str]:
+def _where_they_went(answer: Answer) -> list[str]:
     """Why plans are not in the answer, and what it took."""
-    same = found.counts["same"]
-    refused = found.combinations - found.counts["unseen"] - found.counts["allowed"] - same
-    lines = [f"{refused:,} combinations break a rule: " + _counted(found)] if refused else []
+    same = answer.counts["same"]
+    refused = answer.combinations - answer.counts["unseen"] - answer.counts["allowed"] - same
+    lines = [f"{refused:,} combinations break a rule: " + _counted(answer)] if refused else []
     if same:
         lines.append(
             f"{same:,} combinations are left out: others told differently (sharding on one rank, orders of one rank), "
             "and schedules of a pipeline at pp=1"
         )
-    lines += [f"{plans:,} plans break {name}: {found.nearest[name]}" for name, plans in found.pruned.most_common()]
-    counts = found.counts
+    lines += [f"{plans:,} plans break {name}: {answer.nearest[name]}" for name, plans in answer.pruned.most_common()]
+    counts = answer.counts
     known = f" and {counts['known']:,} known already" if counts["known"] else ""
     if counts["set aside"]:
         known += f" ({counts['set aside']:,} results by other prices or code set aside)"
@@ -193,11 +192,11 @@ def _where_they_went(found: Answer) -> list[str]:
         f"{counts['allowed']:,} plans bounded, {counts['tightened']:,} bounds tightened, "
         f"{counts['simulated']:,} plans simulated{known}"
     )
-    if found.best is not None:
-        lines.append(rates_told(found.best["scale"].rates))
+    if answer.best is not None:
+        lines.append(rates_told(answer.best["scale"].rates))
     return lines
 
 
-def _counted(found: Answer) -> str:
+def _counted(answer: Answer) -> str:
     """The rules that are broken most, each with an example."""
-    return "; ".join(f"{plans:,} × {found.examples.get(one, one)}" for one, plans in found.refused.most_common(3))
+    return "; ".join(f"{plans:,} × {answer.examples.get(reason, reason)}" for reason, plans in answer.refused.most_common(3))

@@ -19,13 +19,13 @@ def table(name: str, step: float, effects: Sequence[Effect]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("price", "times", "step", "", "times", "step", "", "swing"):
-        made.add_column(column, justify="left" if column in ("price", "swing") else "right", no_wrap=True)
+        result.add_column(column, justify="left" if column in ("price", "swing") else "right", no_wrap=True)
     widest = max((effect.swing for effect in effects), default=1.0)
     for effect in effects:
         cells = []
         for factor, value in ((1 / effect.factor, effect.low), (effect.factor, effect.high)):
             cells += [f"{factor:.2f}", seconds(value), signed(value / step - 1, 2)]
-        made.add_row(PRICED.get(effect.name, effect.name), *cells, Text(bar(effect.swing / widest, 20), "cyan"))
-    return Group(Text(f"{name}: {seconds(step)} per step; what each price does to it", "bold"), made)
+        result.add_row(PRICED.get(effect.name, effect.name), *cells, Text(bar(effect.swing / widest, 20), "cyan"))
+    return Group(Text(f"{name}: {seconds(step)} per step; what each price does to it", "bold"), result)

@@ -46,12 +46,12 @@ def overview(
 
     where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({plural(job.cluster.gpus, 'GPU')})"
     first = base[0]
-    said = first.refused
+    reason = first.refused
     if first.summary is not None:
         plan = job.resolve()
         where += f", {step_of(plan.global_batch, plan.sequence)}"
-        said = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
-    lines: list[RenderableType] = [Text(f"{where}: {said}", "bold"), ""]
+        reason = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
+    lines: list[RenderableType] = [Text(f"{where}: {reason}", "bold"), ""]
     lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
     if len(base) > 1:
         changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))

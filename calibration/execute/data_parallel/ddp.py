@@ -38,7 +38,7 @@ class Bucket:
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
-        self.flat = torch.empty(sum(local(one.detach()).numel() for one in parameters), dtype=parameters[0].dtype)
+        self.flat = torch.empty(sum(local(parameter.detach()).numel() for parameter in parameters), dtype=parameters[0].dtype)
         self.flat = self.flat.to(parameters[0].device)
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class DDP(Hook):
         self.by_hand = not reducer_works(setup.job)
         if setup.resolved.dp == 1 or self.by_hand:
             if setup.resolved.dp > 1:
-                parameters = [one for one in reversed(list(chunk.net.parameters())) if one not in self.filled]
+                parameters = [parameter for parameter in reversed(list(chunk.net.parameters())) if parameter not in self.filled]
                 for bucket in map(Bucket, in_buckets(parameters, setup.bucket)):
                     self.filled |= dict.fromkeys(bucket.parameters, bucket)
             return chunk.net

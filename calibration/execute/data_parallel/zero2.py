@@ -81,7 +81,7 @@ class Zero2(Zero1):
         for bucket in mine:
             for tensor in bucket.tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
-                hear(lambda one, bucket=bucket: self._taken(mine, bucket, one))
+                hear(lambda parameter, bucket=bucket: self._taken(mine, bucket, parameter))
         self.buckets += mine
         return chunk.net
 

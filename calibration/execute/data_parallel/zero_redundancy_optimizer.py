@@ -25,11 +25,11 @@ class ZeroRedundancyOptimizer(DDP):
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What has no single owner."""
-        said = "data_parallel=zero_redundancy_optimizer"
+        field = "data_parallel=zero_redundancy_optimizer"
         if job.plan.tp > 1:
-            return f"{said} with tp={job.plan.tp}: it broadcasts plain tensors, and tp ranks have DTensors"
+            return f"{field} with tp={job.plan.tp}: it broadcasts plain tensors, and tp ranks have DTensors"
         if shares_embedding(job, resolved):
-            return f"{said} with schedule={job.plan.schedule}: two stages of a rank share a matrix, which has two owners"
+            return f"{field} with schedule={job.plan.schedule}: two stages of a rank share a matrix, which has two owners"
         return None
 
     def make_optimizer(self) -> Any:

@@ -80,9 +80,9 @@ def search(price: Price, bounds: Mapping[str, tuple[float, float]], seconds: Arr
     return minimise(lambda x: loss(price(dict(zip(names, x, strict=True)))[~out], seconds[~out], weight), bounds)
 
 
-def points(name: str, sizes: Array, seconds: Array, found: Array, out: NDArray[np.bool_]) -> list[Point]:
+def points(name: str, sizes: Array, seconds: Array, prices: Array, out: NDArray[np.bool_]) -> list[Point]:
     """Rows as points of a plot."""
-    table = zip(sizes.tolist(), seconds.tolist(), found.tolist(), out.tolist(), strict=True)
+    table = zip(sizes.tolist(), seconds.tolist(), prices.tolist(), out.tolist(), strict=True)
     return [Point(name, size, measured, predicted, held) for size, measured, predicted, held in table]
 
 
@@ -97,12 +97,12 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
         clocks = gemm_clocks(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum)
         return np.asarray(launch + clocks[1])
 
-    def made(found: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
+    def made(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:
-            return gemm_curve(found)
-        one = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
-        numbers: dict[str, Any] = dict(found)
-        return GemmCurve.model_construct(tiles=(one,), wave=0.0, split=0.0, **numbers)
+            return gemm_curve(values)
+        single = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
+        numbers: dict[str, Any] = dict(values)
+        return GemmCurve.model_construct(tiles=(single,), wave=0.0, split=0.0, **numbers)
 
     best: tuple[float, GemmCurve] | None = None
     for tile in CORE_TILES if not gpu.sms else ((0, 0),):
@@ -125,17 +125,17 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     shape = (batch, heads, heads, length, length, dim, np.ones(len(fused)))
     bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
 
-    def made(found: Mapping[str, float]) -> AttentionCurve:
+    def made(values: Mapping[str, float]) -> AttentionCurve:
         rest = {} if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
-        return AttentionCurve.model_construct(**({"block": 128} | rest | dict(found)))  # type: ignore[arg-type]
+        return AttentionCurve.model_construct(**({"block": 128} | rest | dict(values)))  # type: ignore[arg-type]
 
-    def price(found: Mapping[str, float]) -> Array:
-        forward = attention_seconds(made(found), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
-        return np.asarray(launch + np.where(backward, attention_backward_seconds(made(found), forward), forward))
+    def price(values: Mapping[str, float]) -> Array:
+        forward = attention_seconds(made(values), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
+        return np.asarray(launch + np.where(backward, attention_backward_seconds(made(values), forward), forward))
 
-    found = search(price, bounds, seconds, out)
+    best = search(price, bounds, seconds, out)
     flops = 2 * batch * heads * length**2 * dim * np.where(backward, 2.5, 1.0)
-    return made(found), points("attention", flops, seconds, price(found), out)
+    return made(best), points("attention", flops, seconds, price(best), out)
 
 
 def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[MemoryCurve, list[Point]]:
@@ -146,46 +146,46 @@ def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[Me
     (size,), seconds, out = columns(chosen, "bytes"), seconds_of(chosen), kept(chosen)
     reduces = np.array([row.case["kind"] in REDUCTIONS for row in chosen])
 
-    def price(found: Mapping[str, float]) -> Array:
-        share = np.where(reduces, found["reduction"], found["efficiency"])
-        return np.asarray(launch + found["fixed"] + size / (gpu.memory_bandwidth * share))
+    def price(values: Mapping[str, float]) -> Array:
+        share = np.where(reduces, values["reduction"], values["efficiency"])
+        return np.asarray(launch + values["fixed"] + size / (gpu.memory_bandwidth * share))
 
-    found: dict[str, Any] = search(
+    best: dict[str, Any] = search(
         price, {"efficiency": (0.005, 1.0), "reduction": (0.005, 1.0), "fixed": (1e-8, 1e-4)}, seconds, out
     )
-    predicted = price(found)
+    predicted = price(best)
     parts = [("streams", ~reduces), ("reductions", reduces)]
-    made = [point for name, at in parts for point in points(name, size[at], seconds[at], predicted[at], out[at])]
-    return MemoryCurve.model_construct(**found), made
+    compared = [point for name, at in parts for point in points(name, size[at], seconds[at], predicted[at], out[at])]
+    return MemoryCurve.model_construct(**best), compared
 
 
 def operator_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, OperatorTable], list[Point]]:
     """Seconds by bytes of each operator, without what the host adds, never falling; and the points, of which every other size of
     an operator, but never its ends, is priced by the sizes beside it.
     """
-    made: dict[str, OperatorTable] = {}
-    found: list[Point] = []
+    measured: dict[str, OperatorTable] = {}
+    compared: list[Point] = []
     for kind in OPERATORS:
-        those = sorted((float(row.case["bytes"]), row.value) for row in rows if row.case["kind"] == kind)
-        if not those:
+        pairs = sorted((float(row.case["bytes"]), row.value) for row in rows if row.case["kind"] == kind)
+        if not pairs:
             continue
-        sizes = [size for size, _ in those]
-        whole = made[kind] = _table(those, launch)
+        sizes = [size for size, _ in pairs]
+        whole = measured[kind] = _table(pairs, launch)
         left = every_other(sizes)
-        rest = _table([one for one in those if one[0] not in left], launch)
-        for size, seconds in those:
+        rest = _table([pair for pair in pairs if pair[0] not in left], launch)
+        for size, seconds in pairs:
             price = launch + (rest if size in left else whole).seconds(size)
-            found.append(Point("operators", size, seconds, price, size in left))
-    return made, found
+            compared.append(Point("operators", size, seconds, price, size in left))
+    return measured, compared
 
 
-def _table(those: Sequence[tuple[float, float]], launch: float) -> OperatorTable:
-    seconds = ascending([max(value - launch, 0.05 * value) for _, value in those])
-    prices = (Timed.model_construct(bytes=round(size), seconds=price) for (size, _), price in zip(those, seconds, strict=True))
+def _table(pairs: Sequence[tuple[float, float]], launch: float) -> OperatorTable:
+    seconds = ascending([max(value - launch, 0.05 * value) for _, value in pairs])
+    prices = (Timed.model_construct(bytes=round(size), seconds=price) for (size, _), price in zip(pairs, seconds, strict=True))
     return OperatorTable.model_construct(prices=tuple(prices))
 
 
-def error(those: Sequence[Point], heldout: bool) -> float | None:
+def error(compared: Sequence[Point], heldout: bool) -> float | None:
     """Median absolute error of the points that were kept out, or of those that were not."""
-    found: list[Any] = [abs(point.error) for point in those if point.heldout == heldout]
-    return float(np.median(found)) if found else None
+    errors: list[Any] = [abs(point.error) for point in compared if point.heldout == heldout]
+    return float(np.median(errors)) if errors else None

@@ -29,7 +29,7 @@ PLAIN = {"base": (1e-4, 1e-7, 3e-2), "efficiency": (0.5, 0.005, 1.0), "latency":
 def kinds_inside(cluster: Cluster) -> tuple[str, ...]:
     """Kinds of link between the GPUs of a node."""
     used = {link.kind for link in cluster.node.board().links}
-    return next(those for those in (("loopback",), ("nvlink",), ("pcie", "host")) if set(those) & used or those[0] == "pcie")
+    return next(kinds for kinds in (("loopback",), ("nvlink",), ("pcie", "host")) if set(kinds) & used or kinds[0] == "pcie")
 
 
 def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[str, ...]:
@@ -43,9 +43,9 @@ def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple
 def plain(profile: Profile, kind: str) -> Free:
     """The profile that the numbers of PLAIN make: one way to hand over data, over one kind of link."""
 
-    def made(found: Mapping[str, float]) -> Profile:
-        price = LinkPrice.model_construct(efficiency=found["efficiency"], latency=found["latency"], fill=found["fill"])
-        return profile.model_copy(update={"links": dict(profile.links) | {kind: price}, "collective_launch": found["base"]})
+    def made(values: Mapping[str, float]) -> Profile:
+        price = LinkPrice.model_construct(efficiency=values["efficiency"], latency=values["latency"], fill=values["fill"])
+        return profile.model_copy(update={"links": dict(profile.links) | {kind: price}, "collective_launch": values["base"]})
 
     return made
 
@@ -65,8 +65,8 @@ def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[
             f"{len(priced)} measured sizes of {what}: too few for a fit: {LEAST} of one sort must be left when half is kept out"
         )
     for step in steps:
-        found = search(step.free, step.made(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS)
-        profile = step.made(profile)(found)
+        values = search(step.free, step.made(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS)
+        profile = step.made(profile)(values)
     return profile, _points(priced, fitted, profile, cluster)
 
 
@@ -79,17 +79,17 @@ class _Step(NamedTuple):
 
 
 def _gloo(rows: Sequence[Row]) -> Iterator[_Step]:
-    for kind, those in (("loopback", [row for row in rows if row.nodes == 1]), ("nic", [row for row in rows if row.nodes > 1])):
-        if len(those) >= LEAST:
-            yield _Step(those, dict(PLAIN), partial(plain, kind=kind))
+    for kind, chosen in (("loopback", [row for row in rows if row.nodes == 1]), ("nic", [row for row in rows if row.nodes > 1])):
+        if len(chosen) >= LEAST:
+            yield _Step(chosen, dict(PLAIN), partial(plain, kind=kind))
 
 
 def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_Step]:
     kinds = kinds_inside(cluster)
-    one = [row for row in rows if row.nodes == 1]
-    switched = [row for row in one if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]
-    rings = [row for row in one if row.operation in RINGS and row not in switched]
-    pairs = [row for row in one if row.operation in PAIRS]
+    node = [row for row in rows if row.nodes == 1]
+    switched = [row for row in node if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]
+    rings = [row for row in node if row.operation in RINGS and row not in switched]
+    pairs = [row for row in node if row.operation in PAIRS]
     across = [row for row in rows if row.nodes > 1 and row.operation in RINGS]
     if len(rings) >= LEAST:
         yield _Step(rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1])
@@ -104,17 +104,17 @@ def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_
 
 def _points(rows: Sequence[Row], fitted: Sequence[Row], profile: Profile, cluster: Cluster) -> list[Point]:
     result, used = [], set(fitted)
-    for one, those in _by_series(rows):
-        (laid,) = series(those, cluster, profile)
-        where = one[0] + f" {one[1]}" + (f" on {one[2]} nodes" if one[2] > 1 else "")
+    for key, chosen in _by_series(rows):
+        (laid,) = series(chosen, cluster, profile)
+        where = key[0] + f" {key[1]}" + (f" on {key[2]} nodes" if key[2] > 1 else "")
         rate = tariffs(profile, cluster.topology().kinds)
-        for row, price in zip(those, predicted(laid, rate).tolist(), strict=True):
+        for row, price in zip(chosen, predicted(laid, rate).tolist(), strict=True):
             result.append(Point(where, row.bytes, row.seconds, price, row not in used))
     return result
 
 
 def _by_series(rows: Sequence[Row]) -> list[tuple[tuple[str, int, int], list[Row]]]:
-    found: dict[tuple[str, int, int], list[Row]] = {}
+    by_series: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
-    return list(found.items())
+        by_series.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
+    return list(by_series.items())

@@ -47,12 +47,12 @@ class Fit:
 
     def of(self, part: str) -> list[Merged]:
         """Cases of a part."""
-        return [one for one in self.merged if one.part == part]
+        return [sample for sample in self.merged if sample.part == part]
 
     def value(self, part: str, **case: Any) -> float | None:
         """The one value of a case; None when it was not measured."""
-        found = [one.value for one in self.of(part) if case.items() <= one.case.items()]
-        return found[0] if found else None
+        values = [sample.value for sample in self.of(part) if case.items() <= sample.case.items()]
+        return values[0] if values else None
 
     def note(
         self,
@@ -89,7 +89,7 @@ class Fit:
         self.launch()
         for step in (self.gemm, self.attention, self.memory, self.collectives, self.side_effects, self.footprint):
             step()
-        disturbed = sum(one.disturbed == one.visits for one in self.merged)
+        disturbed = sum(sample.disturbed == sample.visits for sample in self.merged)
         if disturbed:
             share = disturbed / len(self.merged)
             self.result.notes.append(
@@ -113,14 +113,14 @@ class Fit:
 
     def gemm(self) -> None:
         """A curve per dtype."""
-        curves, found = {}, []
+        curves, compared = {}, []
         every = self.of("gemm")
-        for dtype in dict.fromkeys(str(one.case["dtype"]) for one in every):
-            those = [one for one in every if one.case["dtype"] == dtype]
-            if len(those) < kernels.LEAST or dtype not in self.gpu.peak:
+        for dtype in dict.fromkeys(str(sample.case["dtype"]) for sample in every):
+            samples = [sample for sample in every if sample.case["dtype"] == dtype]
+            if len(samples) < kernels.LEAST or dtype not in self.gpu.peak:
                 continue
-            curves[dtype], points = kernels.fit_gemm(those, self.gpu, dtype, self._launch)
-            found += points
+            curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch)
+            compared += points
         if not curves:
             return
         self.change["gemm"] = curves
@@ -132,7 +132,7 @@ class Fit:
             f"{len(every)} products of {', '.join(curves)}: a linear layer's forward, input gradient and weight "
             "gradient, and batched ones",
             "formula of sim/pricing/prices.py fitted to half of them; operands not in a cache",
-            found,
+            compared,
             ranges,
             _quality(every),
         )
@@ -141,9 +141,9 @@ class Fit:
         """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""
         peaks: Mapping[Any, float] = self.gpu.peak
         for dtype in curves:
-            those = [one for one in every if one.case["dtype"] == dtype]
-            batch, m, n, k = kernels.columns(those, "batch", "m", "n", "k")
-            best, peak = float((2 * batch * m * n * k / kernels.seconds_of(those)).max()), peaks[dtype]
+            samples = [sample for sample in every if sample.case["dtype"] == dtype]
+            batch, m, n, k = kernels.columns(samples, "batch", "m", "n", "k")
+            best, peak = float((2 * batch * m * n * k / kernels.seconds_of(samples)).max()), peaks[dtype]
             if best > peak:
                 self.result.notes.append(
                     f"{self.gpu.name}: a {dtype} product reached {best / 1e9:.4g} GFLOP/s, more than the {peak / 1e9:.4g} of its "
@@ -152,7 +152,7 @@ class Fit:
 
     def attention(self) -> None:
         """Fused attention; materialised attention is made of products and softmax, and checks them."""
-        fused = [one for one in self.of("attention") if one.case["way"] != "materialised"]
+        fused = [sample for sample in self.of("attention") if sample.case["way"] != "materialised"]
         if len(fused) < kernels.LEAST:
             return
         dtype = str(fused[0].case["dtype"])
@@ -171,27 +171,27 @@ class Fit:
 
     def memory(self) -> None:
         """A table of each operator that is priced by itself, one curve for all others; the optimizer's rate."""
-        those = self.of("memory")
-        if len(those) < kernels.LEAST:
+        samples = self.of("memory")
+        if len(samples) < kernels.LEAST:
             return
-        curve, points = kernels.fit_memory(those, self.gpu, self._launch)
-        operators, more_points = kernels.operator_tables(those, self._launch)
+        curve, points = kernels.fit_memory(samples, self.gpu, self._launch)
+        operators, more_points = kernels.operator_tables(samples, self._launch)
         self.change["memory"] = curve.model_copy(update={"operators": operators})
-        kinds, more = dict.fromkeys(str(one.case["kind"]) for one in those), _quality(those)
+        kinds, more = dict.fromkeys(str(sample.case["kind"]) for sample in samples), _quality(samples)
         apart = kernels.error(more_points, True)
         more |= {"operators": apart} if apart is not None else {}
         update = self.value("optimizer", kind="adam", variant="default")
         if update:
-            traffic = next(float(one.case["bytes"]) for one in self.of("optimizer") if one.case["kind"] == "adam")
+            traffic = next(float(sample.case["bytes"]) for sample in self.of("optimizer") if sample.case["kind"] == "adam")
             self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
         self.note(
             "memory",
-            f"{', '.join(kinds)}, {len(those)} sizes; torch.optim.Adam as it comes",
+            f"{', '.join(kinds)}, {len(samples)} sizes; torch.optim.Adam as it comes",
             f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
             f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
             "to half of the sizes",
             [*points, *more_points],
-            {"bytes": kernels.columns(those, "bytes")[0]},
+            {"bytes": kernels.columns(samples, "bytes")[0]},
             more,
         )
 
@@ -201,21 +201,21 @@ class Fit:
         if not measured:
             return
         gloo = self.head["device"] == "cpu"
-        found: list[Point] = []
+        compared: list[Point] = []
         if gloo:
-            made = tables(self.merged)
+            collective_tables = tables(self.merged)
             self.change |= {
-                "tables": tuple(made),
+                "tables": tuple(collective_tables),
                 "processes": min(int(self.head["ranks"]), int(self.head.get("cores", 0) or 2**20)),
             }
-            found = leave_out(self.merged)
-            self.result.alone = {series_name(t): [(e.bytes, e.alone) for e in t.prices] for t in made}
+            compared = leave_out(self.merged)
+            self.result.alone = {series_name(t): [(e.bytes, e.alone) for e in t.prices] for t in collective_tables}
         fitted: list[Point] = []
         if sum(row.operation in (*RINGS, *PAIRS) for row in measured) >= LEAST:
             profile, fitted = fit_links(measured, self.base, self.cluster)
             names = ("links", "collective_launch", "protocols", "copy_rate")
             self.change |= {name: getattr(profile, name) for name in names}
-        more = errors(found) if gloo else {}
+        more = errors(compared) if gloo else {}
         formula = kernels.error(fitted, True)
         more |= {"formula": formula} if formula is not None else {}
         operations = ", ".join(dict.fromkeys(row.operation for row in measured))
@@ -230,7 +230,7 @@ class Fit:
             "links",
             grid,
             (table_rule if gloo else "") + formula_rule,
-            found or fitted,
+            compared or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
             more | _quality(self.of("collective")),
             transports(measured, self.base, self.cluster),
@@ -241,9 +241,9 @@ class Fit:
         slow, reverse = (self.value("overlap", kind=kind) for kind in ("compute", "collective"))
         wrapping: dict[str, Wrapping] = {}
         for wrapper, names in WRAPPED.items():
-            those = sorted((float(o.case["width"]), o.value) for o in self.of("wrapping") if o.case["wrapper"] == wrapper)
-            if those:
-                wrapping |= dict.fromkeys(names, _wrapping(those, copies=wrapper != "dtensor"))
+            pairs = sorted((float(o.case["width"]), o.value) for o in self.of("wrapping") if o.case["wrapper"] == wrapper)
+            if pairs:
+                wrapping |= dict.fromkeys(names, _wrapping(pairs, copies=wrapper != "dtensor"))
         self.change |= ({"slowdown": slow} if slow else {}) | ({"wrapping": wrapping} if wrapping else {})
         if "launch" not in self.change:
             return
@@ -263,12 +263,12 @@ class Fit:
         if context is None:
             return
         old = self.base.overhead
-        made: dict[str, Any] = {
+        overhead: dict[str, Any] = {
             "context": round(context),
             "communicator": round(communicator or 0.0),
             "reserve": min(0.99, reserve or old.reserve),
         }
-        self.change["overhead"] = Overhead.model_construct(**made)
+        self.change["overhead"] = Overhead.model_construct(**overhead)
         where = "resident memory of a process" if self.head["device"] == "cpu" else "memory that the device lost"
         self.note(
             "overhead",
@@ -277,27 +277,27 @@ class Fit:
         )
 
 
-def _wrapping(those: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
+def _wrapping(pairs: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
     """Fixed part and copying rate from a narrow and a wide layer (fp32)."""
-    (width, low), (_, high) = those[0], those[-1]
-    more = 4 * (those[-1][0] ** 2 - width**2)
+    (width, low), (_, high) = pairs[0], pairs[-1]
+    more = 4 * (pairs[-1][0] ** 2 - width**2)
     rate = more / (high - low) if copies and more and high > low else float("inf")
     return Wrapping.model_construct(fixed=low, rate=rate)
 
 
-def _quality(those: Sequence[Merged]) -> dict[str, float]:
+def _quality(samples: Sequence[Merged]) -> dict[str, float]:
     """Median spread of repeated measurements, and the share of cases that were never measured undisturbed."""
-    disturbed = sum(one.disturbed == one.visits for one in those) / len(those)
-    return {"spread": float(np.median([one.spread for one in those])), "disturbed": disturbed}
+    disturbed = sum(sample.disturbed == sample.visits for sample in samples) / len(samples)
+    return {"spread": float(np.median([sample.spread for sample in samples])), "disturbed": disturbed}
 
 
 def _percentiles(points: Sequence[Point]) -> dict[str, tuple[float, float, float]]:
     """10th, 50th and 90th percentile of measured over predicted − 1 of what was kept out, by series."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for point in points:
         if point.heldout:
-            found.setdefault(point.series, []).append(point.measured / point.predicted - 1)
-    return {name: tuple(float(f"{x:.3g}") for x in np.quantile(those, (0.1, 0.5, 0.9))) for name, those in found.items()}  # type: ignore[misc]
+            by_name.setdefault(point.series, []).append(point.measured / point.predicted - 1)
+    return {name: tuple(float(f"{x:.3g}") for x in np.quantile(values, (0.1, 0.5, 0.9))) for name, values in by_name.items()}  # type: ignore[misc]
 
 
 def _short(value: float | None) -> float | None:

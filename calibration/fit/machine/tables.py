@@ -42,12 +42,12 @@ class Point(NamedTuple):
 
 def collectives(merged: Iterable[Merged]) -> dict[tuple[str, int, int], dict[str, dict[float, float]]]:
     """(operation, ranks, nodes) -> context -> bytes -> seconds."""
-    found: dict[tuple[str, int, int], dict[str, dict[float, float]]] = {}
-    for one in merged:
-        if one.part == "collective":
-            key = str(one.case["operation"]), int(one.case["ranks"]), int(one.case["nodes"])
-            found.setdefault(key, {}).setdefault(one.context, {})[float(one.case["bytes"])] = one.value
-    return found
+    sizes: dict[tuple[str, int, int], dict[str, dict[float, float]]] = {}
+    for sample in merged:
+        if sample.part == "collective":
+            key = str(sample.case["operation"]), int(sample.case["ranks"]), int(sample.case["nodes"])
+            sizes.setdefault(key, {}).setdefault(sample.context, {})[float(sample.case["bytes"])] = sample.value
+    return sizes
 
 
 def tables(merged: Iterable[Merged]) -> list[CollectiveTable]:
@@ -70,8 +70,8 @@ def _table(key: Key, contexts: Contexts, sizes: Sequence[float]) -> CollectiveTa
     step, alone = (ascending([contexts[name][at] for at in sizes]) for name in ("step", "alone"))
     entries = tuple(Entry.model_construct(bytes=at, step=s, alone=a) for at, s, a in zip(sizes, step, alone, strict=True))
     operation, ranks, nodes = key
-    made: dict[str, Any] = {"operation": operation, "algorithm": GLOO[operation], "ranks": ranks, "nodes": nodes}
-    return CollectiveTable.model_construct(prices=entries, **made)
+    fields: dict[str, Any] = {"operation": operation, "algorithm": GLOO[operation], "ranks": ranks, "nodes": nodes}
+    return CollectiveTable.model_construct(prices=entries, **fields)
 
 
 def ascending(seconds: Sequence[float]) -> list[float]:
@@ -115,10 +115,10 @@ def rows(merged: Iterable[Merged]) -> list[Row]:
 
 def errors(points: Sequence[Point]) -> dict[str, float]:
     """Median of the absolute errors on left-out sizes by series, and over all of them the median and 90th percentile."""
-    found: dict[str, list[float]] = {}
+    by_group: dict[str, list[float]] = {}
     for point in points:
         if point.heldout:
-            found.setdefault(point.series, []).append(abs(point.error))
-    every = [error for those in found.values() for error in those]
-    result = {name: float(np.median(those)) for name, those in found.items()}
+            by_group.setdefault(point.series, []).append(abs(point.error))
+    every = [error for values in by_group.values() for error in values]
+    result = {name: float(np.median(values)) for name, values in by_group.items()}
     return result | ({"all": float(np.median(every)), "p90": float(np.quantile(every, 0.9))} if every else {})

@@ -83,52 +83,57 @@ def placed(cluster: Cluster, ranks: int, nodes: int) -> Cluster:
 
 def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Series]:
     """Rows by operation, ranks and nodes, with the schedules of every registered algorithm laid over `cluster`."""
-    found: dict[tuple[str, int, int], list[Row]] = {}
+    by_group: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
+        by_group.setdefault((row.operation, row.ranks, row.nodes), []).append(row)
     result = []
-    for (operation, ranks, nodes), those in found.items():
-        one = Series(operation, np.array([row.bytes for row in those]), np.array([row.seconds for row in those]))
+    for (operation, ranks, nodes), chosen in by_group.items():
+        sweep = Series(operation, np.array([row.bytes for row in chosen]), np.array([row.seconds for row in chosen]))
         part = placed(cluster, ranks, nodes)
         pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
-        one.shapes = pricing.shapes(work, 0)
-        result.append(one)
+        sweep.shapes = pricing.shapes(work, 0)
+        result.append(sweep)
     return result
 
 
-def predicted(one: Series, tariffs: Mapping[str, Rates]) -> Array:
+def predicted(sweep: Series, tariffs: Mapping[str, Rates]) -> Array:
     """Seconds of the cheapest algorithm and protocol for each row."""
-    best: Array = np.full(len(one.size), np.inf)
-    for name, shape in one.shapes.items():
+    best: Array = np.full(len(sweep.size), np.inf)
+    for name, shape in sweep.shapes.items():
         for protocol in usable(name, "auto", tariffs):
-            rest, transfers = collective_seconds(tariffs[protocol], shape, one.size)
+            rest, transfers = collective_seconds(tariffs[protocol], shape, sweep.size)
             best = np.minimum(best, rest + sum(transfers))
     return best
 
 
 def tariffs(profile: Profile, kinds: Sequence[str]) -> dict[str, Rates]:
     """Every protocol's rates."""
-    return {name: rates(one.base, one.links, kinds, profile.copy_rate) for name, one in profile.every_protocol().items()}
+    return {
+        name: rates(protocol.base, protocol.links, kinds, profile.copy_rate)
+        for name, protocol in profile.every_protocol().items()
+    }
 
 
-def search(free: Bounds, made: Free, data: Sequence[Series], kinds: Sequence[str], starts: int = STARTS) -> dict[str, float]:
+def search(
+    free: Bounds, profile_of: Free, data: Sequence[Series], kinds: Sequence[str], starts: int = STARTS
+) -> dict[str, float]:
     """The free numbers with the least loss: bounded least squares on their logarithms, from several starts."""
     from scipy.optimize import least_squares
 
     start, low, high = (np.log([bound[i] for bound in free.values()]) for i in range(3))
 
     def residuals(x: Array) -> Array:
-        profile = made(dict(zip(free, np.exp(x).tolist(), strict=True)))
+        profile = profile_of(dict(zip(free, np.exp(x).tolist(), strict=True)))
         rate = tariffs(profile, kinds)
-        found = [np.log(predicted(one, rate) / one.seconds) / len(one.size) ** 0.5 for one in data]
-        return np.concatenate([*found, PRIOR * (x - start)])
+        solution = [np.log(predicted(sweep, rate) / sweep.seconds) / len(sweep.size) ** 0.5 for sweep in data]
+        return np.concatenate([*solution, PRIOR * (x - start)])
 
     random = np.random.default_rng(0)
     best: Any = None
     for number in range(starts):
         at = np.clip(start + (number > 0) * random.normal(0, 0.5, len(start)), low + 1e-6, high - 1e-6)
-        found = least_squares(residuals, at, bounds=(low, high), loss="soft_l1", f_scale=WORTH / 4, max_nfev=60)
-        best = found if best is None or found.cost < best.cost else best
+        solution = least_squares(residuals, at, bounds=(low, high), loss="soft_l1", f_scale=WORTH / 4, max_nfev=60)
+        best = solution if best is None or solution.cost < best.cost else best
     return dict(zip(free, np.exp(best.x).tolist(), strict=True))
 
 
@@ -145,16 +150,16 @@ def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
     free: Bounds = {"copy": (6e11, 1e11, 1e13)} | _bounds(PROTOCOLS, kinds)
 
-    def made(found: Mapping[str, float]) -> Profile:
+    def made(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in PROTOCOLS:
             old = profile.every_protocol()[protocol].links if protocol == SIMPLE else {}
-            most = {kind: 1.0 if protocol == SIMPLE else found[f"{SIMPLE}.{kind}.efficiency"] for kind in kinds}
-            links = dict(old) | {kind: _link(found, f"{protocol}.{kind}", most[kind]) for kind in kinds}
-            parts[protocol] = Transport.model_construct(base=found[f"{protocol}.base"], links=links)
+            most = {kind: 1.0 if protocol == SIMPLE else values[f"{SIMPLE}.{kind}.efficiency"] for kind in kinds}
+            links = dict(old) | {kind: _link(values, f"{protocol}.{kind}", most[kind]) for kind in kinds}
+            parts[protocol] = Transport.model_construct(base=values[f"{protocol}.base"], links=links)
         simple = parts.pop(SIMPLE)
-        own = {name: one for name, one in profile.protocols.items() if name not in PROTOCOLS}
-        update = {"links": simple.links, "collective_launch": simple.base, "protocols": parts | own, "copy_rate": found["copy"]}
+        own = {name: transport for name, transport in profile.protocols.items() if name not in PROTOCOLS}
+        update = {"links": simple.links, "collective_launch": simple.base, "protocols": parts | own, "copy_rate": values["copy"]}
         return profile.model_copy(update=update)
 
     return free, made
@@ -164,11 +169,11 @@ def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> 
     """Free numbers of a kernel's own protocols inside a node, and the profile that they make."""
     free = _bounds(protocols, kinds)
 
-    def made(found: Mapping[str, float]) -> Profile:
+    def made(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in protocols:
-            links = {kind: _link(found, f"{protocol}.{kind}") for kind in kinds}
-            parts[protocol] = Transport.model_construct(base=found[f"{protocol}.base"], links=links)
+            links = {kind: _link(values, f"{protocol}.{kind}") for kind in kinds}
+            parts[protocol] = Transport.model_construct(base=values[f"{protocol}.base"], links=links)
         return profile.model_copy(update={"protocols": profile.protocols | parts})
 
     return free, made
@@ -181,24 +186,28 @@ def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
     and says nothing of the efficiency: it stays.
     """
 
-    def made(found: Mapping[str, float]) -> Profile:
-        links = {name: dict(one.links) for name, one in profile.protocols.items() if name in PROTOCOLS}
+    def made(values: Mapping[str, float]) -> Profile:
+        links = {name: dict(protocol.links) for name, protocol in profile.protocols.items() if name in PROTOCOLS}
         links[SIMPLE] = dict(profile.links)
         further = profile.links["spine"].latency - profile.links["nic"].latency
-        for name, those in links.items():
-            efficiency = found.get("efficiency", profile.links["nic"].efficiency)
-            efficiency, fill = efficiency * found.get(f"{name}.share", 1.0), found[f"{name}.fill"]
-            price = LinkPrice.model_construct(efficiency=efficiency, latency=found[name], fill=fill)
-            those |= {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
+        for name, prices in links.items():
+            efficiency = values.get("efficiency", profile.links["nic"].efficiency)
+            efficiency, fill = efficiency * values.get(f"{name}.share", 1.0), values[f"{name}.fill"]
+            price = LinkPrice.model_construct(efficiency=efficiency, latency=values[name], fill=fill)
+            prices |= {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
         simple = links.pop(SIMPLE)
-        own = {name: one.model_copy(update={"links": links[name]}) for name, one in profile.protocols.items() if name in links}
+        own = {
+            name: protocol.model_copy(update={"links": links[name]})
+            for name, protocol in profile.protocols.items()
+            if name in links
+        }
         return profile.model_copy(update={"links": simple, "protocols": profile.protocols | own})
 
     return {name: bound for name, bound in NIC.items() if rings or name != "efficiency"}, made
 
 
-def _link(found: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:
-    efficiency, latency, fill = (found[f"{prefix}.{name}"] for name in ("efficiency", "latency", "fill"))
+def _link(values: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:
+    efficiency, latency, fill = (values[f"{prefix}.{name}"] for name in ("efficiency", "latency", "fill"))
     return LinkPrice.model_construct(efficiency=efficiency * most, latency=latency, fill=fill)
 
 
@@ -208,10 +217,10 @@ def errors(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str,
     names: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.bytes):
         names.setdefault(row.name, []).append(row)
-    for name, those in names.items():
-        (one,) = series(those, cluster, profile)
-        topology = placed(cluster, those[0].ranks, those[0].nodes).topology()
-        result[name] = predicted(one, tariffs(profile, topology.kinds)) / one.seconds - 1
+    for name, chosen in names.items():
+        (sweep,) = series(chosen, cluster, profile)
+        topology = placed(cluster, chosen[0].ranks, chosen[0].nodes).topology()
+        result[name] = predicted(sweep, tariffs(profile, topology.kinds)) / sweep.seconds - 1
     return result
 
 

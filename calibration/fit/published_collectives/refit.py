@@ -65,9 +65,9 @@ def in_switch(row: Row, name: str) -> bool:
     return row.operation == "all_reduce" and row.ranks >= SWITCHED and name in ("h100", "h200", "b200")
 
 
-def fitted(free: Bounds, made: Free, data: Sequence[Series], cluster: Cluster) -> Profile:
+def fitted(free: Bounds, profile_of: Free, data: Sequence[Series], cluster: Cluster) -> Profile:
     """The profile made of the best free numbers."""
-    return made(search(free, made, data, cluster.topology().kinds))
+    return profile_of(search(free, profile_of, data, cluster.topology().kinds))
 
 
 def one_node(rows: Iterable[Row], name: str, profile: Profile, cluster: Cluster) -> Profile:
@@ -79,7 +79,7 @@ def one_node(rows: Iterable[Row], name: str, profile: Profile, cluster: Cluster)
     switched = [row for row in rows if in_switch(row, name)]
     if switched:
         profile = fitted(*kernel(profile, IN_SWITCH, kinds), _shaped(switched, cluster, profile), cluster)
-    able = "all_to_all" in {one.split("/")[0] for one in algorithms} or len(kinds) == 1
+    able = "all_to_all" in {algorithm.split("/")[0] for algorithm in algorithms} or len(kinds) == 1
     pairs = [row for row in rows if able and row.operation == "all_to_all"]
     return fitted(*kernel(profile, P2P, kinds), _shaped(pairs, cluster, profile), cluster) if pairs else profile
 
@@ -93,17 +93,17 @@ def _shaped(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> list[Ser
     result = series(rows, cluster, profile) if known else []
     if not known:
         for ranks in sorted({row.ranks for row in rows}):
-            those = [row for row in rows if row.ranks == ranks]
-            size, seconds = (np.array([getattr(row, field) for row in those]) for field in ("bytes", "seconds"))
+            chosen = [row for row in rows if row.ranks == ranks]
+            size, seconds = (np.array([getattr(row, field) for row in chosen]) for field in ("bytes", "seconds"))
             result.append(Series(rows[0].operation, size, seconds))
             hops = [float(kind == ("nvlink" if cluster.node.nvlink else "pcie")) for kind in kinds]
             load = ((hops.index(1.0), (ranks - 1) / ranks / port),)
             result[-1].shapes["all_to_all/direct"] = Shape(hops, 0.6e-6, (load,), 1 / ranks)
     else:
-        for one in result:
+        for sweep in result:
             hops = [2.0 * (kind == "nvlink") for kind in kinds]
-            own = next(iter(one.shapes.values())).own
-            one.shapes["all_reduce/in_switch"] = Shape(hops, 0.6e-6, (((kinds.index("nvlink"), 1 / port),),), own)
+            own = next(iter(sweep.shapes.values())).own
+            sweep.shapes["all_reduce/in_switch"] = Shape(hops, 0.6e-6, (((kinds.index("nvlink"), 1 / port),),), own)
     return result
 
 
@@ -116,14 +116,16 @@ def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
     }
 
 
-def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequence[Row], between: bool = False) -> None:
+def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Sequence[Row], between: bool = False) -> None:
     """Put the prices of collectives, their errors and ranges into the profile's file."""
     path = FOLDER / f"{name}.yaml"
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     overhead = data.pop("overhead")
     data["links"] = links(profile.links)
     data["collective_launch"] = tidy(profile.collective_launch, "us")
-    data["protocols"] = {key: {"base": tidy(one.base, "us"), "links": links(one.links)} for key, one in profile.protocols.items()}
+    data["protocols"] = {
+        key: {"base": tidy(protocol.base, "us"), "links": links(protocol.links)} for key, protocol in profile.protocols.items()
+    }
     data["copy_rate"] = f"{profile.copy_rate / 1e9:.4g} GB/s"
     data["overhead"] = overhead
     note = data["provenance"]["links"]
@@ -131,7 +133,7 @@ def write(name: str, profile: Profile, found: Mapping[str, float], rows: Sequenc
     note["grid"] = GRID.replace("2, 4 and 8", {"l40s": "2"}.get(name, "2 and 8")) if name in ("h200", "b200", "l40s") else GRID
     fitted_to = f"latencies and protocols: {SWEEPS[name][2]}" if between else UNFITTED
     note["rule"] = RULE + old[old.index("nic:") :].replace(UNFITTED, fitted_to)
-    note["errors"] = {key: tidy(value) for key, value in found.items()}
+    note["errors"] = {key: tidy(value) for key, value in constants.items()}
     note["fit_error"], note["heldout_error"] = note["errors"].pop("fit"), note["errors"]["heldout"]
     note["transports"] = [*LINKS.get(name, ("nvlink",)), *(["nic"] if any(" nodes" in key for key in note["errors"]) else [])]
     note["measured_range"] = {
@@ -155,19 +157,22 @@ def refit(tables: Path, name: str) -> None:
     """Fit the prices inside a node of the shipped profile `name`; rewrite its file."""
     profile, cluster = load_profile(name), load_cluster(CLUSTERS[name])
     together = [
-        row for one in POOLED.get(name, (name,)) for row in node_rows(tables, one) if row.ranks <= MOST.get(name, row.ranks)
+        row
+        for machine in POOLED.get(name, (name,))
+        for row in node_rows(tables, machine)
+        if row.ranks <= MOST.get(name, row.ranks)
     ]
     rows = [row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks)]
     more = [row for row in sweep_rows(tables)[LARGE[name]] if row.bytes >= 2**30] if name in LARGE else []
     free, kept = alternate(rows)
-    found = one_node([*alternate(together)[0], *more], name, profile, cluster)
+    fitted_profile = one_node([*alternate(together)[0], *more], name, profile, cluster)
     middle = [row for row in rows if row.ranks == 4 and row.operation != "all_to_all"]
     across = {}
     if middle:
         ends = one_node([row for row in together if row.ranks != 4 and row.operation != "all_to_all"], name, profile, cluster)
         median, p90 = (told(middle, cluster, ends)[key] for key in ("heldout", "heldout p90"))
         across = {"4 ranks from 2 and 8": median, "4 ranks from 2 and 8 p90": p90}
-    write(name, found, {"fit": 0.0, "heldout": 0.0}, rows)
+    write(name, fitted_profile, {"fit": 0.0, "heldout": 0.0}, rows)
     shipped = load_profile(FOLDER / f"{name}.yaml")  # the errors are those of the numbers as they are written
     fit = told(free, cluster, shipped)["heldout"]
     write(name, shipped, {"fit": fit, **told(kept, cluster, shipped), **across}, rows)
@@ -179,13 +184,21 @@ def refit_network(tables: Path, name: str) -> None:
     profile, cluster = load_profile(name), load_cluster(where)
     free, kept = alternate(sweep_rows(tables)[sweep])
     rings = free[0].operation != "all_reduce"
-    found = fitted(*network(profile, rings), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster)
+    fitted_profile = fitted(
+        *network(profile, rings), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster
+    )
     note = profile.provenance["links"]
     series_of = f"{free[0].operation} {free[0].ranks} on {free[0].nodes} nodes"
-    more = {key.replace(sweep, series_of): value for key, value in told(kept, cluster, found).items()}
+    more = {key.replace(sweep, series_of): value for key, value in told(kept, cluster, fitted_profile).items()}
     old = {"fit": note.fit_error or 0.0, **note.errors}
     ranges = [Row("", "", int(n), 1, size, 0.0) for n, size in zip(*note.measured_range.values(), strict=True)]
-    write(name, found, old | {key: value for key, value in more.items() if key.startswith(series_of)}, [*ranges, *free], True)
+    write(
+        name,
+        fitted_profile,
+        old | {key: value for key, value in more.items() if key.startswith(series_of)},
+        [*ranges, *free],
+        True,
+    )
 
 
 if __name__ == "__main__":

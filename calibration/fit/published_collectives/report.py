@@ -60,8 +60,8 @@ def lines(tables: Path) -> Iterator[Line]:
             if name in rows and offered(rows[name][0].operation):
                 yield _line(name, rows[name], load_profile(profile), place)
     for ranks in (2, 4, 8):
-        those = [row for row in vtrain_rows(tables) if row.ranks == ranks]
-        yield _line(those[0].name, those, load_profile("a100"), load_cluster("dgx-a100"))
+        chosen = [row for row in vtrain_rows(tables) if row.ranks == ranks]
+        yield _line(chosen[0].name, chosen, load_profile("a100"), load_cluster("dgx-a100"))
 
 
 def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Line:
@@ -84,10 +84,10 @@ def _all(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> Any:
 def across(tables: Path) -> tuple[float, float]:
     """Errors on 4 A100 of prices fitted to 2 and 8 of them (vTrain's traces)."""
     rows, profile, cluster = vtrain_rows(tables), load_profile("a100"), load_cluster("dgx-a100")
-    made = inside(profile, ("nvlink",))
+    free = inside(profile, ("nvlink",))
     ends = series([row for row in rows if row.ranks != 4], cluster, profile)
-    found = made[1](search(*made, ends, cluster.topology().kinds))
-    return summary(_all([row for row in rows if row.ranks == 4], cluster, found))
+    fitted_profile = free[1](search(*free, ends, cluster.topology().kinds))
+    return summary(_all([row for row in rows if row.ranks == 4], cluster, fitted_profile))
 
 
 def main(tables: Path) -> None:

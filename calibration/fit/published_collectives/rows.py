@@ -85,9 +85,9 @@ def alternate(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     series: dict[str, list[Row]] = {}
     for row in rows:
         series.setdefault(row.name, []).append(row)
-    for those in series.values():
-        sizes = sorted({row.bytes for row in those})
+    for chosen in series.values():
+        sizes = sorted({row.bytes for row in chosen})
         out = set(sizes[1:-1:2])
-        for row in those:
+        for row in chosen:
             (kept if row.bytes in out else fitted).append(row)
     return fitted, kept

@@ -61,8 +61,8 @@ def fit_older(table: pd.DataFrame, gpu: Hardware) -> tuple[AttentionCurve, Array
         own: dict[str, Any] = {"head_half": 0.0} | dict(zip(bounds, x, strict=True))
         return AttentionCurve.model_construct(block=128, wave=0.0, fixed=0.0, backward=BACKWARD, **own)
 
-    found = minimise(lambda x: float(np.mean(np.log1p(off(curve(x), table, gpu)) ** 2)), bounds)
-    return curve(found.values()), off(curve(found.values()), table, gpu)
+    values = minimise(lambda x: float(np.mean(np.log1p(off(curve(x), table, gpu)) ** 2)), bounds)
+    return curve(values.values()), off(curve(values.values()), table, gpu)
 
 
 def off(curve: AttentionCurve, table: pd.DataFrame, gpu: Hardware) -> Array:
@@ -90,7 +90,7 @@ def refit(tables: Path, name: str) -> None:
     path, profile = FOLDER / f"{name}.yaml", load_profile(name)
     rows, gpu = measured(tables, name), load_gpu("gb200" if name == "b200" else profile.gpu)
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    told: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
     data["older"] = {}
     for attention, impl in IMPLEMENTATIONS.items():
         table, own = rows[rows.impl == impl], OWN.get(name) == attention
@@ -98,15 +98,18 @@ def refit(tables: Path, name: str) -> None:
             continue
         curve, errors = (profile.attention, off(profile.attention, table, gpu)) if own else fit_older(table, gpu)
         data["older"][attention] = described(curve)
-        told |= {attention: tidy(float(np.median(np.abs(errors)))), f"{attention} worst": tidy(float(np.max(np.abs(errors))))}
-        print(name, attention, impl, told, flush=True)
+        provenance |= {
+            attention: tidy(float(np.median(np.abs(errors)))),
+            f"{attention} worst": tidy(float(np.max(np.abs(errors)))),
+        }
+        print(name, attention, impl, provenance, flush=True)
     if name in PYTORCH:
         authors = data["older"]["flash2"]
         data["older"]["sdpa"] = authors | {"efficiency": tidy(authors["efficiency"] / PYTORCH[name])}
     data["provenance"]["older"] = PROVENANCE | {
         "machine": MEASURED[name],
         "rule": PROVENANCE["rule"] + NOTES.get(name, ""),
-        "errors": told,
+        "errors": provenance,
         **BLACKWELL.get(name, {}),
     }
     write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))

@@ -95,9 +95,9 @@ def descend(logarithms: Callable[[Array], Array], bounds: Bounds, starts: Sequen
     return dict(zip(bounds, real(best[1]).tolist(), strict=True))
 
 
-def attention_curve(found: Mapping[str, float], backward: float) -> AttentionCurve:
+def attention_curve(values: Mapping[str, float], backward: float) -> AttentionCurve:
     """The curve that the fit's free numbers stand for, blocks of 128 queries."""
-    own: dict[str, Any] = dict(found)
+    own: dict[str, Any] = dict(values)
     return AttentionCurve.model_construct(block=128, backward=backward, **own)
 
 
@@ -114,9 +114,9 @@ def spread(errors: Array) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
-def loss(found: Array, seconds: Array, weight: Array) -> float:
+def loss(predicted: Array, seconds: Array, weight: Array) -> float:
     """Mean absolute logarithm of predicted over measured seconds: robust, and the same for twice and half."""
-    return float(np.average(np.abs(np.log(found / seconds)), weights=weight))
+    return float(np.average(np.abs(np.log(predicted / seconds)), weights=weight))
 
 
 def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[AttentionCurve, dict[str, Array]]:
@@ -135,11 +135,11 @@ def fit_attention(table: pd.DataFrame, gpu: Hardware, backward: float) -> tuple[
     kept_out = heldout(batch, heads, groups, length, dim)
     free = np.flatnonzero(~kept_out)
     weight = np.where((length >= 1024) & (batch * heads >= 8), 1.0, 0.25)[free]
-    found = minimise(lambda x: loss(predict(x, free), seconds[free], weight), ATTENTION_BOUNDS)
-    error = seconds / predict(found.values(), slice(None)) - 1
+    values = minimise(lambda x: loss(predict(x, free), seconds[free], weight), ATTENTION_BOUNDS)
+    error = seconds / predict(values.values(), slice(None)) - 1
     large = kept_out & (length >= 1024) & (batch * heads >= 8)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "small": error[kept_out & ~large]}
-    return attention_curve(found, backward), errors
+    return attention_curve(values, backward), errors
 
 
 def fit_backward(table: pd.DataFrame, gpu: Hardware, curve: AttentionCurve) -> float:

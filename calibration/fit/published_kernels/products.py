@@ -65,14 +65,14 @@ SAMPLE = 4000  # points per fit
 SIDE = 8192.0  # m = n = k of a published rate at the power limit
 
 
-def gemm_curve(found: Mapping[str, float]) -> GemmCurve:
+def gemm_curve(values: Mapping[str, float]) -> GemmCurve:
     """The curve that the fit's free numbers stand for; units are not parsed here, for speed. As many small tiles share a
     multiprocessor as the largest holds elements.
     """
-    sizes = [1.0, *(found[f"size{i}"] for i in range(1, 5))]
+    sizes = [1.0, *(values[f"size{i}"] for i in range(1, 5))]
     largest = max(m * n for m, n, _ in SIZES)
     tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i], resident=largest // (m * n)) for m, n, i in SIZES)
-    own: dict[str, Any] = {name: value for name, value in found.items() if name in GemmCurve.model_fields}
+    own: dict[str, Any] = {name: value for name, value in values.items() if name in GemmCurve.model_fields}
     return GemmCurve.model_construct(tiles=tiles, **own)
 
 
@@ -106,8 +106,8 @@ def benchmarked(
     def stays(footprint: Array) -> Array:
         return np.asarray(1 / (1 + (footprint / beside["cache"]) ** SHARPNESS))
 
-    one, all_copies = stays(activation + weight + result), stays(activation + result + COPIES * weight)
-    held = activation * one + weight * all_copies, result * one
+    single_copy, all_copies = stays(activation + weight + result), stays(activation + result + COPIES * weight)
+    held = activation * single_copy + weight * all_copies, result * single_copy
     moved = activation + weight - held[0], result - held[1]
     faster = 1 - 1 / curve.cached
     traffic = activation + weight - faster * held[0], result - faster * held[1]
@@ -119,8 +119,8 @@ def benchmarked(
 
 def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
     """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
-    one, sides, traffic = gemm_curve(curve), (1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2)
-    highest, energy, alone = gemm_phases(one, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)
+    limited, sides, traffic = gemm_curve(curve), (1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2)
+    highest, energy, alone = gemm_phases(limited, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)
     drawn = max(1.0, (2 * SIDE**3 / rate - alone) / highest) ** (1 / throttling)
     return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
 
@@ -144,11 +144,11 @@ def fit_gemm(
     bounds |= {name: pair for name, pair in LIMIT_BOUNDS.items() if name not in limit and not (rate and name == "sustained")}
 
     def numbers(x: Array) -> dict[str, float]:
-        found = dict(zip(bounds, x, strict=True)) | dict(limit)
-        return found | ({"sustained": sustained(found, gpu, dtype, rate, throttling)} if rate else {})
+        values = dict(zip(bounds, x, strict=True)) | dict(limit)
+        return values | ({"sustained": sustained(values, gpu, dtype, rate, throttling)} if rate else {})
 
-    def predict(found: Mapping[str, float], at: Any) -> Array:
-        free, limited = benchmarked(gemm_curve(found), found, gpu, dtype, (m[at], n[at], k[at]), throttling)
+    def predict(values: Mapping[str, float], at: Any) -> Array:
+        free, limited = benchmarked(gemm_curve(values), values, gpu, dtype, (m[at], n[at], k[at]), throttling)
         return np.where(held[at], limited, nearest(free, limited, seconds[at]))
 
     kept_out = heldout(m, n, k)
@@ -157,11 +157,11 @@ def fit_gemm(
     weight = np.sqrt(np.where((m >= 512) & (n >= 256) & (k >= 256), 1.0, 0.25)[sample])
     starts = [START | {"cache": cache} for cache in CACHES]
     best = descend(lambda x: weight * np.log(predict(numbers(x), sample) / seconds[sample]), bounds, starts)
-    found = numbers(np.array([best[name] for name in bounds]))
-    error = seconds / predict(found, slice(None)) - 1
+    constants = numbers(np.array([best[name] for name in bounds]))
+    error = seconds / predict(constants, slice(None)) - 1
     large = kept_out & (m >= 512)
     errors = {"fit": error[free], "all": error[kept_out], "large": error[large], "bulk": error[large & (n >= 512) & (k >= 512)]}
     if held.any():
         errors["sustained"] = error[large & held]
-    beside = {name: found[name] for name in BESIDE if name in bounds}
-    return gemm_curve(found), beside, errors | {"small": error[kept_out & (m < 512)]}
+    beside = {name: constants[name] for name in BESIDE if name in bounds}
+    return gemm_curve(constants), beside, errors | {"small": error[kept_out & (m < 512)]}

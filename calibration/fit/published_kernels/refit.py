@@ -67,10 +67,10 @@ def note(data: dict[str, Any], part: str, errors: Mapping[str, Array], ranges: M
 
 def note_spread(data: dict[str, Any], part: str, errors: Mapping[str, Array], prefix: str = "") -> None:
     """Write percentiles of the errors of the shapes held out."""
-    told = {
+    percentiles = {
         prefix + name: [tidy(value) for value in spread(error)] for name, error in errors.items() if name in ("large", "small")
     }
-    data["provenance"][part].setdefault("spread", {}).update(told)
+    data["provenance"][part].setdefault("spread", {}).update(percentiles)
 
 
 def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
@@ -112,8 +112,8 @@ def refit(tables: Path, name: str) -> None:
     """Fit the prices of products and attention of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
     data, profile = _file(name), load_profile(name)
     gpu = load_gpu(profile.gpu)
-    told = data["provenance"]["gemm"]
-    told["beside"] = {}
+    provenance = data["provenance"]["gemm"]
+    provenance["beside"] = {}
     for dtype in NAMES:
         if dtype not in profile.gemm:
             continue
@@ -122,11 +122,11 @@ def refit(tables: Path, name: str) -> None:
         curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0), profile.throttling)
         old = profile.gemm[dtype]
         data["gemm"][dtype] = described(curve.model_copy(update={"aligned": old.aligned, "early": old.early}))
-        told["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
+        provenance["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
         else:
-            told["errors"] |= {prefix + key: tidy(value) for key, value in summary(errors).items()}
+            provenance["errors"] |= {prefix + key: tidy(value) for key, value in summary(errors).items()}
             note_spread(data, "gemm", errors, prefix)
         print(name, dtype, summary(errors), flush=True)
     _refit_attention(tables, name, data, gpu)
