@@ -188,7 +188,7 @@ def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
     return [*result, ("days", digits(whole.seconds / 86400)), ("cost", price), ("energy", energy)]
 
 
-def rates_told(rates: Rates, power: bool = True) -> str:
+def rates_text(rates: Rates, power: bool = True) -> str:
     """The price of a GPU-hour and the power of a GPU, with where they come from."""
     price = "no price" if rates.usd is None else f"${rates.usd:.2f} per GPU-hour"
     text = f"{price} ({rates.usd_source})"
@@ -200,5 +200,5 @@ def provenance(summary: Summary, job: Job) -> str:
     parts = [f"shardyard {job.get('version', '?')}", f"profile {job.get('profile') or summary.profile}"]
     parts += [f"{key} {job[key]}" for key in ("hash", "seed") if job.get(key) is not None]
     if job.get("rates"):
-        parts.append(rates_told(job["rates"], power=bool(job.get("tokens"))))
+        parts.append(rates_text(job["rates"], power=bool(job.get("tokens"))))
     return " · ".join([*parts, f"{summary.events} events", *([f"`{job['command']}`"] if job.get("command") else [])])

@@ -227,7 +227,7 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     now = iter((0.0, 9.0, 11.0, 11.0, 12.0, 22.0, 22.0))
     monkeypatch.setattr(_common.time, "monotonic", lambda: next(now))
     told: list[str] = []
-    tell = _common.seldom(told.append)
+    tell = _common.throttled(told.append)
     for text in "abcd":
         tell(text)
     assert told == ["b", "d"]

@@ -27,7 +27,7 @@ class Execution:
     times: dict[str, Any] | None
     memory: dict[int, float]  # by pipeline rank, the peak of the rank with most
     volume: dict[str, float]  # by axis, sent in a step by the rank that sends most
-    wire: dict[str, float] | None  # the same of what gloo's algorithms put on the wire
+    wire: dict[str, float] | None  # by axis: bytes that gloo's algorithms put on the wire
     operations: list[dict[str, Any]]  # of rank 0
     machine: dict[str, Any]  # where, with which versions, when
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Step times: warm-up, then blocks of steps, of which those that others disturbed are thrown away.
+"""Step times: warm-up, then blocks of steps; blocks that other processes disturbed are thrown away.
 
 Imports torch: import this module inside the function that needs it.
 """

@@ -42,7 +42,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> None:
     _laid_out(place, jobs)
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
-        dist.gather_object(_one(place, job, seconds), every if place.rank == 0 else None)
+        dist.gather_object(_execution(place, job, seconds), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:
             place.tell({"done": number, "job": job.name, "ranks": every})
@@ -64,7 +64,7 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
             )
 
 
-def _one(place: Place, job: Job, seconds: float) -> dict[str, Any]:
+def _execution(place: Place, job: Job, seconds: float) -> dict[str, Any]:
     setup = Setup.of(place, job)
     losses = []
     with Memory(setup.device) as memory:
@@ -105,7 +105,7 @@ def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapp
 
 
 def axis_of(setup: Setup, moved: Moved) -> str:
-    """The axis along which the ranks of a group differ (of tied embeddings: pp, of which two ranks are a part)."""
+    """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks)."""
     for axis, degree in setup.grid.sizes:
         if degree > 1 and any(set(moved.ranks) <= set(group) for group in setup.groups(axis)):
             return axis

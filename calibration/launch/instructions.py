@@ -53,7 +53,7 @@ srun {_torchrun(command, meeting)}"""
 
 def _kubernetes_text(command: Sequence[str], nodes: int, ranks: int, gpus: bool) -> str:
     meeting = f"--nnodes={nodes} --nproc-per-node={ranks} --node-rank=$JOB_COMPLETION_INDEX --master-addr=shardyard-0.shardyard"
-    # JSON's quotes are YAML's; NCCL's ranks of a node meet in /dev/shm, of which containers have 64 MB
+    # JSON's quotes are YAML's; NCCL's ranks of a node meet in /dev/shm, and containers have 64 MB of it
     started = json.dumps(_torchrun(command, meeting + f" --master-port={PORT}"))
     return f"""\
 # replace IMAGE with one that has shardyard and torch installed; what is to stay must be written to a volume that you mount

@@ -58,7 +58,7 @@ def _width(dtype: str) -> int:
 
 
 def _product(shape: Shape, layout: str, dtype: str) -> Probe:
-    """A linear layer's product in one of its layouts; the case's m, n, k are those of the product itself."""
+    """A linear layer's product in one of its layouts; the case's m, n, k are the product's own."""
     m, n, k = shape
     own = {"forward": (m, n, k), "input": (m, k, n), "weight": (n, k, m)}[layout]
 
@@ -152,7 +152,7 @@ def _logits(x: Tensor) -> Tensor:
 
 
 # kind of operation -> (what it does to a tensor of rows, tensors of that size that it reads and writes); names and counts are
-# those of strategies.frameworks.passes where the simulator prices the operator itself
+# named as in strategies.frameworks.passes where the simulator prices the operator itself
 MEMORY: dict[str, tuple[Pass, float]] = {
     "copy": (_forward(torch.clone), 2),
     "scale": (_forward(lambda x: x * 0.5), 2),
@@ -223,7 +223,7 @@ def _launch(bench: Bench) -> Reading:
 
 
 def _autograd(bench: Bench) -> Reading:
-    """The same of an operator forward and backward through autograd, per operator of either pass."""
+    """Host seconds per operator, forward and backward through autograd."""
     x = torch.zeros(1, device=bench.device, requires_grad=True)
     result = []
     for _ in range(5):

@@ -13,7 +13,7 @@ import click
 
 from reports.terminal import echo, terminal
 
-TOLD = 10.0  # seconds between lines of progress where there is no terminal
+PROGRESS_INTERVAL = 10.0  # seconds between lines of progress where there is no terminal
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 
@@ -91,7 +91,7 @@ def _widest(console: Any, part: Any) -> int:
     return Measurement.get(console, console.options.update(width=1000), part).maximum
 
 
-def seldom(tell: Callable[[str], None], every: float = TOLD) -> Callable[[str], None]:
+def throttled(tell: Callable[[str], None], every: float = PROGRESS_INTERVAL) -> Callable[[str], None]:
     """`tell`, but no more often than every so many seconds, and not at once."""
     last = time.monotonic()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, seldom, show
+from reports.commands._common import AS_JSON, job_options, show, throttled
 from reports.terminal import echo
 from topologies.reading import plain
 
@@ -29,7 +29,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
     from strategies.read_job import read_job
 
     asked = read_job(job, **given)
-    tell = seldom(lambda text: echo(text, err=True))
+    tell = throttled(lambda text: echo(text, err=True))
 
     def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
         tasks = [runs.submit(way, candidate) for candidate in ways]

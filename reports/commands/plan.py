@@ -20,8 +20,8 @@ from reports.commands._common import (
     job_options,
     money_options,
     quantity,
-    seldom,
     show,
+    throttled,
     tokens_of,
 )
 from reports.terminal import echo, terminal
@@ -172,8 +172,8 @@ def _progress() -> Iterator[Callable[[Any], None]]:
     """
     console = terminal(stderr=True)
     if not console.is_terminal:
-        line = seldom(lambda text: echo(text, err=True))
-        yield lambda state: line(f"{_told(state)}, {state.simulated:,} simulated, {state.open:,} open")
+        line = throttled(lambda text: echo(text, err=True))
+        yield lambda state: line(f"{_progress_text(state)}, {state.simulated:,} simulated, {state.open:,} open")
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -189,12 +189,12 @@ def _progress() -> Iterator[Callable[[Any], None]]:
 
         def tell(state: Any) -> None:
             total = state.simulated + state.open if state.simulated else None
-            bar.update(task, description=_told(state), completed=state.simulated, total=total)
+            bar.update(task, description=_progress_text(state), completed=state.simulated, total=total)
 
         yield tell
 
 
-def _told(state: Progress) -> str:
+def _progress_text(state: Progress) -> str:
     sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
     number, unit = state.told(state.best) if state.best is not None else (0.0, "")
     best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, seldom, tokens_of
+from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, throttled, tokens_of
 from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
     console = terminal(stderr=True)
     if not console.is_terminal:
-        yield seldom(lambda text: echo(text, err=True))
+        yield throttled(lambda text: echo(text, err=True))
         return
     with console.status("reading") as status:
         yield lambda text: status.update(Text(text))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports.figures.efficiency import Scaling, Size, efficiency
-from reports.formatting import PRICED, count, digits, dollars, percent, plural, rates_told, seconds, signed, size, tokens_text
+from reports.formatting import PRICED, count, digits, dollars, percent, plural, rates_text, seconds, signed, size, tokens_text
 from reports.page.page import Launch, Picture, Section, Sheet
 from topologies.reading import UserError
 
@@ -112,7 +112,7 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
     sentences += [f"Not possible: {why}." for why in _refusals(named)]
     gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
-    prices = {gpus[name]: rates_told(case.training.rates, power=False) for name, case in named if case.training}
+    prices = {gpus[name]: rates_text(case.training.rates, power=False) for name, case in named if case.training}
     sentences.append(f"Prices: {'; '.join(f'{gpu} {text}' for gpu, text in prices.items())}.")
     return Section(title, text=tuple(sentences), table=_answers("cluster", named, total))
 

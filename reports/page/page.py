@@ -32,7 +32,7 @@ from reports.formatting import (
     held,
     percent,
     provenance,
-    rates_told,
+    rates_text,
     seconds,
     size,
     stages,
@@ -247,7 +247,7 @@ def _cell(value: object) -> str:
 
 def _inputs(job: Job) -> Job:
     """What determined the answer, in words where it is not plain data."""
-    return {**job, "rates": rates_told(job["rates"])} if job.get("rates") else job
+    return {**job, "rates": rates_text(job["rates"])} if job.get("rates") else job
 
 
 def _embedded(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A table of simulated plans, as a search or a sweep leaves it: how it is told on a page."""
+"""A table of simulated plans on a page, as a search or a sweep leaves it."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def section(plans: Plans, title: str) -> Section:
     if plans.fitting:
         pictures.append(Picture("pareto", "Plans by time, cost and memory; the frontier is named", pareto, front(plans)))
     left = [f"The maps show the best {PANELS} of {len(maps)} settings."] if len(maps) > PANELS else []
-    return Section(title, tuple(pictures), (told(plans), *left), sheet=sheet(plans))
+    return Section(title, tuple(pictures), (counts_text(plans), *left), sheet=sheet(plans))
 
 
-def told(plans: Plans) -> str:
+def counts_text(plans: Plans) -> str:
     """How many plans, and what became of them."""
     refused = Counter(str(row["error"]).rpartition("yaml: ")[2] for row in plans.rows if row["error"])
     parts = [f"{len(plans.rows):,} plans: {len(plans.fitting):,} fit"]

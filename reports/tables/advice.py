@@ -16,7 +16,7 @@ from strategies.planner.arguments import as_arguments, differences
 from topologies.reading import as_argument
 
 SHOWN = 12
-TOLD = 3  # ties that are named
+NAMED = 3  # ties that are named
 MORE = "also tries schedules, other microbatches and orders of ranks, and proves the best"
 
 
@@ -60,8 +60,8 @@ def _dropped(answer: Advice, job: Job) -> Iterator[str]:
     """What the job's plan says and some ways leave out, as it does not apply to them."""
     for field, names in answer.dropped.items():
         value = as_argument(f"plan.{field}", getattr(job.plan, field))
-        others = f" and {plural(len(names) - TOLD, 'other')}" if len(names) > TOLD else ""
-        yield f"{value} does not apply to, and is left out of: {', '.join(names[:TOLD])}{others}"
+        others = f" and {plural(len(names) - NAMED, 'other')}" if len(names) > NAMED else ""
+        yield f"{value} does not apply to, and is left out of: {', '.join(names[:NAMED])}{others}"
 
 
 def verdict(answer: Advice, job: Job) -> str:
@@ -75,8 +75,8 @@ def verdict(answer: Advice, job: Job) -> str:
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
     ties = _ties(answer)
     others = [candidate for candidate in answer.candidates[1:] if candidate.summary.fits and candidate not in ties]
-    named = ", ".join(candidate.name for candidate in ties[:TOLD]) + (
-        f" and {plural(len(ties) - TOLD, 'other')}" if len(ties) > TOLD else ""
+    named = ", ".join(candidate.name for candidate in ties[:NAMED]) + (
+        f" and {plural(len(ties) - NAMED, 'other')}" if len(ties) > NAMED else ""
     )
     why = f"; a tie with {named}" if ties else ""
     why += f"; {_why(best, others[0])}" if others else ""

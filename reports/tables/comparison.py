@@ -32,7 +32,7 @@ from strategies.planner.ranking import rank
 
 Run = tuple[str, Summary, Job]
 ALWAYS = ("sequence", "global_batch")  # inputs that are shown of every run
-UNTOLD = ("command", "hash", "name", "notes", "ignored", "rates")  # what is not compared
+NOT_COMPARED = ("command", "hash", "name", "notes", "ignored", "rates")  # what is not compared
 
 
 def _fitting(summary: Summary) -> str:
@@ -138,7 +138,7 @@ def _change(value: float, least: float) -> str:
 
 def _differences(jobs: Sequence[Job]) -> list[tuple[str, list[str]]]:
     """ALWAYS, and inputs that are not the same in all jobs, by name: nested with dots, without what identifies a run."""
-    flat = [flatten({key: value for key, value in job.items() if key not in UNTOLD}) for job in jobs]
+    flat = [flatten({key: value for key, value in job.items() if key not in NOT_COMPARED}) for job in jobs]
     for fields in flat:
         fields["profile"] = str(fields.get("profile", "–")).split(" (")[0]  # its name, without what it was measured on
     names = dict.fromkeys(name for fields in flat for name in fields)

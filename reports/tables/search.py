@@ -1,4 +1,4 @@
-"""A search told: the winner first, the best plans, the Pareto front, and where the others went."""
+"""What a search found: the winner first, the best plans, the Pareto front, and where the others went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.formatting import (
     notes_of,
     percent,
     plural,
-    rates_told,
+    rates_text,
     seconds,
     size,
     spread,
@@ -193,7 +193,7 @@ def _where_they_went(answer: Answer) -> list[str]:
         f"{counts['simulated']:,} plans simulated{known}"
     )
     if answer.best is not None:
-        lines.append(rates_told(answer.best["scale"].rates))
+        lines.append(rates_text(answer.best["scale"].rates))
     return lines
 
 

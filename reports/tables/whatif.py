@@ -17,7 +17,7 @@ from reports.formatting import (
     notes_of,
     percent,
     plural,
-    rates_told,
+    rates_text,
     seconds,
     signed,
     size,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from strategies.planner.whatif import Case
     from topologies.costs import Cost
 
-TOLD = 3  # inputs that are named with a reason
+NAMED = 3  # inputs that are named with a reason
 HIDDEN = ("plan.accumulation", "plan.dp")
 
 
@@ -60,7 +60,7 @@ def overview(
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     lines += [Text(line, "dim") for line in ([] if tornado else _everywhere(job, cases))]
-    prices = dict.fromkeys(rates_told(case.training.rates, power=False) for case in (*base, *cases) if case.training)
+    prices = dict.fromkeys(rates_text(case.training.rates, power=False) for case in (*base, *cases) if case.training)
     return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
 
 
@@ -71,8 +71,8 @@ def _refused(cases: Sequence[Case]) -> Iterator[str]:
         if case.refused:
             reasons.setdefault(case.refused, {})[_inputs(case)] = None
     for reason, inputs in reasons.items():
-        more = f" and {plural(len(inputs) - TOLD, 'other')}" if len(inputs) > TOLD else ""
-        yield f"refused, {'; '.join(list(inputs)[:TOLD])}{more}: {reason}"
+        more = f" and {plural(len(inputs) - NAMED, 'other')}" if len(inputs) > NAMED else ""
+        yield f"refused, {'; '.join(list(inputs)[:NAMED])}{more}: {reason}"
 
 
 def as_data(case: Case) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from calibration.calibrate import Request, from_logs
 from calibration.fit.machine.kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit.machine.links import fit_links
 from calibration.fit.machine.tables import errors, leave_out, rows, tables
-from calibration.launch import ranks as launch
+from calibration.launch.place import Place
 from calibration.samples import Journal, Merged, Sample, merge, read_journal
 from sim.analysis.collective_sweep import lone, sweep
 from sim.analysis.summary import summarise
@@ -423,7 +423,7 @@ def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     dist = torch.distributed
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
-        bench = Bench(launch.Place(0, 1, 0, "cpu", (), lambda _: None), 0.01)
+        bench = Bench(Place(0, 1, 0, "cpu", (), lambda _: None), 0.01)
         alone = collectives.Group((0,), 1, None, 0)
         true = collectives.made
         probe = collectives.probes(grid("cpu", True), [alone], "cpu", 2**14)[0]
@@ -475,7 +475,7 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Pat
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     result = call("calibrate", "--output", str(tmp_path / "p.yaml"))
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "torch is not installed" in result.output

@@ -1,4 +1,4 @@
-"""Data parallel strategies carried out: one file each, found by being there; names are those of `strategies.data_parallel`.
+"""Data parallel strategies carried out: one file each, found by being there; names as in `strategies.data_parallel`.
 
 Its modules import torch: use `executed` inside the function that needs it.
 """

@@ -34,7 +34,7 @@ def reducer_works(job: Job) -> bool:
 
 
 class Bucket:
-    """What DDP's reducer has: a flat tensor that stays, of which gradients are views or to which they are copied."""
+    """What DDP's reducer has: a flat tensor that stays; gradients are views of it, or are copied to it."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters

@@ -1,6 +1,6 @@
 """ZeRO-3 by FSDP2 (`fully_shard`).
 
-Groups are those of the simulation: embedding, each layer, head. A tied matrix is in one group with the embedding. With `shard`
+Groups as in the simulation: embedding, each layer, head. A tied matrix is in one group with the embedding. With `shard`
 below dp the device mesh has two dimensions (HSDP). 16-bit plans keep fp32 shards and gather 16-bit copies, FSDP2's own way: the
 masters are the parameters.
 """

@@ -63,7 +63,7 @@ class Zero2(Zero1):
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """Hooks must hear of every gradient."""
         if splits(job, resolved):
-            return f"schedule={job.plan.schedule} makes weight gradients in passes of their own, of which no hook hears"
+            return f"schedule={job.plan.schedule} makes weight gradients in passes of their own, and no hook hears of them"
         return super().check(job, resolved)
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:

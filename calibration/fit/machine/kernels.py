@@ -1,6 +1,6 @@
 """Fits the prices of computations to samples: products, attention, memory-bound operations, updates.
 
-Half of the shapes is kept out by a hash of their sizes; the numbers are those of the fit to the other half, so the errors are
+Half of the shapes is kept out by a hash of their sizes; the numbers come from the fit to the other half, so the errors are
 theirs. A CPU core's products have no tiles to fill a GPU with: fewer numbers are free. Where the host waits for every operator
 its launch is a price of its own, which the others are added to.
 """

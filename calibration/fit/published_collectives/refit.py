@@ -2,7 +2,7 @@
 
 `python -m calibration.fit.published_collectives.refit TABLES h100 a100` fits the links inside a node, the switch and
 point-to-point kernels to nccl-tests on one node; with `--network` the links between nodes to a published sweep. It uses the
-algorithms that are registered when it runs. Half of the sizes is kept out; the shipped numbers are those of that fit, so the
+algorithms that are registered when it runs. Half of the sizes is kept out; the shipped numbers come from that fit, so the
 errors are theirs.
 """
 
@@ -143,7 +143,7 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
     write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
 
 
-def told(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:
+def error_figures(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:
     """Median and 90th percentile of the errors by series, and of all; series whose algorithm is not registered are left out."""
     able = [row for row in rows if offered(row.operation)]
     each = errors(able, cluster, profile)
@@ -170,12 +170,12 @@ def refit(tables: Path, name: str) -> None:
     across = {}
     if middle:
         ends = one_node([row for row in together if row.ranks != 4 and row.operation != "all_to_all"], name, profile, cluster)
-        median, p90 = (told(middle, cluster, ends)[key] for key in ("heldout", "heldout p90"))
+        median, p90 = (error_figures(middle, cluster, ends)[key] for key in ("heldout", "heldout p90"))
         across = {"4 ranks from 2 and 8": median, "4 ranks from 2 and 8 p90": p90}
     write(name, fitted_profile, {"fit": 0.0, "heldout": 0.0}, rows)
-    shipped = load_profile(FOLDER / f"{name}.yaml")  # the errors are those of the numbers as they are written
-    fit = told(free, cluster, shipped)["heldout"]
-    write(name, shipped, {"fit": fit, **told(kept, cluster, shipped), **across}, rows)
+    shipped = load_profile(FOLDER / f"{name}.yaml")  # errors of the numbers as they are written
+    fit = error_figures(free, cluster, shipped)["heldout"]
+    write(name, shipped, {"fit": fit, **error_figures(kept, cluster, shipped), **across}, rows)
 
 
 def refit_network(tables: Path, name: str) -> None:
@@ -189,7 +189,7 @@ def refit_network(tables: Path, name: str) -> None:
     )
     note = profile.provenance["links"]
     series_of = f"{free[0].operation} {free[0].ranks} on {free[0].nodes} nodes"
-    more = {key.replace(sweep, series_of): value for key, value in told(kept, cluster, fitted_profile).items()}
+    more = {key.replace(sweep, series_of): value for key, value in error_figures(kept, cluster, fitted_profile).items()}
     old = {"fit": note.fit_error or 0.0, **note.errors}
     ranges = [Row("", "", int(n), 1, size, 0.0) for n, size in zip(*note.measured_range.values(), strict=True)]
     write(

@@ -1,6 +1,6 @@
 """Fits the prices of matrix products of one dtype to published measurements of them.
 
-The rows are those of github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c. As its collector/vllm/
+The rows come from github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data at 095f58a51c4c. As its collector/vllm/
 collect_gemm.py runs them, six layers with weights of their own take one activation in turn, over and over, so that what fits
 into the L2 cache stays there: fitted beside the prices, as `CACHE_BOUNDS`, and no part of them. In training other kernels run
 between.
