@@ -166,7 +166,7 @@ def random_jobs(chunk: int) -> dict[str, str]:
 def examples(part: int) -> dict[str, str]:
     """Half of the examples, played, and exported to each framework."""
     from shardyard import read_job
-    from strategies.export import export
+    from strategies.frameworks.export import export
     from strategies.frameworks.settings import frameworks
 
     answers = {}

@@ -14,8 +14,8 @@ from sim.program import MEMORY_KINDS, Block, Kernel, Program, Run, Send
 from sim.timeline import Timeline
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
+from strategies.models.counting_rules import GIB, activations_by_zero
 from strategies.models.model import load_model
-from strategies.rules import GIB, activations_by_zero
 from topologies.ranks import rank_table
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 import shardyard
 from reports.figures import Drawing
 from shardyard import read_job
-from strategies.export import export
+from strategies.frameworks.export import export
 from strategies.plan.plan import Plan
 
 # A plan full of what the best plan does not have: it has to be unset when that is pasted.

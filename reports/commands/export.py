@@ -20,7 +20,7 @@ from reports.terminal import echo
 @AS_JSON
 def command(job: str | None, target: str, output: str | None, as_json: bool, **given: Any) -> None:
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
-    from strategies.export import export
+    from strategies.frameworks.export import export
     from strategies.read_job import read_job
     from topologies.writing import write_whole
 

@@ -164,7 +164,7 @@ def collectives(timeline: Timeline) -> Section | None:
 
 def launches(job: Job) -> tuple[Launch, ...]:
     """How each framework that can express the plan runs it."""
-    from strategies.export import export
+    from strategies.frameworks.export import export
     from strategies.frameworks.settings import frameworks
 
     result = []

@@ -1,16 +1,16 @@
 """ZeRO-3, FSDP's full sharding: parameters are sharded too (`strategies.data_parallel.sharded_parameters`).
 
 PyTorch's and Megatron-LM's is in `strategies.data_parallel.fsdp`; with `deepspeed` DeepSpeed's is, in
-`strategies.data_parallel.deepspeed_zero3`.
+`strategies.frameworks.deepspeed.zero3`.
 """
 
 from __future__ import annotations
 
 from strategies.data_parallel import hooks
-from strategies.data_parallel.deepspeed_zero3 import DeepSpeedZero3
 from strategies.data_parallel.fsdp import FSDP
 from strategies.data_parallel.hook import Moves
 from strategies.data_parallel.sharded_parameters import ShardedParameters
+from strategies.frameworks.deepspeed.zero3 import DeepSpeedZero3
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 

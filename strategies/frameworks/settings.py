@@ -1,7 +1,7 @@
 """Settings of training frameworks: a file in each one's folder, which reads them as a job and writes a job as them.
 
 A reader returns fields of a job and says which keys it did not use: `Keys` remembers what was asked for. A writer says what it
-can; what it cannot is found by reading the settings again, and comparing (`strategies.export`).
+can; what it cannot is found by reading the settings again, and comparing (`strategies.frameworks.export`).
 """
 
 from __future__ import annotations

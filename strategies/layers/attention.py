@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sim.program import Kernel
 from strategies.frameworks import passes
-from strategies.layers import eager
+from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.context_parallel import Shape, blocks, exchanged, passed_on
 from strategies.layers.latent_attention import projections
 from strategies.layers.operators import Operator, column_linear, pointwise, rotary, row_linear

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strategies.frameworks import passes
-from strategies.layers import eager
+from strategies.frameworks.megatron_2021.small_kernels import lookup, mean, targets
+from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.operators import Operator, column_linear, norm, pointwise, whole_linear
 from strategies.layers.rank_shapes import FLOAT, RankShapes
-from strategies.layers.small_kernels import lookup, mean, targets
 from strategies.layers.tensor_overlap import Items
 
 

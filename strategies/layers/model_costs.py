@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from strategies.frameworks.megatron_2021.small_kernels import batch
 from strategies.layers import selective_recomputation as operators
 from strategies.layers.embedding_and_head import embedding, head
 from strategies.layers.layer_cost import LayerCost, Tensors, joined, part_of, tensors_of
 from strategies.layers.operators import Operator
 from strategies.layers.pipeline_scatter import received, returned
 from strategies.layers.rank_shapes import RankShapes
-from strategies.layers.small_kernels import batch
 from strategies.layers.tensor_overlap import Items
 from strategies.layers.transformer import transformer_layer
 from strategies.models.model import Experts, Model

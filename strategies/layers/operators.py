@@ -4,7 +4,7 @@ A piece says once what it runs forward, what it runs backward, which tensors it 
 a layer is a list of pieces. Gradients run in the reverse order of the list.
 
 Work follows Megatron-LM with Transformer Engine's fusions, unless `plan.kernels` names others (`strategies.frameworks`;
-what PyTorch's own operators keep is in `strategies.layers.eager`):
+what PyTorch's own operators keep is in `strategies.frameworks.pytorch.operators`):
 * a kernel's bytes are the tensors that it reads and writes, once each; vectors of one feature or one token are left out;
 * biases of matrices are added in the epilogue of the product, or in the memory kernel that follows; their gradients are sums of
   their own over all tokens;
@@ -229,7 +229,7 @@ def norm(share: RankShapes, label: str, residual: bool = False, source: str = ""
     if share.eager:
         whole = share.model.norm == "layernorm"
         kept[f"{label} statistics"] = FLOAT * (size // share.element // features) * (2 if whole else 1)
-        if not whole:  # written out: see strategies.layers.eager
+        if not whole:  # written out: see strategies.frameworks.pytorch.operators
             kept[f"{label} normed"] = size
     forward: Items = (*share.made(label, "forward", size), *share.run(label, "forward", elements, ways.forward))
     backward: Items = (*share.made(label, "backward", size), *share.run(label, "backward", elements, ways.backward))

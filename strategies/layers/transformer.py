@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies.layers import eager
+from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.attention import attention
 from strategies.layers.mixture_of_experts import mixture
 from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear

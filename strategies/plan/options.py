@@ -121,7 +121,7 @@ class DeepSpeed(Config):
 
     @property
     def traced(self) -> bool:
-        """Whether zero3 knows what comes next (`strategies.data_parallel.deepspeed_2021`)."""
+        """Whether zero3 knows what comes next (`strategies.frameworks.deepspeed_2021.zero3`)."""
         return self.version != "0.5"
 
     @property

@@ -10,7 +10,7 @@ from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block, Collective, Kernel, Send
 from sim.timeline import Timeline
-from strategies.data_parallel.deepspeed_prefetch import steps
+from strategies.frameworks.deepspeed.prefetch import steps
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.plan.options import DeepSpeed

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import read_job
-from strategies.export import export
+from strategies.frameworks.export import export
 from strategies.job import Job
 from topologies.reading import UserError
 

@@ -13,12 +13,12 @@ import pytest
 
 from calibration.bench import bench
 from sim.analysis.summary import summarise
+from strategies.frameworks.shell import GROWTH, arguments
 from strategies.job import Job
 from strategies.lowering.lower import lower
 from strategies.planner.search.space import parse_axis, read_space
 from strategies.read_job import read_job
 from strategies.schedules.table import cells
-from strategies.shell import GROWTH, arguments
 from topologies.ranks import rank_table
 from topologies.reading import LONGEST, UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
-from strategies.export import export
+from strategies.frameworks.export import export
 from topologies.reading import UserError
 
 FILES = Path(__file__).parents[1] / "data" / "models"

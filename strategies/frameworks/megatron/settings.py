@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
+from strategies.frameworks.shell import arguments
 from strategies.models.model import LAYERS
-from strategies.shell import arguments
 from topologies.reading import UserError, shown
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Eager PyTorch, one kernel per operator, as Hugging Face's models are written; lists are what PyTorch dispatches.
 
-What the operators keep for backward is in `strategies.layers.eager`.
+What the operators keep for backward is in `strategies.frameworks.pytorch.operators`.
 """
 
 from __future__ import annotations

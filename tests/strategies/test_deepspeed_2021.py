@@ -12,8 +12,8 @@ from sim.engine.player import run
 from sim.pricing.op_costs import VIEW
 from sim.program import Op
 from sim.timeline import Timeline
-from strategies.data_parallel.deepspeed_2021 import uses
-from strategies.export import export
+from strategies.frameworks.deepspeed_2021.zero3 import uses
+from strategies.frameworks.export import export
 from strategies.lowering.lower import lower
 from strategies.plan.options import DeepSpeed
 from topologies.reading import UserError

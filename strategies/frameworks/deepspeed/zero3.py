@@ -1,18 +1,18 @@
 """DeepSpeed's ZeRO-3: its limits say what is gathered and released when, gradients are reduced in its buckets.
 
-`strategies.data_parallel.deepspeed_prefetch` has the limits, `strategies.data_parallel.parameter_gather` and
-`strategies.data_parallel.zero_plus_plus` what ZeRO++ compresses; in 2021 all of this was tensor by tensor
-(`strategies.data_parallel.deepspeed_2021`). With `offload` parameters come from the host, gradients go there.
+`strategies.frameworks.deepspeed.prefetch` has the limits, `strategies.data_parallel.parameter_gather` and
+`strategies.frameworks.deepspeed.zero_plus_plus` what ZeRO++ compresses; in 2021 all of this was tensor by tensor
+(`strategies.frameworks.deepspeed_2021.zero3`). With `offload` parameters come from the host, gradients go there.
 """
 
 from __future__ import annotations
 
 from sim.program import Memory, Ref
-from strategies.data_parallel.deepspeed_2021 import TensorwisePasses
-from strategies.data_parallel.deepspeed_prefetch import Step, steps
 from strategies.data_parallel.hook import Moves
 from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
-from strategies.data_parallel.zero_plus_plus import QuantisedReduction
+from strategies.frameworks.deepspeed.prefetch import Step, steps
+from strategies.frameworks.deepspeed.zero_plus_plus import QuantisedReduction
+from strategies.frameworks.deepspeed_2021.zero3 import TensorwisePasses
 from strategies.lowering.blocks import BACKWARD, FORWARD
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.plan.options import DeepSpeed

@@ -18,7 +18,7 @@ contiguous_gradients:
   failed"): nothing is gathered ahead, and nothing kept until it is used again.
 
 Since 0.6 (2022) each of these is one collective over flat buffers, and the host waits for events only:
-`strategies.data_parallel.deepspeed_prefetch`.
+`strategies.frameworks.deepspeed.prefetch`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""What a pipeline stage consists of: sizes of its parts on one rank, sharded or gathered, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.program import Memory
+from strategies.data_parallel.shard_padding import padded
+from strategies.layers.layer_cost import LayerCost
+from strategies.layers.operators import Shape
+from strategies.models.model import Model
+from strategies.plan.options import FP8_WIDTH
+from strategies.plan.resolved import Resolved
+
+
+class StageParts:
+    """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
+
+    def __init__(self, number: int, rank: int, chunk: int, parts: Sequence[LayerCost], plan: Resolved, model: Model) -> None:
+        self.number, self.rank, self.chunk = number, rank, chunk
+        self.parts, self.plan, self.model = tuple(parts), plan, model
+        self.tied = 0  # parameters of a second copy of the tied embedding
+        self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
+
+    @property
+    def parameters(self) -> int:
+        """Elements on one rank of the stage, before any data parallel sharding."""
+        return sum(part.parameters for part in self.parts) + self.tied
+
+    def buffers(self, size: float, before: bool, after: bool) -> Memory:
+        """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
+
+        Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
+        received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
+        """
+        plan, head = self.plan, self.parts[-1]
+        self.received = size if before else 0.0
+        self.output = size if after else head.logits
+        return (("buffer", plan.microbatches * size * (before + after)),)
+
+    def sharded(self, shards: float) -> float:
+        """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
+        which differ from ep rank to ep rank, fewer ranks have the same.
+        """
+        if shards == self.plan.shards:
+            every = [self._padded(part) for part in range(len(self.parts))]
+            return sum(dense for dense, _ in every) / shards + sum(experts for _, experts in every) / self.expert_shards
+        experts = sum(part.experts for part in self.parts)
+        return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.ep_of_dp)
+
+    @property
+    def expert_shards(self) -> int:
+        """How many ranks share out the same experts."""
+        return max(1, self.plan.shards // self.plan.ep_of_dp)
+
+    def shapes(self, part: int, spread: bool = False) -> list[Shape]:
+        """Of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""
+        return [one.shape for one in self.parts[part].gradients if one.spread == spread and (self.tied or not one.tied)]
+
+    def shared(self, part: int) -> tuple[int, int]:
+        """Elements of a part, and of its experts, that several ranks have, with what fills them up when these shard them."""
+        dense, experts = self._padded(part)
+        return dense, experts if self.plan.expert_copies > 1 else 0
+
+    def _padded(self, part: int) -> tuple[int, int]:
+        dense, experts = self.shapes(part), self.shapes(part, spread=True)
+        return padded(self.plan, dense, self.plan.shards), padded(self.plan, experts, self.expert_shards)
+
+    def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
+        """Mean bytes of a parameter of parts first … last − 1 (of their spread experts) on its way when it is gathered."""
+        wide, parts = self.plan.bytes_per_element, self.parts[first:last]
+        if not self.plan.gathers_fp8:
+            return wide
+        narrow = sum(part.narrow_experts if experts else part.narrow for part in parts)
+        every = sum(part.experts if experts else part.parameters - part.experts for part in parts)
+        return wide - (wide - FP8_WIDTH) * narrow / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
+
+    @property
+    def cached(self) -> Memory:
+        """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
+        plan = self.plan
+        if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters:
+            return ()
+        return (("parameter", 2.0 * FP8_WIDTH * sum(part.narrow + part.narrow_experts for part in self.parts)),)
+
+    def spread(self, first: int, last: int) -> int:
+        """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""
+        return sum(part.experts for part in self.parts[first:last]) if self.plan.expert_copies > 1 else 0

@@ -1,0 +1,209 @@
+"""Passes of a pipeline stage, or of some of its parts, as ops of its rank: blocks, and what they allocate and free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sim.program import CACHED, COMPUTE, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
+from strategies.data_parallel.buckets import Cut
+from strategies.layers.layer_cost import LayerCost
+from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, runs, workspace
+from strategies.lowering.host import Host
+from strategies.lowering.stage_parts import StageParts
+from strategies.models.model import Model
+from strategies.plan.resolved import Resolved
+from topologies.reading import UserError
+
+OPS = 500_000  # of all stages in one step: some ten seconds and a gigabyte
+
+
+def _summed(memory: Memory) -> Memory:
+    """One entry of each kind: of gradients less is taken at first than there will be."""
+    total: dict[str, float] = {}
+    for kind, size in memory:
+        total[kind] = total.get(kind, 0.0) + size
+    return tuple(total.items())
+
+
+class StagePasses(StageParts):
+    """A stage whose passes are being added to `cohort`."""
+
+    def __init__(
+        self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[LayerCost], plan: Resolved, model: Model
+    ) -> None:
+        super().__init__(number, rank, chunk, parts, plan, model)
+        self.cohort, self.host = cohort, Host(plan, rank, self.add)
+        self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
+        self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
+        self._copied: dict[tuple[Block, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with passes of copies
+
+    @property
+    def alone(self) -> bool:
+        """Whether its rank shares its parameters with no other rank and nothing with the host."""
+        return self.plan.copies == 1 and self.plan.offload is None and not self.host.checkpoints
+
+    def checkpoint(self, part: int) -> Memory:
+        """What a part has in the CPUs' memory between its passes."""
+        one = self.parts[part]
+        return (("activation", one.saved),) if self.host.checkpoints and one.name == "layer" else ()
+
+    def add(self, op: Op) -> Ref:
+        """Append an op; its address. Raises UserError when a step has more than can be played in seconds and a gigabyte."""
+        if len(self.cohort.ops) * self.plan.pp >= OPS:
+            raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
+        op.chunk = self.chunk
+        return Ref(self.rank, self.cohort.add(op))
+
+    def copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool = False) -> None:
+        """Add passes over so many bytes of memory to a compute op, at its end or before it. A profile with measured wrapping has
+        them in its collectives already.
+        """
+        op = self.cohort.ops[ref.op]
+        assert isinstance(op.work, Block)
+        key = op.work, label, moved
+        if key not in self._copied:  # one object for all microbatches
+            dtype = self.plan.precision
+            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPER_COPY) for each in moved))
+            self._copied[key] = op.work, replace(op.work, runs=(run, *op.work.runs) if first else (*op.work.runs, run))
+        op.work = self._copied[key][1]
+
+    def last(self, stream: str) -> Ref | None:
+        """The op that is last so far on a stream of the stage's rank."""
+        ops = self.cohort.ops
+        last = next((number for number in range(len(ops) - 1, -1, -1) if ops[number].stream == stream), None)
+        return None if last is None else Ref(self.rank, last)
+
+    def last_compute(self) -> Ref | None:
+        """The same of its compute stream."""
+        return self.last(COMPUTE)
+
+    def forward(
+        self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
+    ) -> Ref:
+        """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
+        block, allocate, given_back = self._block(FORWARD, Cut(len(self.parts) if last is None else last), Cut(first))
+        return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
+
+    def backward(
+        self,
+        microbatch: int,
+        after: tuple[Ref, ...] = (),
+        first: int = 0,
+        last: int | None = None,
+        allocate: Memory = (),
+        free: Memory = (),
+        absent: float = 0.0,
+    ) -> Ref:
+        """Backward pass of parts last − 1 … first, which gives their activations back.
+
+        allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
+        before, but are not there during the backward of the loss.
+        """
+        start = Cut(len(self.parts) if last is None else last)
+        block, taken, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
+        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
+
+    def between(
+        self,
+        way: str,
+        microbatch: int,
+        after: tuple[Ref, ...],
+        start: Cut,
+        end: Cut,
+        allocate: Memory = (),
+        free: Memory = (),
+        passing: str = "",
+    ) -> Ref:
+        """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
+        of memory of all gradients that it makes, which are made one by one.
+        """
+        block, taken, given_back = self._block(way, start, end, passing)
+        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
+
+    def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
+        """Backward pass of all parts, or its second half, which reduces nothing."""
+        made = self.made(self.parameters)
+        self.has_gradients = True
+        return (self.weight_gradient if weights_only else self.backward)(microbatch, after, allocate=made)
+
+    def made(self, elements: float) -> Memory:
+        """What a backward pass takes for so many gradients that stay until the update frees them; nothing when they stay for ever
+        or when it adds to those of a microbatch before.
+        """
+        if not self.plan.frees_gradients or self.has_gradients:
+            return ()
+        size = float(elements * self.plan.bytes_of_states["gradient"])
+        self.freed += size
+        return (("gradient", size),)
+
+    def input_gradient(
+        self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
+    ) -> Ref:
+        """First half of a backward pass: what the weight gradients need stays until the second half."""
+        block, taken, given_back = self._block(INPUT, Cut(len(self.parts) if last is None else last), Cut(first))
+        return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
+
+    def weight_gradient(
+        self,
+        microbatch: int,
+        after: tuple[Ref, ...] = (),
+        first: int = 0,
+        last: int | None = None,
+        allocate: Memory = (),
+        free: Memory = (),
+    ) -> Ref:
+        """Second half of a backward pass."""
+        block, taken, given_back = self._block(WEIGHT, Cut(len(self.parts) if last is None else last), Cut(first))
+        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+
+    def memory(self, direction: str, part: int, passing: str = "") -> tuple[Memory, Memory]:
+        """What a part's pass takes and gives back. passing: besides its parameters' gradients of this kind, which it makes."""
+        return self._block(direction, Cut(part + 1), Cut(part), passing)[1:]
+
+    def _block(
+        self, direction: str, start: Cut, end: Cut, passing: str = "", absent: float = 0.0
+    ) -> tuple[Block, Memory, Memory]:
+        """The block of what is between two moments of a pass (forward, from `end` to `start`), what it allocates and what it
+        frees; one object for all microbatches. Of a part that is cut each piece needs the workspace of all of it.
+        """
+        key = (direction, start, end, passing, absent)
+        if key not in self._blocks:
+            last = start.part + (start.left > 0)
+            parts, over = self.parts[end.part : last], self.parts[end.part + (end.left > 0) : last]
+            kept = self.output if over and last == len(self.parts) else 0.0
+            kept -= self.received if not (end.part or end.left) else 0.0
+            making, begun = self._making(start, end) if passing else None, start.left > 0
+            most = workspace(parts, direction, absent, 0.0, making, begun)
+            kept_back = workspace(parts, direction, absent, self._stranded, making, begun) - most
+            less = min(0.0, most)  # what is held in the place of what was saved; or gradients, while that is there
+            instead = 0.0 if passing else less
+            saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
+            held: Memory = (("activation", sum(part.held for part in over) + instead),)
+            work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
+            taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
+            freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
+            self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), taken, freed
+        return self._blocks[key]
+
+    def _making(self, start: Cut, end: Cut) -> Making:
+        """The gradients that a piece of a backward pass makes."""
+        last, width = start.part + (start.left > 0), self.plan.bytes_per_gradient
+        made, later = [0.0] * (last - end.part), 0.0
+        for part in range(end.part, last):
+            for one in self.parts[part].gradients:
+                if not one.spread and (self.tied or not one.tied) and Cut(part, one.left) < start:
+                    size = float(width * math.prod(one.shape))
+                    if Cut(part, one.left) >= end:
+                        made[part - end.part] += size
+                    else:
+                        later += size
+        return Making(width, tuple(made), later)
+
+    @property
+    def _stranded(self) -> float:
+        """Bytes that the caching allocator holds when the loss runs, in blocks that are smaller than its tensors: the workspace
+        that layers had forward, and the loss's own.
+        """
+        return max((0.0, *(part.temporary for part in self.parts[:-1]))) + self.parts[-1].stranded
