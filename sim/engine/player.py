@@ -38,24 +38,24 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     than MAX_UNFOLDED_OPS ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
     Raises UserError when the program waits for itself (a schedule that deadlocks).
     """
-    pricing = OpCosts(program, topology, prices)
-    whole, lane = _folded(program, pricing)
+    op_costs = OpCosts(program, topology, prices)
+    whole, lane = _folded(program, op_costs)
     if not fold:
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
     if whole is not program or lane is not None:
-        pricing = OpCosts(whole, topology, prices, lane)
-    pricing.notes |= dict.fromkeys(notes.of_lanes(pricing.alike, lane))
-    player = _Player(whole, pricing)
+        op_costs = OpCosts(whole, topology, prices, lane)
+    op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
+    player = _Player(whole, op_costs)
     player.play()
     return player.timeline()
 
 
-def _folded(program: Program, pricing: OpCosts) -> tuple[Program, Ids | None]:
+def _folded(program: Program, op_costs: OpCosts) -> tuple[Program, Ids | None]:
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all)."""
-    touched = pricing.touched()
-    lane = None if pricing.alike else pricing.lanes(MAX_UNFOLDED_OPS // _ops(program))
+    touched = op_costs.touched()
+    lane = None if op_costs.alike else op_costs.lanes(MAX_UNFOLDED_OPS // _ops(program))
     if lane is not None:
-        whole = expand(program, touched | pricing.divided(lane))
+        whole = expand(program, touched | op_costs.divided(lane))
         if _ops(whole) * (int(lane.max()) + 1) <= MAX_UNFOLDED_OPS:
             return whole, lane
     return expand(program, touched) if touched else program, None
@@ -68,11 +68,11 @@ def _ops(program: Program) -> int:
 class _Player:
     """Every op of every lane has a number; an op starts when the ops that it waits for have ended."""
 
-    def __init__(self, program: Program, pricing: OpCosts) -> None:
-        self.program, self.pricing = program, pricing
+    def __init__(self, program: Program, op_costs: OpCosts) -> None:
+        self.program, self.op_costs = program, op_costs
         self.env = Environment()
-        self.network = Network(self.env, pricing.capacity)
-        self.slowdown = pricing.prices.profile.slowdown
+        self.network = Network(self.env, op_costs.capacity)
+        self.slowdown = op_costs.prices.profile.slowdown
         self.events = 0
         self._lay_out()
         self._connect()
@@ -87,7 +87,7 @@ class _Player:
         """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]."""
         self.lanes: list[Lane] = []
         self.first: list[int] = []  # first lane of each cohort
-        lane = self.pricing.lane
+        lane = self.op_costs.lane
         if lane is None:
             lane = np.zeros(self.program.grid.groups((), self.program.cohorts[0].at).size, np.int64)
         # the place among its cohort's ranks of the first rank of each lane, and how many share the lane
@@ -135,19 +135,18 @@ class _Player:
         """Price every op, and find when the host has launched it: the host runs through the program in order and waits for
         nothing but ops that hold it up.
         """
-        profile = self.pricing.prices.profile
+        profile = self.op_costs.prices.profile
         launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
-        self.work: list[BlockCost | TransferCost] = []
+        self.cost: list[BlockCost | TransferCost] = []
         self.launched: list[float] = []  # since the latest op before, or this one, that holds up the host
         # such ops: the one before, the host's seconds from that one to this, and the ops that are launched from this one on
         self.held: dict[int, tuple[int, float, range]] = {}
         self.resumed: dict[int, float] = {}  # when the host went on
         for number, lane in enumerate(self.lanes):
-            example = int(self.example[number - self.first[lane.cohort]]) if self.pricing.lane is not None else -1
+            example = int(self.example[number - self.first[lane.cohort]]) if self.op_costs.lane is not None else -1
             host, before, ops = 0.0, -1, self.program.cohorts[lane.cohort].ops
-            known: dict[
-                Work, tuple[BlockCost | TransferCost, float, float]
-            ] = {}  # work, and the host's seconds before and after it
+            # by work: its cost, and the host's seconds before and after the launch
+            known: dict[Work, tuple[BlockCost | TransferCost, float, float]] = {}
             stops = [self.offset[number] + place for place, op in enumerate(ops) if op.held]
             ends = dict(pairwise([*stops, self.offset[number] + len(ops)]))
             for op in ops:
@@ -158,10 +157,10 @@ class _Player:
                 priced = known.get(op.work)
                 if priced is None:
                     priced = known[op.work] = self._priced(op.work, lane.cohort, example, launch)
-                work, ahead, behind = priced
+                cost, ahead, behind = priced
                 host += ahead
                 self.launched.append(host)
-                self.work.append(work)
+                self.cost.append(cost)
                 host += behind
 
     def _priced(
@@ -169,11 +168,11 @@ class _Player:
     ) -> tuple[BlockCost | TransferCost, float, float]:
         """Work of rank number `example` of a cohort (−1: of all) with the seconds of the host before its launch and after it."""
         if isinstance(work, Block):
-            fused = self.pricing.block(work, cohort)
+            fused = self.op_costs.block(work, cohort)
             return fused, 0.0, fused.host
-        wrapping = on_grid(self.pricing.wrapping(work))
-        priced = self.pricing.collective(work, cohort, -1 if example < 0 else int(self.pricing.groups(work, cohort)[example]))
-        if not self.pricing.prices.profile.synchronous:
+        wrapping = on_grid(self.op_costs.wrapping(work))
+        priced = self.op_costs.collective(work, cohort, -1 if example < 0 else int(self.op_costs.groups(work, cohort)[example]))
+        if not self.op_costs.prices.profile.synchronous:
             return priced, launch + wrapping, 0.0
         if wrapping:  # a CPU waits for its own work
             priced = replace(priced, latency=priced.latency + wrapping)
@@ -191,15 +190,15 @@ class _Player:
     def _start(self, op: int) -> None:
         if op in self.held:
             self._resume(op)
-        work, launched = self.work[op], self.launched[op]
+        cost, launched = self.cost[op], self.launched[op]
         now = self.start_time[op] = self.env.now
-        if isinstance(work, BlockCost):
-            self._compute(op, max(work.busy, launched + work.critical - now))
+        if isinstance(cost, BlockCost):
+            self._compute(op, max(cost.busy, launched + cost.critical - now))
         elif launched > now:
             self.events += 1
-            self.env.timeout(launched - now).callbacks.append(lambda _: self._meet(op, work))
+            self.env.timeout(launched - now).callbacks.append(lambda _: self._meet(op, cost))
         else:
-            self._meet(op, work)
+            self._meet(op, cost)
 
     def _resume(self, op: int) -> None:
         """The host has seen the end of what `op` waits for, and goes on to launch it."""
@@ -228,9 +227,9 @@ class _Player:
         """The factor by which the op takes longer beside collectives that work for a part `slow` of the time: its kernels take
         longer, its own collectives and launches do not.
         """
-        work = cast(BlockCost, self.work[op])
-        nominal = max(work.busy, self.launched[op] + work.critical - self.start_time[op])
-        return 1 + slow * (self.slowdown - 1) * work.kernels / nominal if nominal else 1.0
+        cost = cast(BlockCost, self.cost[op])
+        nominal = max(cost.busy, self.launched[op] + cost.critical - self.start_time[op])
+        return 1 + slow * (self.slowdown - 1) * cost.kernels / nominal if nominal else 1.0
 
     def _expect(self, lane: int, op: int, seconds: float) -> None:
         self.events += 1
@@ -242,13 +241,13 @@ class _Player:
         lane = self.lane_of[op]
         self.running[lane] = None
         if self.slow[lane] or self.since[lane] != self.start_time[op]:
-            work, start = cast(BlockCost, self.work[op]), self.start_time[op]
-            self.stretch[op] = self.env.now - start - max(work.busy, self.launched[op] + work.critical - start)
+            cost, start = cast(BlockCost, self.cost[op]), self.start_time[op]
+            self.stretch[op] = self.env.now - start - max(cost.busy, self.launched[op] + cost.critical - start)
         self._end(op)
 
     def _communicates(self, op: int, begins: bool) -> None:
         """A collective starts or ends on its lane's GPUs: compute that is running there slows down or recovers."""
-        lane, working = self.lane_of[op], cast(TransferCost, self.work[op]).working
+        lane, working = self.lane_of[op], cast(TransferCost, self.cost[op]).working
         busy = self.communicating[lane]
         (busy.append if begins else busy.remove)(working)
         event, slow, before = self.running[lane], min(1.0, sum(busy)), self.slow[lane]
@@ -263,11 +262,11 @@ class _Player:
 
     # -- communication ---------------------------------------------------------------------------------------------------
 
-    def _meet(self, op: int, work: TransferCost) -> None:
+    def _meet(self, op: int, cost: TransferCost) -> None:
         """A collective starts when all of its ranks have arrived."""
         ops = [op]
-        if not work.is_send:
-            expected, key = self._meeting(op, work)
+        if not cost.is_send:
+            expected, key = self._meeting(op, cost)
             if expected > 1:
                 ops = self.meetings.setdefault(key, [])
                 ops.append(op)
@@ -278,23 +277,23 @@ class _Player:
             for member in ops:
                 self.start_time[member] = now
                 self._communicates(member, True)
-            self.network.start(work.parts, work.latency, lambda: self._communicated(ops))
+            self.network.start(cost.parts, cost.latency, lambda: self._communicated(ops))
         else:
             self.start_time[op] = self.env.now
-            self.network.start(work.parts, work.latency, lambda: self._end(op))
+            self.network.start(cost.parts, cost.latency, lambda: self._end(op))
 
-    def _meeting(self, op: int, work: TransferCost) -> tuple[int, Hashable]:
+    def _meeting(self, op: int, cost: TransferCost) -> tuple[int, Hashable]:
         """The number of ranks of a rendezvous, and its key."""
         lane = self.lane_of[op]
         cohort = self.lanes[lane].cohort
         collective = cast(Collective, self.program.cohorts[cohort].ops[op - self.offset[lane]].work)
-        traffic = work.traffic
+        traffic = cost.traffic
         where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
         if collective.cohorts:
             return 2, (collective.label, where)
         if collective.axis in self.program.cohorts[cohort].at:
             return self.program.grid.degree(collective.axis), (collective.label, where)
-        return work.lanes, (cohort, op - self.offset[lane], where)
+        return cost.lanes, (cohort, op - self.offset[lane], where)
 
     def _communicated(self, ops: list[int]) -> None:
         for op in ops:
@@ -305,7 +304,7 @@ class _Player:
         """The timeline of the played step."""
         events = self.events + self.network.events
         times = self.start_time, self.end_time, self.stretch
-        played = Timeline(self.program, self.lanes, self.offset, *times, self.work, self.launched, events, self.pricing)
+        played = Timeline(self.program, self.lanes, self.offset, *times, self.cost, self.launched, events, self.op_costs)
         return _from_zero(played) if self.program.cohorts[0].steady else played
 
 

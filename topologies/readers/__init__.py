@@ -13,20 +13,20 @@ from topologies.reading import UserError
 from topologies.registry import Registry
 
 
-class Found(NamedTuple):
+class ClusterDump(NamedTuple):
     """data: fields of a cluster as YAML would give them; notes: what was ignored, and what was assumed."""
 
     data: dict[str, Any]
     notes: tuple[str, ...] = ()
 
 
-readers: Registry[Callable[[str], Found | None]] = Registry("reader", package="topologies.readers")
+readers: Registry[Callable[[str], ClusterDump | None]] = Registry("reader", package="topologies.readers")
 
 SOCKETS = "20 GB/s"  # between sockets where nothing is known: NCCL has 10 (Skylake) to 22 (Sapphire Rapids), src/graph/topo.h
 NIC = "100 Gb/s"
 
 
-def read_dump(text: str, where: str) -> Found | None:
+def read_dump(text: str, where: str) -> ClusterDump | None:
     """The description by the first reader that knows the format; None when none does. Raises UserError for a broken file."""
     for name in readers:
         try:

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from topologies.readers import NIC, SOCKETS, Found, readers
+from topologies.readers import NIC, SOCKETS, ClusterDump, readers
 
 # nominal GB/s of one NVLink and direction, by SM architecture; NVIDIA's data sheets of P100, V100, A100, H100, B200
 NVLINK = {"60": 20, "70": 25, "80": 25, "90": 25, "100": 50, "103": 50}
@@ -24,7 +24,7 @@ _NVSWITCH = "0x068000"
 
 
 @readers("NCCL topology")
-def nccl_xml(text: str) -> Found | None:
+def nccl_xml(text: str) -> ClusterDump | None:
     """The node, as a graph of edges."""
     if "<system" not in text or not re.match(r"\s*<", text):
         return None
@@ -59,7 +59,7 @@ class _Dump:
         other = sorted({child.tag for child in system if child.tag != "cpu"})
         self.notes += [f"ignored: element '{tag}'" for tag in other]
 
-    def read(self) -> Found:
+    def read(self) -> ClusterDump:
         """The description of the node."""
         if not self.gpus:
             raise ValueError("there is no 'gpu' element")
@@ -74,7 +74,7 @@ class _Dump:
             self.notes.append(f"not in the file: PCIe rate of {', '.join(self.slots)}: 16 lanes as node.gpu has assumed")
         sm = sorted({gpu.get("sm", "?") for _, pci in self.gpus for gpu in pci.findall("gpu")})
         self.notes.append(f"not in the file: node.gpu (SM {', '.join(sm)})")
-        return Found({"node": node | {"edges": self.edges}}, tuple(self.notes))
+        return ClusterDump({"node": node | {"edges": self.edges}}, tuple(self.notes))
 
     def _descend(self, top: str, cpu: Element) -> None:
         """Collect GPUs and NICs below a socket, and the bridges on the way."""

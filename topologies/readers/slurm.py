@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from topologies.documents import parse
-from topologies.readers import Found, readers
+from topologies.readers import ClusterDump, readers
 
 _LIMIT = 2**20  # nodes, and names of switches with the nodes of each
 
@@ -24,7 +24,7 @@ class _Switch(NamedTuple):
 
 
 @readers("Slurm topology")
-def slurm(text: str) -> Found | None:
+def slurm(text: str) -> ClusterDump | None:
     """Number of nodes and the fabric. What a node is comes from another description: `based_on: [dgx-h100, topology.conf]`."""
     if re.search(r"^[ \t]*(SwitchName|BlockName)[ \t]*=", text, re.MULTILINE | re.IGNORECASE):
         switches, notes = _conf(text)
@@ -34,7 +34,7 @@ def slurm(text: str) -> Found | None:
         return None
     data, more = _fabric(switches)
     assumed = "not in the file: rates; leaves have the uplinks for all their NICs (oversubscription 1) unless given"
-    return Found(data, (*notes, *more, assumed))
+    return ClusterDump(data, (*notes, *more, assumed))
 
 
 def _conf(text: str) -> tuple[list[_Switch], list[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import combinations, takewhile
 from typing import Any
 
-from topologies.readers import NIC, SOCKETS, Found, readers
+from topologies.readers import NIC, SOCKETS, ClusterDump, readers
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CELL = re.compile(r"X|NV[1-9][0-9]{0,3}|PIX|PXB|PHB|NODE|SYS|SOC")
@@ -21,7 +21,7 @@ Cells = dict[tuple[str, str], str]
 
 
 @readers("nvidia-smi topo -m")
-def topo_matrix(text: str) -> Found | None:
+def topo_matrix(text: str) -> ClusterDump | None:
     """The node. PCIe switches and sockets follow from the cells; rates come from the GPU's description."""
     lines = [_ANSI.sub("", line).split() for line in text.splitlines()]
     start = next((at for at, words in enumerate(lines) if words[:1] == ["GPU0"] and words[1:2] != ["X"]), None)
@@ -42,7 +42,7 @@ def topo_matrix(text: str) -> Found | None:
     if nics:
         node |= {"nics": len(nics), "nic": NIC}
         notes.append(f"not in the file: rate of a NIC, node.nic={NIC} unless given")
-    return Found({"node": node}, tuple(notes))
+    return ClusterDump({"node": node}, tuple(notes))
 
 
 def _cells(names: list[str], rows: list[list[str]]) -> tuple[Cells, dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from topologies.board import Board, Path, wirings
 from topologies.hardware import Edge, NodeParts
 
-Found = dict[str, tuple[float, Path]]  # vertex -> narrowest rate on the way, and the way
+WidestPaths = dict[str, tuple[float, Path]]  # vertex -> narrowest rate on the way, and the way
 
 
 class _Step(NamedTuple):
@@ -82,12 +82,12 @@ class _Graph:
                     raise ValueError(f"node.edges: '{start}' cannot reach '{end}'")
                 self.board.join(gpu, other, way[1])
 
-    def _ways(self, start: str, kinds: Iterable[str], through: Callable[[str], bool], hops: int = 1 << 30) -> Found:
+    def _ways(self, start: str, kinds: Iterable[str], through: Callable[[str], bool], hops: int = 1 << 30) -> WidestPaths:
         """All ends within `hops` edges of the kinds, by the shortest way and, among equally short ways, the widest."""
-        reached: Found = {start: (float("inf"), ())}
+        reached: WidestPaths = {start: (float("inf"), ())}
         edge = [start]
         while edge and hops:
-            nearest: Found = {}
+            nearest: WidestPaths = {}
             for vertex in edge:
                 width, path = reached[vertex]
                 for step in self.steps[vertex] if vertex == start or through(vertex) else ():
