@@ -216,6 +216,12 @@ def test_the_power_limit_slows_real_numbers() -> None:
     assert product.flops / at_full_clock("a100", 8192, 8192, 8192) == pytest.approx(295e12, rel=0.05)
 
 
+def test_a_product_that_moves_nothing_takes_its_arithmetic(toy_prices) -> None:
+    """1e12 FLOP/s, m = n = k = 1: nothing is waited for, neither operands nor the result."""
+    curve = {"efficiency": 1.0, "tiles": [{"m": 1, "n": 1, "efficiency": 1.0}], "memory": 1.0, "exposed": 1.0, "blend": 8.0}
+    assert toy_prices(gemm={"bf16": curve}).seconds(replace(gemm(1, 1, 1), bytes=0.0)) == pytest.approx(2e-12, abs=0)
+
+
 def test_accumulating_in_fp32_is_dearer() -> None:
     """14336 × 4096 × 4096 on an A100: 2196 us into an fp32 sum, 2088 and 2091 us without (github.com/MooreThreads/SimuMax
     configs/system/a100_pcie.json)."""

@@ -121,6 +121,18 @@ def pretended(fits: bool):
     return lambda job: SimpleNamespace(fits=fits, step_seconds=1.0, tokens_per_second_per_gpu=1.0, worst=worst)
 
 
+def test_a_microbatch_that_fits_with_recomputation_only_says_both() -> None:
+    """Of plans that fit with recomputation and take half as long with twice the microbatch."""
+    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"global_batch": 16})
+
+    def answer(changed):
+        summary = pretended(changed.plan.recompute == "full")(changed)
+        return SimpleNamespace(**vars(summary) | {"step_seconds": 1.0 / changed.plan.microbatch})
+
+    names = [one.name for one in advise(job, answer, depth=1).candidates]
+    assert "DDP + recompute, microbatch 2" in names
+
+
 LONG = {"sequence": 131072, "tp": 8, "sequence_parallel": True}
 JOBS = [
     {"model": "llama-3.1-70b", "nodes": 8, "plan": {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", "microbatch": 8}},

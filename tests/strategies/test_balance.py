@@ -26,6 +26,13 @@ def test_a_head_of_three_layers_takes_three_layers_from_the_last_stage() -> None
     assert sorted(layers[:-1]) == [9, 9, 9]
 
 
+def test_stages_alike_but_for_their_layers_get_equal_layers() -> None:
+    """A second for each of 10, 6, 8 and 8 layers: 8 seconds on each of four stages."""
+    other = balanced(job(layers_per_stage=[10, 6, 8, 8]), [10.0, 6.0, 8.0, 8.0])
+    assert other is not None
+    assert other.resolve().layers == (8, 8, 8, 8)
+
+
 @pytest.mark.parametrize("plan", [{"schedule": "interleaved"}, {"pp": 1}, {}], ids=str)
 def test_nothing_to_balance(plan: dict) -> None:
     stages = 4 if "pp" not in plan else 1

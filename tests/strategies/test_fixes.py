@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import shardyard
 from sim.analysis.summary import Summary
+from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.planner.fixes import fixes
 
@@ -31,3 +35,15 @@ def test_changes_of_the_plan_come_before_more_nodes() -> None:
     assert found
     assert all("nodes" not in fix.changes for fix in found)
     assert any(fix.changes.get("data_parallel", "").startswith("zero") for fix in found)
+
+
+def test_what_is_offloaded_may_be_more_than_the_optimizer() -> None:
+    """A sharded job whose optimizer is on the CPUs already fits when its parameters are there, too."""
+    plan = {"data_parallel": "zero3", "offload": {"optimizer": "cpu"}}
+    job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan=plan)
+
+    def pretended(changed: Job) -> Any:
+        fits = changed.plan.offload == EVERYTHING
+        return SimpleNamespace(fits=fits, events=1, tokens_per_second=1.0, worst=SimpleNamespace(peak=1.0))
+
+    assert {"offload": EVERYTHING} in [fix.changes for fix in fixes(job, pretended(job), pretended, effort=50)]

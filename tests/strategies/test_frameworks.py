@@ -201,6 +201,16 @@ def test_megatron_says_all_of_a_plan_of_its_own(example: str) -> None:
     assert [line for line in export("megatron", job).unexpressed if "data, tokenizer" not in line] == []
 
 
+@pytest.mark.parametrize("ends", [("embedding",), ("embedding", "loss")])
+def test_megatron_says_which_ends_of_a_pipeline_count_as_layers(ends: tuple[str, ...]) -> None:
+    plan = {"pp": 2} | {f"{end}_as_layer": True for end in ends}
+    layers = {"model.layers": 32 - len(ends)}
+    text = export("megatron", read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=layers)).text
+    assert [line.strip(" \\") for line in text.splitlines() if "account" in line] == [
+        f"--account-for-{end}-in-pipeline-split" for end in ends
+    ]
+
+
 def test_megatrons_expert_parallel_ranks_are_tp_and_dp_ranks_where_experts_are_whole(tmp_path: Path) -> None:
     file = tmp_path / "pretrain.sh"
     file.write_text("pretrain_gpt.py --tensor-model-parallel-size 2 --expert-model-parallel-size 32 --sequence-parallel "

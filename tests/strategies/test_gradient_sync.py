@@ -136,3 +136,29 @@ def test_refused(plan, message) -> None:
     fields = {"data_parallel": "zero3", "gradient_sync": "last"} | plan
     with pytest.raises(UserError, match=f"gradient_sync=last {message}"):
         read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=fields).resolve()
+
+
+def test_a_pipelines_gradients_are_reduced_after_its_last_backward_pass(played) -> None:
+    """torch 2.13's `perform_reduce_grad`, in a pipeline of two stages already; without one they are reduced beside that pass."""
+
+    def first_reduction_and_last_pass(**plan) -> tuple[float, float]:
+        rows = [row for row in played(gradient_sync="last", **plan).rows() if row.lane == 0]
+        return (
+            min(row.start for row in rows if row.kind == "reduce_scatter"),
+            max(row.end for row in rows if row.kind == "backward"),
+        )
+
+    reduced, passed = first_reduction_and_last_pass(pp=2)
+    assert reduced >= passed
+    reduced, passed = first_reduction_and_last_pass()
+    assert reduced < passed
+
+
+@pytest.mark.parametrize("sync", ["every", "last"])
+@pytest.mark.parametrize("hook", ["zero2", "zero3"])
+def test_gradients_are_given_back_as_often_as_they_are_made(played, hook: str, sync: str) -> None:
+    ops = played(data_parallel=hook, gradient_sync=sync).program.cohorts[0].ops
+    taken, given = (
+        sum(size for op in ops for kind, size in getattr(op, way) if kind == "gradient") for way in ("allocate", "free")
+    )
+    assert taken == given

@@ -368,6 +368,13 @@ def test_collectives_of_embedding_and_head() -> None:
     assert operations(split.head.backward) == {"reduce_scatter": 1, "all_gather": 1}
 
 
+def test_the_embedding_reads_and_writes_a_row_for_each_token() -> None:
+    """32 tokens of 64 features in bf16 are 4096 bytes, each of them read and written; with positions, added to what is there."""
+    model = Model(**GPT)
+    embedding = parts(model, resolved(model)).embedding
+    assert moved(embedding.forward) == {"token embedding": 2 * 4096, "position embedding": 2 * 4096 + 4096}
+
+
 def test_head_keeps_fp32_probabilities() -> None:
     """arXiv:2205.05198 section 4.3: 4·s·b·h for norm and head inputs and 4·s·b·v for the logits in fp32."""
     model = Model(**GPT)

@@ -11,11 +11,13 @@ from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.grid import Grid
+from sim.pricing.prices import Prices
 from sim.timeline import Timeline
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
+from tests.conftest import GPU
 
 HALF = {"precision": "fp16", "global_batch": 8}
 
@@ -76,6 +78,15 @@ def test_the_allocator_keeps_what_passes_gave_back(played) -> None:
     assert memory.allocated == book.peak
     assert memory.reserved == pytest.approx(book.reserved)
     assert memory.peak == pytest.approx(book.peak)  # what is only kept is given back before memory runs out
+
+
+def test_a_gpu_that_is_too_small_has_nothing_left_for_the_allocator_to_keep(toy_job, toy_prices) -> None:
+    """What is reserved is what tensors take, to the byte."""
+    job = toy_job(1, node={"gpu": GPU | {"memory": "1 MB"}})
+    prices = Prices(toy_prices().profile, job.cluster.node.gpu)
+    memory = summarise(run(lower(job.model, job.resolve()), job.cluster.topology(), prices)).worst
+    assert memory.peak > 1e6
+    assert memory.reserved == memory.allocated
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------------

@@ -105,6 +105,18 @@ def test_work_divides(plan) -> None:
     assert one.model_flops == many.model_flops
 
 
+def test_a_tp_rank_has_its_part_of_the_shared_gate_and_up() -> None:
+    """A shared expert of 32 columns on 2 ranks: 16 of the gate's and 16 of up's, one product or, in PyTorch, two."""
+    model = Model(**MOE)
+
+    def shapes(kernels: str) -> list[tuple[int, ...]]:
+        layer = parts(model, resolved(model, tp=2, kernels=kernels)).layer(1)
+        return [item.shape for item in layer.forward if isinstance(item, Kernel) and item.label == "shared up"]
+
+    assert shapes("megatron") == [(1, 32, 16 + 16, 64)]
+    assert shapes("compiled") == [(1, 32, 16, 64), (1, 32, 16, 64)]
+
+
 def test_activations_one_by_one() -> None:
     """32 tokens of 64 features; 2 experts of 32 gated columns for each, 8 experts, one shared."""
     model = Model(**MOE)

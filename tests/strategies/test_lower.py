@@ -1,0 +1,29 @@
+"""What the stages of a pipeline exchange, and what waits for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.program import Collective, Ref, Send
+from strategies.lowering.lower import lower
+
+
+@pytest.mark.parametrize(("hook", "shards"), [("ddp", 1), ("zero1", 1), ("zero2", 4), ("zero3", 4)])
+def test_both_ends_sum_the_gradients_of_a_tied_embedding_that_they_hold(toy_job, hook: str, shards: int) -> None:
+    """512 rows of 64 in bf16 on the first and on the last of 2 stages; of 4 dp ranks each has all of them, or a quarter."""
+    job = toy_job(8, pp=2, data_parallel=hook)
+    cohorts = lower(job.model, job.resolve()).cohorts
+    sums = [
+        [op.work.bytes for op in cohort.ops if isinstance(op.work, Collective) and op.work.axis == "pp"] for cohort in cohorts
+    ]
+    assert sums == [[512 * 64 * 2 / shards]] * 2
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipe", "dualpipe-v", "1f1b-overlapped", "interleaved-overlapped"])
+def test_a_pass_waits_for_every_result_that_is_sent_to_its_rank(toy_job, schedule: str) -> None:
+    """One of two passes in turns, too."""
+    job = toy_job(4, model={"layers": 8, "tied": False}, pp=4, accumulation=8, schedule=schedule)
+    cohorts = lower(job.model, job.resolve()).cohorts
+    sent = {Ref(rank, number): op.work.to for rank, cohort in enumerate(cohorts) for number, op in enumerate(cohort.ops)
+            if isinstance(op.work, Send)}  # fmt: skip
+    assert all(any(ref in op.after for op in cohorts[to].ops) for ref, to in sent.items())
