@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sim.program import COMPUTE, SIDE_STREAM, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
 
-Operator = Block | Collective | Start | Join
+Piece = Block | Collective | Start | Join
 
 
 def expand(program: Program, cohorts: set[int]) -> Program:
@@ -33,7 +33,7 @@ class _Cut:
         self.own: list[tuple[int, ...]] = []
         self.last: list[int] = []
         self._computed: tuple[int, ...] = ()  # the latest op of the compute stream
-        pieces: dict[Block, list[Operator]] = {}
+        pieces: dict[Block, list[Piece]] = {}
         for op in cohort.ops:
             if not blocks or not isinstance(op.work, Block):
                 self._add(replace(op))
@@ -50,7 +50,7 @@ class _Cut:
             self._computed = (len(self.ops) - 1,)
         return len(self.ops) - 1
 
-    def _block(self, op: Op, pieces: list[Operator]) -> None:
+    def _block(self, op: Op, pieces: list[Piece]) -> None:
         """Add the pieces of a block; what it waits for, takes and holds the host up for is the first one's, what it gives
         back the last one's."""
         started: dict[Collective, list[int]] = {}
@@ -72,9 +72,9 @@ class _Cut:
                 joins = ()
 
 
-def _pieces(block: Block) -> list[Operator]:
+def _pieces(block: Block) -> list[Piece]:
     """Kernels between collectives, and the collectives, in order; the first and the last are no start nor join."""
-    result: list[Operator] = []
+    result: list[Piece] = []
     for times, items in block.runs:
         if all(isinstance(item, Kernel) for item in items):
             result.append(Block(block.name, (Run(times, items),)))
@@ -86,8 +86,8 @@ def _pieces(block: Block) -> list[Operator]:
     return [*result, nothing] if isinstance(result[-1], (Start, Join)) else result
 
 
-def _once(name: str, items: tuple[Item, ...]) -> list[Operator]:
-    pieces: list[Operator] = []
+def _once(name: str, items: tuple[Item, ...]) -> list[Piece]:
+    pieces: list[Piece] = []
     kernels: list[Kernel] = []
     for item in (*items, None):
         if isinstance(item, Kernel):
