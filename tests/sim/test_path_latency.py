@@ -1,0 +1,43 @@
+"""Hops on the way that data takes: (inner links, outer links, seconds of wire)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.collectives import Phase
+from sim.pricing.path_latency import after, slowest, worst
+
+FAST, SLOW = [1.0, 0.0, 0.1], [0.0, 1.0, 0.5]
+
+
+def ring(members: int, times: int) -> Phase:
+    every = np.arange(members)
+    return Phase(every, np.roll(every, -1), np.zeros(members, np.int64), lambda _: every, times)
+
+
+def test_one_outer_hop_is_slower_than_any_number_of_inner_ones() -> None:
+    assert slowest(np.array([[5.0, 1.0, 0.0], [0.0, 2.0, 0.0], [9.0, 1.0, 3.0]])).tolist() == [0.0, 2.0, 0.0]
+    assert slowest(np.array([[1.0, 1.0, 0.2], [1.0, 1.0, 0.7], [2.0, 0.0, 9.0]])).tolist() == [1.0, 1.0, 0.7]
+
+
+def test_the_slowest_group_counts_of_each_transfer() -> None:
+    """Two groups of two transfers."""
+    assert worst(np.array([[FAST, SLOW], [SLOW, FAST]])).tolist() == [SLOW, SLOW]
+
+
+@pytest.mark.parametrize(("times", "hops"), [(2, [1, 1, 0.6]), (3, [1, 2, 1.1]), (6, [3, 3, 1.8])])
+def test_data_in_a_ring_crosses_fast_and_slow_hops_in_turns(times: int, hops: list[float]) -> None:
+    """Of the slowest start, after what took (0, 1, 0) before."""
+    members, paths = after(np.zeros((4, 3)), np.array([0.0, 1.0, 0.0]), ring(4, times), times, np.array([FAST, SLOW] * 2))
+    assert members.tolist() == [0, 1, 2, 3]
+    assert paths.tolist() == [pytest.approx([hops[0], hops[1] + 1, hops[2]])] * 4
+
+
+def test_one_round_adds_a_hop_to_the_slower_of_what_is_there_and_what_comes() -> None:
+    """Member 1 hears of 0 over a slow hop, 2 of 1 over a fast one; 2 had waited longer than both."""
+    phase = Phase(np.array([0, 1]), np.array([1, 2]), np.zeros(2, np.int64), lambda _: np.arange(2))
+    arrival = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
+    members, paths = after(arrival, slowest(arrival), phase, 1, np.array([SLOW, FAST]))
+    assert members.tolist() == [1, 2]
+    assert paths.tolist() == [SLOW, [0.0, 3.0, 0.0]]
