@@ -18,7 +18,7 @@ from topologies.units import Seconds
 
 LARGEST = 1e15  # of a number without a unit
 Fraction = Annotated[float, Field(ge=1e-6, le=1)]  # below a millionth it is a mistake
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Portion = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 # The clock that a limit allows grows with its watts to this power: 47 products (m, n, k of 2048 and more) take 1.106 times as
@@ -72,7 +72,7 @@ class GemmCurve(Config):
     efficiency: Fraction  # of the specified peak that the best tile sustains
     tiles: tuple[Tile, ...] = Field(min_length=1, max_length=1000)
     depth: NotNegative = 0.0  # a tile's start and end cost as much as this many more k
-    wave: Fraction = 1.0  # 1: the last wave of tiles counts as whole; 0: perfectly balanced
+    wave: Portion = 1.0  # 1: the last wave of tiles counts as whole; 0: perfectly balanced
     split: Seconds = 2e-6  # extra time of a product whose k is cut in parts, so that there are more tiles
     memory: Fraction = 0.8  # of the memory bandwidth when limited by it
     blend: float = Field(4.0, ge=1, le=16)  # arithmetic and traffic overlap: (a^p + t^p)^(1/p); large p is the maximum
@@ -80,7 +80,7 @@ class GemmCurve(Config):
     sustained: Fraction = 1.0  # of the specified peak at which FLOPs alone would draw the power limit at the highest clock
     byte_energy: NotNegative = 0.0  # a byte of traffic takes as much energy as so many FLOPs
     cached: float = Field(1.0, ge=1, le=1e6)  # the cache, which holds partial results, is so many times as fast as the memory
-    exposed: Fraction = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
+    exposed: Portion = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
     early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
     # multiple of 16 bytes reach at most with cuBLAS before CUDA 11.7
@@ -100,7 +100,7 @@ class AttentionCurve(Config):
     head_half: NotNegative = 0.0  # head dimension at which half of the rate is reached
     keys_half: NotNegative = 0.0  # a block of queries costs as much as this many keys more
     block: int = Field(128, gt=0, le=2**20)  # queries that one multiprocessor handles at a time
-    wave: Fraction = 1.0  # as in GemmCurve
+    wave: Portion = 1.0  # as in GemmCurve
     fixed: Seconds = 0.0  # start and end of a kernel
     keys_block: int = Field(1, gt=0, le=2**20)  # keys behind the causal mask are left out in whole blocks of so many
     backward: float = Field(
