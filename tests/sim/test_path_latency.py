@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from sim.collectives import Phase
-from sim.pricing.path_latency import after, slowest, worst
+from sim.pricing.path_latency import after, hops_of, slowest, worst
 
 FAST, SLOW = [1.0, 0.0, 0.1], [0.0, 1.0, 0.5]
 
@@ -14,6 +17,14 @@ FAST, SLOW = [1.0, 0.0, 0.1], [0.0, 1.0, 0.5]
 def ring(members: int, times: int) -> Phase:
     every = np.arange(members)
     return Phase(every, np.roll(every, -1), np.zeros(members, np.int64), lambda _: every, times)
+
+
+def test_a_route_is_a_hop_of_its_outermost_link_with_the_latency_of_all() -> None:
+    """Over two inner links, over these and an outer one, and of a rank to itself."""
+    kinds, latency = np.array([0, 0, 1]), np.array([0.1, 0.2, 0.5])
+    topology: Any = SimpleNamespace(kinds=("inner", "outer"), kind=kinds.__getitem__, latency=latency.__getitem__)
+    hops = hops_of(topology, np.array([[0, 1, -1], [0, 2, 1], [-1, -1, -1]]))
+    assert hops.tolist() == [pytest.approx(row) for row in ([1, 0, 0.3], [0, 1, 0.8], [0, 0, 0])]
 
 
 def test_one_outer_hop_is_slower_than_any_number_of_inner_ones() -> None:
@@ -32,6 +43,11 @@ def test_data_in_a_ring_crosses_fast_and_slow_hops_in_turns(times: int, hops: li
     members, paths = after(np.zeros((4, 3)), np.array([0.0, 1.0, 0.0]), ring(4, times), times, np.array([FAST, SLOW] * 2))
     assert members.tolist() == [0, 1, 2, 3]
     assert paths.tolist() == [pytest.approx([hops[0], hops[1] + 1, hops[2]])] * 4
+
+
+def test_alike_hops_add_up() -> None:
+    _, paths = after(np.zeros((4, 3)), np.zeros(3), ring(4, 3), 3, np.array([SLOW] * 4))
+    assert paths.tolist() == [[0.0, 3.0, 1.5]] * 4
 
 
 def test_one_round_adds_a_hop_to_the_slower_of_what_is_there_and_what_comes() -> None:
