@@ -94,7 +94,7 @@ def interpolated(prices: Sequence[tuple[float, float]], size: float) -> float:
     if at == len(prices):
         return before * (size / low if low else 1.0)
     high, after = prices[at]
-    share = log(size / low) / log(high / low) if low else (size - low) / (high - low)
+    share = log(size / low) / log(high / low) if low else size / high
     return exp((1 - share) * log(before) + share * log(after))
 
 
