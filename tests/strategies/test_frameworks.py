@@ -202,13 +202,20 @@ def test_megatron_says_all_of_a_plan_of_its_own(example: str) -> None:
 
 
 @pytest.mark.parametrize("ends", [("embedding",), ("embedding", "loss")])
-def test_megatron_says_which_ends_of_a_pipeline_count_as_layers(ends: tuple[str, ...]) -> None:
+def test_megatron_says_which_ends_of_a_pipeline_count_as_layers(ends: tuple[str, ...], tmp_path: Path) -> None:
     plan = {"pp": 2} | {f"{end}_as_layer": True for end in ends}
     layers = {"model.layers": 32 - len(ends)}
     text = export("megatron", read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=layers)).text
     assert [line.strip(" \\") for line in text.splitlines() if "account" in line] == [
         f"--account-for-{end}-in-pipeline-split" for end in ends
     ]
+    script = tmp_path / "pretrain.sh"
+    script.write_text(text)
+    again = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_megatron=script, overrides=layers)
+    assert [end for end in ("embedding", "loss") if getattr(again.plan, f"{end}_as_layer")] == list(ends)
+    assert (
+        again.resolve().layers == read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=layers).resolve().layers
+    )
 
 
 def test_megatrons_expert_parallel_ranks_are_tp_and_dp_ranks_where_experts_are_whole(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ _LATENT = {
     "rope_head_dim": "qk-pos-emb-head-dim",
     "v_head_dim": "v-head-dim",
 }
+_ENDS = ("embedding", "loss")  # of a pipeline, which may count as layers
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
@@ -157,11 +158,13 @@ def _read_experts(flags: Keys) -> dict[str, Any]:
 def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, Any]:
     each, chunks = flags.optional("num-layers-per-virtual-pipeline-stage"), flags.optional("num-virtual-stages-per-pipeline-rank")
     layers, pp = model.get("layers", 0), max(1, pp)
+    ends = {f"{end}_as_layer": True for end in _ENDS if flags.flag(f"account-for-{end}-in-pipeline-split", False)}
     if each and layers:
-        if layers % (pp * each):
-            rule = f"{pp} stages · {each} do not divide num-layers={layers}"
+        counted = layers + len(ends)
+        if counted % (pp * each):
+            rule = f"{pp} stages · {each} do not divide num-layers={layers}{f' and {len(ends)} ends' if ends else ''}"
             raise UserError(f"{flags.where}: --num-layers-per-virtual-pipeline-stage={each}: {rule}")
-        chunks = layers // pp // each
+        chunks = counted // pp // each
     first, last = flags.optional("decoder-first-pipeline-num-layers"), flags.optional("decoder-last-pipeline-num-layers")
     found: dict[str, Any] = {"schedule": "interleaved", "chunks": chunks} if chunks and chunks > 1 else {}
     if (first or last) and layers and pp <= LAYERS:  # otherwise the plan is refused
@@ -172,7 +175,7 @@ def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, 
                 f"{flags.where}: {layers} layers with {first or last} on an end do not spread evenly over {pp} stages"
             )
         found["layers_per_stage"] = [*[first] * bool(first), *[each] * middle, *[last] * bool(last)]
-    return found
+    return found | ends
 
 
 def _read_model(flags: Keys) -> dict[str, Any]:
@@ -312,9 +315,9 @@ def _expert_flags(plan: Plan) -> _Flags:
 
 def _pipeline_flags(plan: Plan, chunks: int, layers: tuple[int, ...]) -> _Flags:
     flags: _Flags = [("--num-virtual-stages-per-pipeline-rank", chunks)] if plan.schedule == "interleaved" else []
-    ends = {"embedding": plan.embedding_as_layer, "loss": plan.loss_as_layer}
-    if any(ends.values()):
-        return flags + [(f"--account-for-{end}-in-pipeline-split", None) for end, wanted in ends.items() if wanted]
+    ends = [end for end in _ENDS if getattr(plan, f"{end}_as_layer")]
+    if ends:
+        return flags + [(f"--account-for-{end}-in-pipeline-split", None) for end in ends]
     if chunks == 1 and len(layers) > 2 and len(set(layers)) > 1 and len(set(layers[1:-1])) == 1:
         flags += [("--decoder-first-pipeline-num-layers", layers[0]), ("--decoder-last-pipeline-num-layers", layers[-1])]
     return flags
