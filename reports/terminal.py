@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 # control characters but tab and line feed, marks that turn the direction of text, bytes of a path that are no UTF-8
 _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -43,3 +44,12 @@ def terminal(stderr: bool = False) -> Console:
                     yield Segment(printable(segment.text), segment.style)
 
     return Terminal(stderr=stderr, markup=False, emoji=False)
+
+
+def progress_bar(quiet: bool) -> Progress:
+    """A bar with counts and the time that is left, on stderr, where that is a terminal and not `quiet`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console, text = terminal(stderr=True), TextColumn("{task.description}", markup=False)
+    shown = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True)

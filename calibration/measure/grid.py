@@ -19,10 +19,10 @@ OPERATIONS = (
     "barrier",
 )
 Shape = tuple[int, ...]
-SMALL = (
-    2**20
-)  # bytes of a collective below which latency counts: fewer sizes, in a step measured more often, because now and then
-OFTEN = 3  # one takes a slice of the operating system's scheduler, ten times as long as the others, which its mean must tell
+# Bytes of a collective below which latency counts: fewer sizes, in a step measured more often, because now and then one takes a
+# slice of the operating system's scheduler, ten times as long as the others, which its mean must tell.
+SMALL = 2**20
+OFTEN = 3
 SPARSE = 4  # factor between such sizes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
 from reports.formatting import percent, seconds, signed
-from reports.terminal import terminal
+from reports.terminal import progress_bar
 from topologies.units import show
 
 if TYPE_CHECKING:
@@ -33,17 +33,7 @@ _PANELS = {  # part -> title, quantity of the axis
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar with the time that is left, moved by what a session tells; on stderr, where that is a terminal and not `quiet`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = terminal(stderr=True)
-    shown = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+    with progress_bar(quiet) as bar:
         task = bar.add_task("starting", total=None)
 
         def hear(message: dict[str, Any]) -> None:
@@ -52,7 +42,7 @@ def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
             elif "waiting" in message:
                 bar.update(task, description=f"waiting: {message['waiting']}")
             elif "note" in message:
-                console.print(message["note"], style="yellow")
+                bar.console.print(message["note"], style="yellow")
             elif "skipped" in message:
                 bar.advance(task)
             elif message.get("sample", {}).get("part") != "footprint":

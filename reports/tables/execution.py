@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports.formatting import digits, percent, seconds, signed, size
-from reports.terminal import terminal
+from reports.terminal import progress_bar
 
 if TYPE_CHECKING:
     from calibration.execute.servers import Served
@@ -55,17 +55,7 @@ def progress(executions: int, quiet: bool, keep: dict[str, Validated]) -> Iterat
     """A bar with the time that is left, moved by every execution that is done, which goes to `keep` by its job's name; on
     stderr, where that is a terminal and not `quiet`.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = terminal(stderr=True)
-    shown = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+    with progress_bar(quiet) as bar:
         task = bar.add_task("executing", total=executions)
 
         def hear(message: dict[str, Any]) -> None:

@@ -32,9 +32,8 @@ class ParameterGather:
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.options = stage, stage.plan.deepspeed or DeepSpeed.model_validate({})
-        self._works: dict[
-            tuple[float, tuple[str, ...], float, int], Collective
-        ] = {}  # each distinct piece of work is priced once
+        # each distinct piece of work is priced once
+        self._works: dict[tuple[float, tuple[str, ...], float, int], Collective] = {}
         self._elements: dict[int, tuple[int, int]] = {}
         self._persistent: dict[int, int] = {}
         self._passes: dict[tuple[str, str, float], Block] = {}

@@ -83,7 +83,7 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
-        block, allocate, given_back = self._block(FORWARD, Cut(len(self.parts) if last is None else last), Cut(first))
+        block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first))
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
     def backward(
@@ -101,7 +101,7 @@ class StagePasses(StageParts):
         allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
         before, but are not there during the backward of the loss.
         """
-        start = Cut(len(self.parts) if last is None else last)
+        start = self._begin(last)
         block, taken, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
         return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
 
@@ -142,7 +142,7 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """First half of a backward pass: what the weight gradients need stays until the second half."""
-        block, taken, given_back = self._block(INPUT, Cut(len(self.parts) if last is None else last), Cut(first))
+        block, taken, given_back = self._block(INPUT, self._begin(last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
 
     def weight_gradient(
@@ -155,8 +155,12 @@ class StagePasses(StageParts):
         free: Memory = (),
     ) -> Ref:
         """Second half of a backward pass."""
-        block, taken, given_back = self._block(WEIGHT, Cut(len(self.parts) if last is None else last), Cut(first))
+        block, taken, given_back = self._block(WEIGHT, self._begin(last), Cut(first))
         return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+
+    def _begin(self, last: int | None) -> Cut:
+        """The moment before the backward pass of parts up to `last`, by default all."""
+        return Cut(len(self.parts) if last is None else last)
 
     def memory(self, direction: str, part: int, passing: str = "") -> tuple[Memory, Memory]:
         """What a part's pass takes and gives back. passing: besides its parameters' gradients of this kind, which it makes."""

@@ -55,13 +55,13 @@ def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))
 
 
-def _own(one: Resolved) -> tuple[float, ...]:
+def _own(plan: Resolved) -> tuple[float, ...]:
     """The columns that need no prices."""
-    plan, hook, shards, moves = one, hook_of(one.data_parallel), one.shards, Moves()
-    shared = one.copies > 1
+    hook, shards, moves = hook_of(plan.data_parallel), plan.shards, Moves()
+    shared = plan.copies > 1
     if shared:
-        passes = through(one)
-        moves = hook.moves(one if passes == one.microbatches else one.model_copy(update={"microbatches": passes}))
+        passes = through(plan)
+        moves = hook.moves(plan if passes == plan.microbatches else plan.model_copy(update={"microbatches": passes}))
     own = [shards if state in hook.shards else 1 for state in _STATES]
     elsewhere = offloaded(plan.offload, hook.shards)
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
@@ -71,7 +71,7 @@ def _own(one: Resolved) -> tuple[float, ...]:
         own[2],
         own[1],
         plan.ep_of_dp,
-        one.grid.communicators,
+        plan.grid.communicators,
         hook.outer,
         not plan.expandable_segments,
         moves.gathered + moves.reduced,
