@@ -136,9 +136,10 @@ class Reach:
     def of(self, mutant: Mutant) -> list[str]:
         """Tests that reach the mutant's line, nearest and quickest first, SECONDS of them."""
         name = Path(mutant.path).stem
-        folder = f"tests/{Path(mutant.path).parts[0]}"
+        folder = Path("tests", mutant.path).parent
         reaching = {test for test in self.tests.get(mutant.path, {}).get(mutant.line, []) if test in self.seconds}
-        order = sorted(reaching, key=lambda test: (name not in test, not test.startswith(folder), self.seconds[test], test))
+        near = {test: len(os.path.commonpath([folder, test])) for test in reaching}
+        order = sorted(reaching, key=lambda test: (name not in test, -near[test], self.seconds[test], test))
         total = 0.0
         kept: list[str] = []
         for test in order:

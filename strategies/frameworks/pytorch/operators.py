@@ -1,6 +1,6 @@
 """PyTorch's own operators, one by one, in place of Megatron-LM's fused kernels: `kernels: torch` in a plan.
 
-What torch 2.13 runs and keeps for backward on a CPU (tests/calibration compare peaks with PyTorch's own):
+What torch 2.13 runs and keeps for backward on a CPU (tests/calibration/execute compare peaks with PyTorch's own):
 * a layernorm is one operator and keeps its mean and deviation; an rmsnorm is written out (power, mean, reciprocal root, two
   products) and keeps what was normed before its weight too. On a GPU it is one kernel;
 * a gated activation is an operator and a product: both of its factors and the product are kept;

@@ -14,8 +14,8 @@ from strategies.frameworks.export import export
 from strategies.job import Job
 from topologies.reading import UserError
 
-DATA = Path(__file__).parents[1] / "data/frameworks"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+DATA = Path(__file__).parents[2] / "data/frameworks"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def read(name: str, file: str, **given: object) -> Job:

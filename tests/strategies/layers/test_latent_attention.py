@@ -16,7 +16,7 @@ from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
-DATA = Path(__file__).parents[1] / "data" / "models"
+DATA = Path(__file__).parents[2] / "data" / "models"
 
 
 def model_of(name: str) -> Model:

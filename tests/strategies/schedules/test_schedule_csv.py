@@ -17,7 +17,7 @@ from strategies.schedules.schedule_csv import read_schedule
 from strategies.schedules.table import cells, write_schedule
 from topologies.reading import UserError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 # PyTorch's form with everything in it: a V of two ranks, an overlapped pair, a split backward pass, communication, empty cells
 MIXED = """\
 0F0,0SEND_F0,,3RECV_F0,3F0,"(0F1;3B0)OVERLAP_F_B",3F1,0B0,3I1,3W1,0B1,0REDUCE_GRAD

@@ -10,7 +10,7 @@ import pytest
 from calibration.readers.nccl_tests import read_nccl_tests
 from topologies.reading import UserError
 
-FOLDER = Path(__file__).parents[1] / "data" / "nccl"
+FOLDER = Path(__file__).parents[2] / "data" / "nccl"
 
 
 def test_log_with_timestamps_and_na() -> None:

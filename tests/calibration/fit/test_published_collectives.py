@@ -15,7 +15,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from topologies.cluster import load_cluster
 
-RAW = Path(__file__).parents[3] / "shared" / "data"
+RAW = Path(__file__).parents[4] / "shared" / "data"
 raw = pytest.mark.skipif(not RAW.is_dir(), reason="the raw measurements are not shipped")
 SIZES = [2.0**e for e in range(10, 31, 2)]
 

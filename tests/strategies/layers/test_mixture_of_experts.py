@@ -22,7 +22,7 @@ from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
-DATA = Path(__file__).parents[1] / "data" / "models"
+DATA = Path(__file__).parents[2] / "data" / "models"
 MOE: dict[str, Any] = {
     "name": "moe", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "gated": True, "ffn": 96,
     "positions": "rotary", "norm": "rmsnorm", "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False,

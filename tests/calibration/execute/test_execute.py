@@ -30,7 +30,7 @@ LLAMA = GPT | {
     "mlp_bias": False,
 }
 MIDDLE = {"pp": 2, "accumulation": 4}
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 def job(name, gpus, model, **plan):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies.models.model import Model, load_model, model_names
 from topologies.reading import UserError, build
 
-FILES = Path(__file__).parents[1] / "data" / "models"
+FILES = Path(__file__).parents[2] / "data" / "models"
 
 # Parameters of the weights on huggingface.co as transformers builds them, without buffers. deepseek-v3: the main model, "671B" of
 # the 685B in its README (the rest is the prediction layer), with the router's correction bias, which its files hold too

@@ -278,7 +278,7 @@ def test_lists_of_arguments_may_hold_anything(data: Any, suffix: str, tmp_path: 
                                    "layer_types", "hidden_size", "rope_scaling", "tie_word_embeddings",
                                    "attention_dropout"])  # fmt: skip
 def test_fields_of_a_config_json_may_be_anything(field: str, tmp_path: Path) -> None:
-    plain = json.loads((Path(__file__).parents[1] / "data/models/qwen2-7b.json").read_text())
+    plain = json.loads((Path(__file__).parents[2] / "data/models/qwen2-7b.json").read_text())
     for value in ODD:
         (file := tmp_path / "config.json").write_text(json.dumps(plain | {field: value}))
         mistake(lambda file=file: read_job(model=str(file), cluster="dgx-h100"))

@@ -15,7 +15,7 @@ from sim.pricing.shipped import load_profile, profile_for, profile_names
 from topologies.cluster import gpu_names, load_gpu
 from topologies.reading import UserError
 
-RAW = Path(__file__).parents[3] / "shared" / "data"
+RAW = Path(__file__).parents[4] / "shared" / "data"
 PARTS = {"gemm", "attention", "memory", "links", "launch", "overhead"}
 
 
@@ -61,7 +61,7 @@ def test_unmeasured_profile_says_so() -> None:
 
 
 def test_profile_from_a_file(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "sim" / "pricing" / "profiles" / "h100.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "sim" / "pricing" / "profiles" / "h100.yaml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.replace("name: h100", "name: mine", 1), encoding="utf-8")
     assert load_profile(mine).name == load_profile(str(mine)).name == "mine"
