@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 import shardyard
 from shardyard import read_job
-from strategies.planner.multiples import absolute
 from strategies.planner.search.executors import Engine
 from strategies.planner.search.space import parse_axis
 from strategies.planner.sensitivity import Play
@@ -65,36 +64,6 @@ def test_the_winner_changes_where_the_network_stops_to_matter() -> None:
     changes = crossovers(found, lambda case: case.training.gpu_hours)
     assert [(before.plan, after.plan) for before, after in changes] == [("two stages", "one stage")]
     assert changes[0][0].changes == {"cluster.node.nic": "500 MB/s"}
-
-
-@pytest.mark.parametrize(
-    ("axis", "values"),
-    [
-        ("nodes=x0.5,x2,8", [1, 4, 8]),
-        ("cluster.node.nic=x2,25 GB/s", ["50 GB/s", "25 GB/s"]),  # 200 Gb/s
-        ("cluster.node.gpu.peak.bf16=×2", ["624 TFLOP/s"]),
-        ("plan.global_batch=x4", [256]),
-        ("plan.sequence=x2", [2048]),  # of a plan that leaves it to the model
-        ("model.layers=x0.5", [24]),
-        ("price=x2", [4.0]),
-    ],
-)
-def test_multiples_are_of_what_the_job_has(axis: str, values: list[Any]) -> None:
-    parsed = parse_axis(axis)
-    assert [choice[parsed.name] for choice in absolute(parsed, read({}), 2.0).choices] == values
-
-
-@pytest.mark.parametrize(
-    ("axis", "says"),
-    [
-        ("nodes=x0.3", "nodes=2 times 0.3 is no whole number of at least 1"),
-        ("plan.data_parallel=x2", "plan.data_parallel is 'zero1' here, of which there is no multiple"),
-        ("cluster.node.network=x2", "cluster.node.network is None here"),
-    ],
-)
-def test_multiples_that_cannot_be_are_refused(axis: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        absolute(parse_axis(axis), read({}))
 
 
 def call(*arguments: str) -> Result:

@@ -1,0 +1,103 @@
+"""When each gradient of a backward pass is complete: items of the pass that are still to run then, counted by hand."""
+
+from __future__ import annotations
+
+from sim.program import Collective, Item, Join, Kernel, Start
+from strategies.layers.gradients import Made, before, made
+from strategies.layers.operators import Operator, Shape
+
+GATHER = Collective("all_gather", 8.0, "tp", "gather")
+OTHER = Collective("reduce_scatter", 8.0, "tp", "reduce")
+NORM = Kernel("memory", "norm", "backward", 0.0, 1.0)
+
+
+def product(label: str, rows: int, columns: int, batch: int = 1) -> Kernel:
+    """Of gradients (rows, 9) with inputs (9, columns), `batch` times."""
+    return Kernel("gemm", label, "backward", 1.0, 1.0, shape=(batch, rows, columns, 9))
+
+
+def memory(label: str) -> Kernel:
+    return Kernel("memory", label, "backward", 0.0, 1.0)
+
+
+def left(*items: Item, shapes: tuple[Shape, ...]) -> list[tuple[Shape, int]]:
+    """Of one operator whose second half has these items."""
+    return [(gradient.shape, gradient.left) for gradient in made([Operator(weight_gradient=items, shapes=shapes)])]
+
+
+def test_a_matrix_is_complete_after_its_product_and_what_no_product_makes_at_the_end() -> None:
+    items = (product("mlp weight", 6, 4), memory("mlp bias"), memory("mlp bias more"))
+    assert left(*items, shapes=((6, 4), (6,))) == [((6, 4), 2), ((6,), 0)]
+
+
+def test_only_a_weight_s_product_completes_it() -> None:
+    """An input gradient of the same shape does not, nor a kernel that is no product, nor the transposed shape."""
+    wrong = (product("mlp", 6, 4), memory("mlp weight"), product("mlp weight", 4, 6))
+    assert left(*wrong, product("mlp weight", 6, 4), NORM, shapes=((6, 4),)) == [((6, 4), 1)]
+    assert left(*wrong, NORM, shapes=((6, 4),)) == [((6, 4), 0)]
+
+
+def test_a_kernel_that_adds_the_result_to_what_there_is_completes_it() -> None:
+    adds = memory("mlp weight accumulation")
+    assert left(product("mlp weight", 6, 4), adds, NORM, NORM, shapes=((6, 4),)) == [((6, 4), 2)]
+    assert left(product("mlp weight", 6, 4), adds, adds, shapes=((6, 4),)) == [((6, 4), 0)]
+    elsewhere = memory("mlp weights")  # of another label that begins alike
+    assert left(product("mlp weight", 6, 4), elsewhere, NORM, shapes=((6, 4),)) == [((6, 4), 2)]
+
+
+def test_products_of_equal_shapes_complete_one_matrix_each_in_order() -> None:
+    items = (product("q weight", 6, 4), NORM, product("k weight", 6, 4), NORM, NORM)
+    assert left(*items, shapes=((6, 4), (6, 4))) == [((6, 4), 4), ((6, 4), 2)]
+
+
+def test_a_batched_product_completes_all_matrices_of_its_shape() -> None:
+    items = (product("experts weight", 6, 4, batch=2), NORM)
+    assert left(*items, shapes=((6, 4),) * 2 + ((4, 6),)) == [((6, 4), 1)] * 2 + [((4, 6), 0)]
+
+
+def test_what_is_made_beside_a_collective_is_complete_when_that_has_been_joined() -> None:
+    items = (Start(GATHER), product("mlp weight", 6, 4), NORM, Join(GATHER), NORM)
+    assert left(*items, shapes=((6, 4),)) == [((6, 4), 1)]
+    both = (Start(GATHER), Start(OTHER), product("mlp weight", 6, 4), Join(GATHER), NORM, Join(OTHER), NORM, NORM)
+    assert left(*both, shapes=((6, 4),)) == [((6, 4), 2)]
+    later = (product("mlp weight", 6, 4), Start(GATHER), NORM, Join(GATHER))
+    assert left(*later, shapes=((6, 4),)) == [((6, 4), 3)]
+    assert left(Start(GATHER), NORM, Join(GATHER), product("mlp weight", 6, 4), NORM, shapes=((6, 4),)) == [((6, 4), 1)]
+
+
+def test_items_of_later_operators_are_left_too() -> None:
+    """Backward: 2 + 2 items, then 1 + 1. The second halves alone: 2, then 1."""
+    first = Operator(
+        input_gradient=(NORM, product("up", 9, 4)),
+        weight_gradient=(product("up weight", 6, 4), memory("up bias")),
+        shapes=((6, 4), (6,)),
+    )
+    second = Operator(input_gradient=(NORM,), weight_gradient=(product("down weight", 4, 6),), shapes=((4, 6),))
+    assert made([first, second]) == (
+        Made((6, 4), 3, 2, spread=False, tied=False),
+        Made((6,), 2, 1, spread=False, tied=False),
+        Made((4, 6), 0, 0, spread=False, tied=False),
+    )
+
+
+def test_where_both_halves_are_interleaved_their_own_order_counts() -> None:
+    """The product stands before two items of the whole pass, and before none of the second half."""
+    weights = (product("up weight", 6, 4),)
+    operator = Operator(input_gradient=(NORM, NORM), weight_gradient=weights, whole=(*weights, NORM, NORM), shapes=((6, 4),))
+    after = Operator(input_gradient=(NORM,))
+    assert made([operator, after]) == (Made((6, 4), 3, 0, spread=False, tied=False),)
+
+
+def test_tied_matrices_come_first_and_experts_are_spread() -> None:
+    head = Operator(weight_gradient=(product("head weight", 8, 4),), tied=((8, 4),), shapes=((4,),))
+    routed = Operator(weight_gradient=(product("experts weight", 6, 4),), shapes=((6, 4),), experts=24)
+    assert [(one.shape, one.tied, one.spread) for one in made([head, routed])] == [
+        ((8, 4), True, False),
+        ((4,), False, False),
+        ((6, 4), False, True),
+    ]
+
+
+def test_what_follows_a_pass_is_left_as_well() -> None:
+    gradients = (Made((6, 4), 3, 2, False, False), Made((6,), 0, 0, True, True))
+    assert before(gradients, 5, 1) == (Made((6, 4), 8, 3, False, False), Made((6,), 5, 1, True, True))
