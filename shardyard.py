@@ -28,10 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "predict", "read_job", "simulate", "summarise"]
 
 _LAZY = {
-    "Job": "strategies.job", "Summary": "sim.analysis.summary", "Timeline": "sim.timeline", "UserError": "topologies.reading",
-    "describe": "reports.inputs", "main": "reports.commands", "predict": "strategies.predict", "read_job": "strategies.read_job",
-    "simulate": "strategies.predict", "summarise": "sim.analysis.summary",
-}  # fmt: skip
+    "Job": "strategies.job",
+    "Summary": "sim.analysis.summary",
+    "Timeline": "sim.timeline",
+    "UserError": "topologies.reading",
+    "describe": "reports.inputs",
+    "main": "reports.commands",
+    "predict": "strategies.predict",
+    "read_job": "strategies.read_job",
+    "simulate": "strategies.predict",
+    "summarise": "sim.analysis.summary",
+}
 
 
 def __getattr__(name: str) -> Any:

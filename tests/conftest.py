@@ -22,9 +22,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts backg
 
 LINKS = ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")
 GPU: dict[str, Any] = {
-    "name": "toy", "sms": 1, "peak": {"bf16": "1 TFLOP/s", "fp16": "1 TFLOP/s", "fp32": "1 TFLOP/s"}, "memory": "1 PB",
+    "name": "toy",
+    "sms": 1,
+    "peak": {"bf16": "1 TFLOP/s", "fp16": "1 TFLOP/s", "fp32": "1 TFLOP/s"},
+    "memory": "1 PB",
     "memory_bandwidth": "1 TB/s",
-}  # fmt: skip
+}
 NONE = {"nvlink": "0 s", "pcie": "0 s", "nic": "0 s"}
 
 
@@ -60,11 +63,18 @@ def toy_profile() -> Callable[..., Profile]:
     def make(**fields: Any) -> Profile:
         curve = {"efficiency": 1.0, "tiles": [{"m": 1, "n": 1, "efficiency": 1.0}], "memory": 1.0}
         data = {
-            "name": "toy", "gpu": "toy", "provenance": {}, "gemm": {"bf16": curve, "fp16": curve, "fp32": curve},
-            "attention": {"efficiency": 1.0, "block": 1, "backward": 1.0}, "memory": {"efficiency": 1.0}, "optimizer": 1.0,
-            "launch": "0 s", "links": {kind: {"efficiency": 1.0, "latency": "0 s"} for kind in LINKS}, "collective_launch": "0 s",
+            "name": "toy",
+            "gpu": "toy",
+            "provenance": {},
+            "gemm": {"bf16": curve, "fp16": curve, "fp32": curve},
+            "attention": {"efficiency": 1.0, "block": 1, "backward": 1.0},
+            "memory": {"efficiency": 1.0},
+            "optimizer": 1.0,
+            "launch": "0 s",
+            "links": {kind: {"efficiency": 1.0, "latency": "0 s"} for kind in LINKS},
+            "collective_launch": "0 s",
             "overhead": {"context": "0 B", "communicator": "0 B", "reserve": 0.0},
-        }  # fmt: skip
+        }
         return build(Profile, data | fields, "toy")
 
     return make

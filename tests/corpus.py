@@ -27,63 +27,138 @@ JOBS, PER_CHUNK = 2000, 50
 MOST = 64  # GPUs of a random job
 CPU = {"memory": "1 TB", "memory_bandwidth": "200 GB/s", "disk": "4 TB", "disk_read": "2 GB/s", "disk_write": "1 GB/s"}
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 512, "shared": 1, "first_dense": 1}
+GATED = {"gated": True, "norm": "rmsnorm", "positions": "rotary", "tied": False}
 MODELS: list[dict[str, Any]] = [
     {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 32000, "context": 1024},
-    {"name": "gated", "hidden": 1024, "layers": 12, "heads": 16, "kv_heads": 8, "vocabulary": 32000, "context": 2048,
-     "gated": True, "norm": "rmsnorm", "positions": "rotary", "tied": False},
+    {"name": "gated", "hidden": 1024, "layers": 12, "heads": 16, "kv_heads": 8, "vocabulary": 32000, "context": 2048} | GATED,
     {"name": "experts", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 32000, "context": 1024, "experts": EXPERTS},
     {"name": "odd", "hidden": 768, "layers": 6, "heads": 12, "vocabulary": 50257, "context": 1024, "tied": True},
-]  # fmt: skip
+]
 AXES = ("tp", "cp", "ep", "dp", "pp")
 USUAL: dict[str, list[Any]] = {
-    "tp": [1, 1, 2, 4, 3], "pp": [1, 1, 2, 4], "cp": [1, 1, 1, 2], "ep": [1, 1, 2], "microbatch": [1, 2], "accumulation": [1, 2, 4, 8],
-    "sequence_parallel": [False, True], "kernels": ["megatron", "torch", "compiled", "apex"],
-    "data_parallel": ["ddp", "zero1", "zero2", "zero3", "zero3", "ddp_fp16", "ddp_powersgd", "zero_redundancy_optimizer", "local_sgd", "diloco"],
-    "schedule": ["1f1b", "1f1b", "gpipe", "naive", "interleaved", "zb-h1", "zb-h2", "zb-v", "interleaved-zb", "looped-bfs", "dualpipe-v",
-                 "dualpipe", "chimera", "pipedream", "pipedream-2bw", "1f1b-overlapped", "interleaved-overlapped"],
-    "precision": ["bf16", "bf16", "fp16", "fp32"], "optimizer": ["adam", "adam", "sgd"], "recompute": ["none", "selective", "full", "operators"],
-}  # fmt: skip
+    "tp": [1, 1, 2, 4, 3],
+    "pp": [1, 1, 2, 4],
+    "cp": [1, 1, 1, 2],
+    "ep": [1, 1, 2],
+    "microbatch": [1, 2],
+    "accumulation": [1, 2, 4, 8],
+    "sequence_parallel": [False, True],
+    "kernels": ["megatron", "torch", "compiled", "apex"],
+    "data_parallel": """
+        ddp zero1 zero2 zero3 zero3 ddp_fp16 ddp_powersgd zero_redundancy_optimizer local_sgd diloco
+    """.split(),
+    "schedule": """
+        1f1b 1f1b gpipe naive interleaved zb-h1 zb-h2 zb-v interleaved-zb looped-bfs dualpipe-v dualpipe chimera pipedream
+        pipedream-2bw 1f1b-overlapped interleaved-overlapped
+    """.split(),
+    "precision": ["bf16", "bf16", "fp16", "fp32"],
+    "optimizer": ["adam", "adam", "sgd"],
+    "recompute": ["none", "selective", "full", "operators"],
+}
 RARE: dict[str, list[Any]] = {
-    "gradients": ["fp32"], "overlap": [False], "overlap_p2p": [False], "overlap_tp": ["none", "weight_gradient", "pieces"],
-    "attention": ["flash2", "sdpa", "materialised"], "cp_method": ["ulysses"], "bucket": ["1 MB", "25 MB", "1 GB"], "shard": [2], "reshard": [False],
-    "gradient_sync": ["every", "last"], "set_to_none": [False, True], "gradient_as_bucket_view": [True], "deepspeed": [
-        {}, {"zero_quantized_weights": True, "zero_quantized_gradients": True}, {"stage3_prefetch_bucket_size": 100000,
-        "stage3_max_live_parameters": 3000000, "reduce_bucket_size": 500000}, {"version": "0.5"}],
+    "gradients": ["fp32"],
+    "overlap": [False],
+    "overlap_p2p": [False],
+    "overlap_tp": ["none", "weight_gradient", "pieces"],
+    "attention": ["flash2", "sdpa", "materialised"],
+    "cp_method": ["ulysses"],
+    "bucket": ["1 MB", "25 MB", "1 GB"],
+    "shard": [2],
+    "reshard": [False],
+    "gradient_sync": ["every", "last"],
+    "set_to_none": [False, True],
+    "gradient_as_bucket_view": [True],
+    "deepspeed": [
+        {},
+        {"zero_quantized_weights": True, "zero_quantized_gradients": True},
+        {"stage3_prefetch_bucket_size": 100000, "stage3_max_live_parameters": 3000000, "reduce_bucket_size": 500000},
+        {"version": "0.5"},
+    ],
     "offload": [{"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}, {"optimizer": "nvme", "parameters": "nvme"}],
-    "fp8": [{}, {"scaling": "tensorwise"}, {"scaling": "delayed"}], "flat_parameters": [True], "sync_norm": [True],
-    "scatter_gather": ["megatron", "deepspeed"], "chunks": [2, 3], "blocking_launches": [True], "persistent_norm": [True],
-    "accumulation_fusion": [True, False], "joined_products": [True, False], "complex_rotary": [True], "repeated_keys": [True], "loss": ["torch", "fused", "operators"], "loss_metrics": [2],
-    "deterministic": [True], "check_gradients": [False], "average_in_collective": [True], "fused_optimizer": [False], "timers": [True],
-    "early_stop": [True, False], "exp_avg_dtype": ["bf16"], "dropout": [True], "unpad": [True], "expandable_segments": [True], "clip_gradients": [False], "capacity_factor": [1.25], "expert_tp": [1],
-    "algorithm": ["ring", "all_reduce/tree", "auto/simple", "ring/ll128"], "order": ["dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"],
-    "recompute_method": ["block", "uniform", "every"], "recompute_modules": [["layernorm"], ["core_attn"], ["mlp"]],
-    "embedding_as_layer": [True], "loss_as_layer": [True], "imbalance": [1.3], "powersgd": [{"matrix_approximation_rank": 4}],
-}  # fmt: skip
+    "fp8": [{}, {"scaling": "tensorwise"}, {"scaling": "delayed"}],
+    "flat_parameters": [True],
+    "sync_norm": [True],
+    "scatter_gather": ["megatron", "deepspeed"],
+    "chunks": [2, 3],
+    "blocking_launches": [True],
+    "persistent_norm": [True],
+    "accumulation_fusion": [True, False],
+    "joined_products": [True, False],
+    "complex_rotary": [True],
+    "repeated_keys": [True],
+    "loss": ["torch", "fused", "operators"],
+    "loss_metrics": [2],
+    "deterministic": [True],
+    "check_gradients": [False],
+    "average_in_collective": [True],
+    "fused_optimizer": [False],
+    "timers": [True],
+    "early_stop": [True, False],
+    "exp_avg_dtype": ["bf16"],
+    "dropout": [True],
+    "unpad": [True],
+    "expandable_segments": [True],
+    "clip_gradients": [False],
+    "capacity_factor": [1.25],
+    "expert_tp": [1],
+    "algorithm": ["ring", "all_reduce/tree", "auto/simple", "ring/ll128"],
+    "order": ["dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"],
+    "recompute_method": ["block", "uniform", "every"],
+    "recompute_modules": [["layernorm"], ["core_attn"], ["mlp"]],
+    "embedding_as_layer": [True],
+    "loss_as_layer": [True],
+    "imbalance": [1.3],
+    "powersgd": [{"matrix_approximation_rank": 4}],
+}
 NEEDS: dict[str, dict[str, Any]] = {  # what a rare field is about, most of the time
-    "reshard": {"data_parallel": "zero3"}, "gradient_sync": {"data_parallel": "zero3"}, "deepspeed": {"data_parallel": "zero3", "pp": 1},
-    "offload": {"data_parallel": "zero3", "pp": 1}, "flat_parameters": {"data_parallel": "zero3", "kernels": "torch"},
-    "gradient_as_bucket_view": {"data_parallel": "ddp", "kernels": "torch"}, "set_to_none": {"data_parallel": "ddp", "kernels": "compiled"},
-    "shard": {"data_parallel": "zero3"}, "scatter_gather": {"tp": 2, "pp": 2, "sequence_parallel": False}, "fp8": {"precision": "bf16"},
-    "blocking_launches": {"overlap": False}, "persistent_norm": {"kernels": "apex"}, "complex_rotary": {"kernels": "torch"},
-    "repeated_keys": {"kernels": "compiled"}, "recompute_method": {"recompute": "full", "recompute_layers": 2},
-    "recompute_modules": {"recompute": "selective"}, "overlap_tp": {"tp": 2, "sequence_parallel": True}, "chunks": {"schedule": "interleaved", "pp": 2},
-    "cp_method": {"cp": 2}, "timers": {"kernels": "apex"}, "deterministic": {"kernels": "megatron"}, "powersgd": {"data_parallel": "ddp_powersgd"},
-}  # fmt: skip
+    "reshard": {"data_parallel": "zero3"},
+    "gradient_sync": {"data_parallel": "zero3"},
+    "deepspeed": {"data_parallel": "zero3", "pp": 1},
+    "offload": {"data_parallel": "zero3", "pp": 1},
+    "flat_parameters": {"data_parallel": "zero3", "kernels": "torch"},
+    "gradient_as_bucket_view": {"data_parallel": "ddp", "kernels": "torch"},
+    "set_to_none": {"data_parallel": "ddp", "kernels": "compiled"},
+    "shard": {"data_parallel": "zero3"},
+    "scatter_gather": {"tp": 2, "pp": 2, "sequence_parallel": False},
+    "fp8": {"precision": "bf16"},
+    "blocking_launches": {"overlap": False},
+    "persistent_norm": {"kernels": "apex"},
+    "complex_rotary": {"kernels": "torch"},
+    "repeated_keys": {"kernels": "compiled"},
+    "recompute_method": {"recompute": "full", "recompute_layers": 2},
+    "recompute_modules": {"recompute": "selective"},
+    "overlap_tp": {"tp": 2, "sequence_parallel": True},
+    "chunks": {"schedule": "interleaved", "pp": 2},
+    "cp_method": {"cp": 2},
+    "timers": {"kernels": "apex"},
+    "deterministic": {"kernels": "megatron"},
+    "powersgd": {"data_parallel": "ddp_powersgd"},
+}
 CLUSTERS = ["dgx-h100", "dgx-h100", "dgx-a100", "hgx-b200", "pcie-l40s", "aws-p4d", "dgx-1v", "meta-24k", "perlmutter"]
 TRACES = (  # of a few more commands: their numbers
     "plan examples/llama-3.1-70b.yaml --json --vary plan.tp=1,2,4,8 --vary plan.pp=1,2,4 --vary plan.data_parallel=zero1,zero3 --workers 1",
-    "advise examples/mixtral-8x7b.yaml --json", "advise examples/demo.yaml --json",
-    "advise --model llama-3.1-8b --cluster dgx-a100 --nodes 2 --json", "sensitivity examples/llama-3.1-70b.yaml --json",
+    "advise examples/mixtral-8x7b.yaml --json",
+    "advise examples/demo.yaml --json",
+    "advise --model llama-3.1-8b --cluster dgx-a100 --nodes 2 --json",
+    "sensitivity examples/llama-3.1-70b.yaml --json",
     "whatif examples/llama-3.1-70b.yaml --vary nodes=8,16 --vary cluster.node.nic=x1,x2 --json --workers 1",
     "whatif examples/data_parallel/zero3.yaml --vary plan.kernels=torch,compiled --json --workers 1",
     "whatif examples/data_parallel/ddp.yaml --vary plan.bucket=1MiB,25MiB --json --workers 1",
     "compare examples/llama-3.1-70b.yaml examples/llama-3.1-70b-zero3.yaml --json",
-    "server examples/servers/parameter-server.yaml --json", "server examples/servers/parameter-server.yaml --staleness 2 --json",
-    "collective all_reduce --cluster dgx-h100 --nodes 4 --json", "collective all_gather --cluster dgx-a100 --nodes 2 --json",
-    "collective all_to_all --cluster pcie-l40s --json", "topology dgx-h100 --nodes 4 --json", "topology examples/clusters/tpu-v4.yaml --json",
-    "ranks --nodes 2 --gpus 4 --json", "schedule zb-v --pp 4 --microbatches 8 --json",
-    "list data_parallel --json", "list schedules --json", "list clusters --json", "list models --json",
-)  # fmt: skip
+    "server examples/servers/parameter-server.yaml --json",
+    "server examples/servers/parameter-server.yaml --staleness 2 --json",
+    "collective all_reduce --cluster dgx-h100 --nodes 4 --json",
+    "collective all_gather --cluster dgx-a100 --nodes 2 --json",
+    "collective all_to_all --cluster pcie-l40s --json",
+    "topology dgx-h100 --nodes 4 --json",
+    "topology examples/clusters/tpu-v4.yaml --json",
+    "ranks --nodes 2 --gpus 4 --json",
+    "schedule zb-v --pp 4 --microbatches 8 --json",
+    "list data_parallel --json",
+    "list schedules --json",
+    "list clusters --json",
+    "list models --json",
+)
 
 
 def digest(answer: Any) -> str:
@@ -241,9 +316,12 @@ def pages(part: int) -> dict[str, str]:
 
 
 PARTS: dict[str, tuple[Callable[[int], dict[str, str]], int]] = {
-    "published": (published_rows, 4), "commands": (commands, 3), "pages": (pages, 3), "examples": (examples, 2),
+    "published": (published_rows, 4),
+    "commands": (commands, 3),
+    "pages": (pages, 3),
+    "examples": (examples, 2),
     "jobs": (random_jobs, JOBS // PER_CHUNK),
-}  # fmt: skip
+}
 
 
 def answers_of(part: tuple[str, int]) -> dict[str, str]:

@@ -22,23 +22,29 @@ def test_every_example_is_a_job(name: str) -> None:
         assert lower(job.model, plan).cohorts
 
 
-@pytest.mark.parametrize(("name", "without"), [
-    ("layers/async-tp.yaml", {"plan.overlap_tp": "none"}),
-    ("layers/fp8.yaml", {"plan.fp8": None}),
-    ("schedules/interleaved-overlapped.yaml", {"plan.schedule": "interleaved"}),
-    ("schedules/chimera.yaml", {"plan.schedule": "1f1b", "plan.chunks": None}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("layers/async-tp.yaml", {"plan.overlap_tp": "none"}),
+        ("layers/fp8.yaml", {"plan.fp8": None}),
+        ("schedules/interleaved-overlapped.yaml", {"plan.schedule": "interleaved"}),
+        ("schedules/chimera.yaml", {"plan.schedule": "1f1b", "plan.chunks": None}),
+    ],
+)
 def test_what_an_example_shows_makes_its_step_shorter(name: str, without: dict) -> None:
     assert simulate(read_job(EXAMPLES / name)).step < simulate(read_job(EXAMPLES / name, without)).step
 
 
-@pytest.mark.parametrize(("name", "batch", "changes"), [
-    # DeepSeek-V3 ran in 80 GB (arXiv:2412.19437) as it is described, and would not have without what its report says of memory
-    ("deepseek-v3", 4096, {"plan.recompute": "none", "plan.recompute_modules": None}),
-    ("deepseek-v3", 4096, {"plan.fp8.gather": False}),
-    # Llama-3 405B with nothing recomputed (arXiv:2407.21783, section 3.3.2), its first and last stage a layer shorter
-    ("llama-3.1-405b", 2048, {"plan.data_parallel": "zero1", "plan.gradient_sync": None}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "batch", "changes"),
+    [
+        # DeepSeek-V3 ran in 80 GB (arXiv:2412.19437) as it is described, and not without what its report says of memory
+        ("deepseek-v3", 4096, {"plan.recompute": "none", "plan.recompute_modules": None}),
+        ("deepseek-v3", 4096, {"plan.fp8.gather": False}),
+        # Llama-3 405B with nothing recomputed (arXiv:2407.21783, section 3.3.2), its first and last stage a layer shorter
+        ("llama-3.1-405b", 2048, {"plan.data_parallel": "zero1", "plan.gradient_sync": None}),
+    ],
+)
 def test_what_was_trained_fits_as_it_was_trained(name: str, batch: int, changes: dict) -> None:
     own = {"plan.global_batch": batch}
     ran, other = (summarise(simulate(read_job(EXAMPLES / f"hybrids/{name}.yaml", own | more))) for more in ({}, changes))

@@ -72,9 +72,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 def python(code: str, *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
     """Code in a process and a process group of its own; returns when nobody holds its output open."""
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=seconds,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=seconds,
+    )
 
 
 INTERRUPTED = """

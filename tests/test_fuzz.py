@@ -35,17 +35,15 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests/data"
 INPUTS = 40  # of each kind
 SMALL = {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 1000, "context": 512}
-VALUES: list[Any] = [
-    None, True, 0, 1, 3, -1, 0.5, -0.0, 1e-300, 1e308, 10**9, 10**20, 10**100, 2**63, "", " ", "x", "8", "1e3", "nan", "-inf",
-    "²", "٣", [], [1], [None], [[1]], [8] * 80, {}, {"a": 1}, {"": 1}, {"based_on": "dgx-h100"}, "0 GB/s", "-1 GB/s", "400 Gb/s",
-    "1 B", "1 us", "1 PB", "../../etc/passwd", "/dev/null", "é" * 300, "x" * 300 + ".yaml", "h100-sxm", "zero3", "interleaved",
-    "1f1b", "2001-13-45", "<script>", "\u202e", "\u2028", "full", "auto", "tp-cp-ep-dp-pp", "graph", "torus",
-]  # fmt: skip
-TEXTS = [
-    "!!int x", "!!python/name:os.system", "2001-13-45", "&a [*a]", "*a", "<<: x", "? [a]\n: b", "[" * 200, "{", "]", '"\\0"',
-    '"\\ud800"', "\x00", "\x1b[31m", "\ufeff", "\u2028", "9" * 5000, "1e999", ".inf", ".nan", "-", "'", "\r\n", "\t", ": ", ",,",
-    "²", "🦄",
-]  # fmt: skip
+NUMBERS = [None, True, 0, 1, 3, -1, 0.5, -0.0, 1e-300, 1e308, 10**9, 10**20, 10**100, 2**63]
+LISTS = [[], [1], [None], [[1]], [8] * 80, {}, {"a": 1}, {"": 1}, {"based_on": "dgx-h100"}]
+QUANTITIES = ["0 GB/s", "-1 GB/s", "400 Gb/s", "1 B", "1 us", "1 PB"]
+STRANGE = ["", " ", "²", "٣", "../../etc/passwd", "/dev/null", "é" * 300, "x" * 300 + ".yaml", "<script>", "\u202e", "\u2028"]
+WORDS = "x 8 1e3 nan -inf 2001-13-45 h100-sxm zero3 interleaved 1f1b full auto tp-cp-ep-dp-pp graph torus".split()
+VALUES: list[Any] = NUMBERS + LISTS + QUANTITIES + STRANGE + WORDS
+TAGS = ["!!int x", "!!python/name:os.system", "&a [*a]", "*a", "<<: x", "? [a]\n: b", "[" * 200]
+LETTERS = ["\x00", "\x1b[31m", "\ufeff", "\u2028", '"\\0"', '"\\ud800"', "²", "🦄", "{", "]", "-", "'", "\r\n", "\t", ": ", ",,"]
+TEXTS = [*TAGS, *LETTERS, "9" * 5000, "1e999", ".inf", ".nan", "2001-13-45"]
 BYTES = [text.encode() for text in TEXTS] + [b"\xff\xfe", b"\x80", b"%YAML 9.9\n---\n"]
 
 
@@ -85,11 +83,17 @@ def broken(chance: random.Random, content: bytes) -> bytes:
         end = min(len(content), at + chance.choice((1, 5, 50)))
         lines = content.split(b"\n")
         line = chance.randrange(len(lines))
-        content = chance.choice((
-            content[:at] + content[end:], content[:at], content[:at] + chance.choice(BYTES) + content[at:],
-            content[:at] + content[at:end] * 3 + content[end:], content[:at] + bytes([chance.randrange(256)]) + content[at + 1 :],
-            b"\n".join(lines[:line] + lines[line + 1 :]), b"\n".join([*lines, lines[line]]),
-        ))  # fmt: skip
+        content = chance.choice(
+            (
+                content[:at] + content[end:],
+                content[:at],
+                content[:at] + chance.choice(BYTES) + content[at:],
+                content[:at] + content[at:end] * 3 + content[end:],
+                content[:at] + bytes([chance.randrange(256)]) + content[at + 1 :],
+                b"\n".join(lines[:line] + lines[line + 1 :]),
+                b"\n".join([*lines, lines[line]]),
+            )
+        )
     return content
 
 
@@ -111,23 +115,47 @@ def settings(name: str) -> Read:
 TRACE = {
     "distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "default_pg", "ranks": [0, 1]}]},
     "traceEvents": [
-        {"cat": "kernel", "name": "ncclDevKernel_x", "ts": float(at), "dur": 40.0, "args": {
-            "Collective name": "allreduce", "In msg nelems": 2**at, "Out msg nelems": 2**at, "Group size": 2, "dtype": "BFloat16",
-            "Process Group Name": "default_pg", "Process Group Ranks": "[0, 1]",
-        }} for at in range(8, 14)
+        {
+            "cat": "kernel",
+            "name": "ncclDevKernel_x",
+            "ts": float(at),
+            "dur": 40.0,
+            "args": {
+                "Collective name": "allreduce",
+                "In msg nelems": 2**at,
+                "Out msg nelems": 2**at,
+                "Group size": 2,
+                "dtype": "BFloat16",
+                "Process Group Name": "default_pg",
+                "Process Group Ranks": "[0, 1]",
+            },
+        }
+        for at in range(8, 14)
     ],
-}  # fmt: skip
+}
 LOG = {
-    "args": ["all_reduce_perf"], "devices": [{"rank": rank, "hostname": "a", "device_info": "H100"} for rank in range(2)],
+    "args": ["all_reduce_perf"],
+    "devices": [{"rank": rank, "hostname": "a", "device_info": "H100"} for rank in range(2)],
     "results": [{"size": 2**at, "out_of_place": {"time": 1.0 * at, "nwrong": 0}, "in_place": {"time": 9.0}} for at in (8, 9)],
-}  # fmt: skip
+}
 HEAD = {"format": 1, "device": "cpu", "ranks": 2, "machine": "m", "versions": "v"}
 CASE = {"operation": "all_reduce", "ranks": 2, "nodes": 1, "bytes": 1024}
 SAMPLES = [HEAD, *({"part": "collective", "case": CASE, "value": 1e-5 * visit, "round": visit} for visit in range(1, 4))]
 ROW = {
-    "hash": "0" * 12, "version": "v", "changes": {"plan.tp": 2}, "step": 1.0, "error": None, "fits": True, "memory": 1e9,
-    "mfu": 0.4, "gpus": 8, "tokens_per_second": 8.0, "tokens_per_second_per_gpu": 1.0, "bubble": 0.1, "exposed": 0.1,
-}  # fmt: skip
+    "hash": "0" * 12,
+    "version": "v",
+    "changes": {"plan.tp": 2},
+    "step": 1.0,
+    "error": None,
+    "fits": True,
+    "memory": 1e9,
+    "mfu": 0.4,
+    "gpus": 8,
+    "tokens_per_second": 8.0,
+    "tokens_per_second_per_gpu": 1.0,
+    "bubble": 0.1,
+    "exposed": 0.1,
+}
 SPACE = {"plan.tp": [1, 2], "plan.schedule": ["1f1b", {"plan.schedule": "interleaved", "plan.chunks": 2}], "nodes": [1, 2]}
 
 
@@ -167,36 +195,91 @@ def as_json(data: Any) -> bytes:
 
 # kind -> (name of the file, good data, how they are written, good bytes, what reads them)
 KINDS: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], bytes], Callable[[], list[bytes]], Read]] = {
-    "job": ("j.yaml", lambda: shipped("examples/*.yaml"), as_yaml, lambda: texts("examples/*.yaml"),
-            lambda path: read_job(str(path)).resolve()),
-    "cluster": ("c.yaml", lambda: shipped("examples/clusters/*.yaml"), as_yaml, lambda: texts("examples/clusters/*.yaml"),
-                lambda path: load_cluster(str(path)).topology()),
-    "model": ("m.yaml", lambda: shipped("strategies/models/presets/*.yaml"), as_yaml,
-              lambda: texts("strategies/models/presets/*.yaml"), lambda path: job_of(model=str(path))),
-    "config.json": ("config.json", lambda: shipped("tests/data/models/*.json"), as_json,
-                    lambda: texts("tests/data/models/*.json"), lambda path: job_of(model=str(path))),
-    "deepspeed": ("d.json", lambda: shipped("tests/data/frameworks/*.json"), as_json,
-                  lambda: texts("tests/data/frameworks/*.json"), settings("deepspeed")),
-    "accelerate": ("a.yaml", lambda: shipped("tests/data/frameworks/*.yaml"), as_yaml,
-                   lambda: texts("tests/data/frameworks/*.yaml"), settings("accelerate")),
+    "job": (
+        "j.yaml",
+        lambda: shipped("examples/*.yaml"),
+        as_yaml,
+        lambda: texts("examples/*.yaml"),
+        lambda path: read_job(str(path)).resolve(),
+    ),
+    "cluster": (
+        "c.yaml",
+        lambda: shipped("examples/clusters/*.yaml"),
+        as_yaml,
+        lambda: texts("examples/clusters/*.yaml"),
+        lambda path: load_cluster(str(path)).topology(),
+    ),
+    "model": (
+        "m.yaml",
+        lambda: shipped("strategies/models/presets/*.yaml"),
+        as_yaml,
+        lambda: texts("strategies/models/presets/*.yaml"),
+        lambda path: job_of(model=str(path)),
+    ),
+    "config.json": (
+        "config.json",
+        lambda: shipped("tests/data/models/*.json"),
+        as_json,
+        lambda: texts("tests/data/models/*.json"),
+        lambda path: job_of(model=str(path)),
+    ),
+    "deepspeed": (
+        "d.json",
+        lambda: shipped("tests/data/frameworks/*.json"),
+        as_json,
+        lambda: texts("tests/data/frameworks/*.json"),
+        settings("deepspeed"),
+    ),
+    "accelerate": (
+        "a.yaml",
+        lambda: shipped("tests/data/frameworks/*.yaml"),
+        as_yaml,
+        lambda: texts("tests/data/frameworks/*.yaml"),
+        settings("accelerate"),
+    ),
     "torchtitan": ("t.toml", list, as_yaml, lambda: texts("tests/data/frameworks/*.toml"), settings("torchtitan")),
     "megatron": ("m.sh", list, as_yaml, lambda: texts("tests/data/frameworks/*.sh"), settings("megatron")),
-    "dump": ("dump.txt", list, as_yaml, lambda: texts("tests/data/topologies/*"),
-             lambda path: load_cluster(str(path), overrides={"node.gpu": "a100-sxm-80gb"})),
-    "profile": ("p.yaml", lambda: shipped("sim/pricing/profiles/h100.yaml"), as_json,
-                lambda: texts("sim/pricing/profiles/v100.yaml"), load_profile),
-    "trace": ("t.json", lambda: [TRACE], as_json, lambda: [as_json(TRACE), gzip.compress(as_json(TRACE))],
-              lambda path: read_traces([path], 8)),
+    "dump": (
+        "dump.txt",
+        list,
+        as_yaml,
+        lambda: texts("tests/data/topologies/*"),
+        lambda path: load_cluster(str(path), overrides={"node.gpu": "a100-sxm-80gb"}),
+    ),
+    "profile": (
+        "p.yaml",
+        lambda: shipped("sim/pricing/profiles/h100.yaml"),
+        as_json,
+        lambda: texts("sim/pricing/profiles/v100.yaml"),
+        load_profile,
+    ),
+    "trace": (
+        "t.json",
+        lambda: [TRACE],
+        as_json,
+        lambda: [as_json(TRACE), gzip.compress(as_json(TRACE))],
+        lambda path: read_traces([path], 8),
+    ),
     "log": ("all_reduce.json", lambda: [LOG], as_json, lambda: texts("tests/data/nccl/*.log"), read_nccl_tests),
-    "schedule": ("s.csv", list, as_yaml, lambda: texts("tests/data/own_schedule.csv", "examples/zb-v.csv"),
-                 lambda path: job_of(plan={"schedule": str(path), "pp": 2})),
+    "schedule": (
+        "s.csv",
+        list,
+        as_yaml,
+        lambda: texts("tests/data/own_schedule.csv", "examples/zb-v.csv"),
+        lambda path: job_of(plan={"schedule": str(path), "pp": 2}),
+    ),
     "journal": ("s.jsonl", lambda: [SAMPLES], lines, lambda: [lines(SAMPLES)], lambda path: merge(read_journal(path)[1])),
     "rows": ("r.jsonl", lambda: [[ROW, ROW | {"hash": "1" * 12}]], lines, lambda: [lines([ROW, ROW])], result_of),
     "table": ("r.csv", lambda: [[ROW, ROW | {"hash": "1" * 12}]], table, lambda: [table([ROW, ROW])], result_of),
     "space": ("space.yaml", lambda: [SPACE], as_yaml, lambda: [as_yaml(SPACE)], lambda path: list(load_space(str(path)).sites())),
-    "set": ("v.yaml", lambda: [load_yaml(SHIPPED)], as_yaml, lambda: [SHIPPED.read_bytes()],
-            lambda path: read_set(str(path), ())),
-}  # fmt: skip
+    "set": (
+        "v.yaml",
+        lambda: [load_yaml(SHIPPED)],
+        as_yaml,
+        lambda: [SHIPPED.read_bytes()],
+        lambda path: read_set(str(path), ()),
+    ),
+}
 
 
 def refusal(read: Callable[[], Any]) -> str:
@@ -228,9 +311,12 @@ def test_broken_files_are_read_or_refused_with_one_line(kind: str, tmp_path: Pat
     assert refused  # otherwise nothing was broken
 
 
-FIELDS = ["plan.tp", "plan.schedule", "plan.offload", "plan.fp8", "plan.bucket", "plan.layers_per_stage", "plan", "model",
-          "model.layers", "model.experts", "cluster", "cluster.node.nic", "cluster.node.gpu", "cluster.fabric",
-          "cluster.node.edges", "nodes", "profile", "name", "price", "", "plan..tp", "cluster.node.gpu.peak.bf16"]  # fmt: skip
+FIELDS = """
+    plan.tp plan.schedule plan.offload plan.fp8 plan.bucket plan.layers_per_stage plan plan..tp model model.layers model.experts
+    cluster cluster.node.nic cluster.node.gpu cluster.fabric cluster.node.edges cluster.node.gpu.peak.bf16 nodes profile name
+    price
+""".split()
+FIELDS.append("")
 
 
 def test_broken_options_are_read_or_refused_with_one_line() -> None:

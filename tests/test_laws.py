@@ -22,36 +22,68 @@ from topologies.reading import UserError
 
 DEEPSPEED = (
     {"reduce_bucket_size": 50_000},
-    {"reduce_bucket_size": 50_000, "stage3_prefetch_bucket_size": 60_000, "stage3_max_live_parameters": 150_000,
-     "stage3_param_persistence_threshold": 100, "stage3_max_reuse_distance": 90_000},
+    {
+        "reduce_bucket_size": 50_000,
+        "stage3_prefetch_bucket_size": 60_000,
+        "stage3_max_live_parameters": 150_000,
+        "stage3_param_persistence_threshold": 100,
+        "stage3_max_reuse_distance": 90_000,
+    },
     {"zero_quantized_weights": True, "zero_quantized_gradients": True, "stage3_param_persistence_threshold": 0},
-)  # fmt: skip
+)
 CPU = {"memory": "1 TB", "memory_bandwidth": "9 GB/s", "disk": "1 TB", "disk_read": "3 GB/s", "disk_write": "2 GB/s"}
-usual = st.fixed_dictionaries({
-    "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
-    "cp": st.sampled_from([1, 1, 2, 4]), "cp_method": st.sampled_from(["ring", "ulysses"]),
-    "overlap_tp": st.sampled_from([None, "none", "weight_gradient"]), "ep": st.sampled_from([1, 1, 2]),
-    "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
-    "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 5),
-    "recompute": st.sampled_from(["none", "selective", "full"]),
-    "attention": st.sampled_from(["flash", "materialised"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
-    "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
-    "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
-    "shard": st.sampled_from([None, 2, 4]), "reshard": st.booleans(),
-    "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),
-})  # fmt: skip
-zeros = st.fixed_dictionaries({
-    "data_parallel": st.sampled_from(["zero1", "zero2", "zero3", "zero3"]), "tp": st.sampled_from([1, 2]), "pp": st.just(1),
-    "cp": st.just(1), "ep": st.just(1), "schedule": st.just("1f1b"), "shard": st.none(), "reshard": st.just(True),
-    "order": st.just("tp-cp-ep-dp-pp"), "deepspeed": st.sampled_from([None, *DEEPSPEED]),
-    "offload": st.sampled_from([None, {"optimizer": "cpu", "tile": 4096}, {"optimizer": "nvme", "parameters": "nvme"}]),
-})  # fmt: skip
+usual = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4, 8]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "sequence_parallel": st.booleans(),
+        "cp": st.sampled_from([1, 1, 2, 4]),
+        "cp_method": st.sampled_from(["ring", "ulysses"]),
+        "overlap_tp": st.sampled_from([None, "none", "weight_gradient"]),
+        "ep": st.sampled_from([1, 1, 2]),
+        "schedule": st.sampled_from(list(schedules)),
+        "data_parallel": st.sampled_from(list(hooks)),
+        "microbatch": st.integers(1, 2),
+        "accumulation": st.integers(1, 5),
+        "recompute": st.sampled_from(["none", "selective", "full"]),
+        "attention": st.sampled_from(["flash", "materialised"]),
+        "overlap": st.booleans(),
+        "overlap_p2p": st.booleans(),
+        "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]),
+        "optimizer": st.sampled_from(["adam", "sgd"]),
+        "precision": st.sampled_from(["bf16", "fp32"]),
+        "gradients": st.sampled_from(["same", "fp32"]),
+        "shard": st.sampled_from([None, 2, 4]),
+        "reshard": st.booleans(),
+        "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp"]),
+    }
+)
+zeros = st.fixed_dictionaries(
+    {
+        "data_parallel": st.sampled_from(["zero1", "zero2", "zero3", "zero3"]),
+        "tp": st.sampled_from([1, 2]),
+        "pp": st.just(1),
+        "cp": st.just(1),
+        "ep": st.just(1),
+        "schedule": st.just("1f1b"),
+        "shard": st.none(),
+        "reshard": st.just(True),
+        "order": st.just("tp-cp-ep-dp-pp"),
+        "deepspeed": st.sampled_from([None, *DEEPSPEED]),
+        "offload": st.sampled_from([None, {"optimizer": "cpu", "tile": 4096}, {"optimizer": "nvme", "parameters": "nvme"}]),
+    }
+)
 hosted = st.builds(lambda plan, more: {name: value for name, value in plan.items() if name != "bucket"} | more, usual, zeros)
 plans = st.one_of(usual, hosted)
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 64, "shared": 1, "first_dense": 1}
-models = st.fixed_dictionaries({
-    "layers": st.integers(4, 6), "tied": st.booleans(), "gated": st.booleans(), "experts": st.sampled_from([None, None, EXPERTS]),
-})  # fmt: skip
+models = st.fixed_dictionaries(
+    {
+        "layers": st.integers(4, 6),
+        "tied": st.booleans(),
+        "gated": st.booleans(),
+        "experts": st.sampled_from([None, None, EXPERTS]),
+    }
+)
 shapes = st.sampled_from([(8, 1), (4, 2), (8, 2), (2, 4)])
 LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 SOME = settings(

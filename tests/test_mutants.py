@@ -30,5 +30,7 @@ def test_expressions_of_functions_change_and_texts_and_constants_outside_do_not(
     ]
     source = SOURCE.encode()
     assert [source[mutant.start : mutant.end].decode() for mutant in mutants[:3]] == [
-        "size < LIMIT and not times", "size < LIMIT and not times", "size < LIMIT",
-    ]  # fmt: skip
+        "size < LIMIT and not times",
+        "size < LIMIT and not times",
+        "size < LIMIT",
+    ]

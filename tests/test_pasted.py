@@ -23,14 +23,30 @@ from strategies.plan.plan import Plan
 
 # A plan full of what the best plan does not have: it has to be unset when that is pasted.
 PLAN = {
-    "tp": 2, "sequence_parallel": True, "pp": 2, "schedule": "interleaved", "chunks": 2, "data_parallel": "zero3", "shard": 2,
-    "offload": {"optimizer": "cpu", "parameters": "cpu"}, "recompute": "full", "recompute_method": "block", "recompute_layers": 1,
-    "accumulation": 4, "sequence": 1024, "bucket": "10 MB", "dropout": False,
-}  # fmt: skip
+    "tp": 2,
+    "sequence_parallel": True,
+    "pp": 2,
+    "schedule": "interleaved",
+    "chunks": 2,
+    "data_parallel": "zero3",
+    "shard": 2,
+    "offload": {"optimizer": "cpu", "parameters": "cpu"},
+    "recompute": "full",
+    "recompute_method": "block",
+    "recompute_layers": 1,
+    "accumulation": 4,
+    "sequence": 1024,
+    "bucket": "10 MB",
+    "dropout": False,
+}
 SPACE = {
-    "plan.tp": [1, 2], "plan.pp": [1, 2], "plan.data_parallel": [{"plan.data_parallel": "zero1", "plan.shard": None}],
-    "plan.bucket": ["10 MB", "33.3 MB"], "plan.offload": [None, {"optimizer": "cpu"}], "plan.recompute": ["none", "full"],
-}  # fmt: skip
+    "plan.tp": [1, 2],
+    "plan.pp": [1, 2],
+    "plan.data_parallel": [{"plan.data_parallel": "zero1", "plan.shard": None}],
+    "plan.bucket": ["10 MB", "33.3 MB"],
+    "plan.offload": [None, {"optimizer": "cpu"}],
+    "plan.recompute": ["none", "full"],
+}
 
 
 def call(*words: str) -> Any:
@@ -54,8 +70,16 @@ def pasted(text: str) -> list[str]:
 def job(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("job") / "job.yaml"
     cluster = {"based_on": "dgx-a100", "node": {"gpus": 4, "nics": 4}}
-    model = {"name": "small", "hidden": 256, "layers": 4, "heads": 8, "vocabulary": 512, "context": 1024, "dropout": True,
-             "tied": False}  # fmt: skip
+    model = {
+        "name": "small",
+        "hidden": 256,
+        "layers": 4,
+        "heads": 8,
+        "vocabulary": 512,
+        "context": 1024,
+        "dropout": True,
+        "tied": False,
+    }
     file.write_text(json.dumps({"model": model, "cluster": cluster, "nodes": 2, "plan": PLAN}))
     return str(file)
 
@@ -139,13 +163,26 @@ def test_the_command_that_is_printed_below_an_answer(job: str) -> None:
     assert run(words[1:]) == text
 
 
-@pytest.mark.parametrize(("framework", "plan"), [
-    ("megatron", {"tp": 2, "sequence_parallel": True, "data_parallel": "zero1", "gradients": "fp32", "global_batch": 32}),
-    ("deepspeed", {"data_parallel": "zero3", "deepspeed": {}, "recompute": "full", "global_batch": 32, "overlap": True}),
-    ("torchtitan", {"data_parallel": "zero3", "kernels": "compiled", "gradients": "fp32", "attention": "sdpa",
-                    "complex_rotary": True, "repeated_keys": True, "global_batch": 32}),
-    ("accelerate", {"data_parallel": "zero3", "kernels": "torch", "global_batch": 32}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("framework", "plan"),
+    [
+        ("megatron", {"tp": 2, "sequence_parallel": True, "data_parallel": "zero1", "gradients": "fp32", "global_batch": 32}),
+        ("deepspeed", {"data_parallel": "zero3", "deepspeed": {}, "recompute": "full", "global_batch": 32, "overlap": True}),
+        (
+            "torchtitan",
+            {
+                "data_parallel": "zero3",
+                "kernels": "compiled",
+                "gradients": "fp32",
+                "attention": "sdpa",
+                "complex_rotary": True,
+                "repeated_keys": True,
+                "global_batch": 32,
+            },
+        ),
+        ("accelerate", {"data_parallel": "zero3", "kernels": "torch", "global_batch": 32}),
+    ],
+)
 def test_settings_that_are_exported(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
     """Read again, with what has to be said in the training script, they are the same job."""
     given = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}

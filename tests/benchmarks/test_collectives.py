@@ -72,8 +72,10 @@ def test_stepped(name: str) -> None:
     stepped(plan, ends, 1e9, topology, PROFILE)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    print(f"\nstepped ring over 1,024 ranks of {name}: {took[128]:.2f} s, {took[128] / took[16]:.0f} times that over 128, "
-          f"{peak / 1e6:.0f} MB")  # fmt: skip
+    print(
+        f"\nstepped ring over 1,024 ranks of {name}: {took[128]:.2f} s, {took[128] / took[16]:.0f} times that over 128, "
+        f"{peak / 1e6:.0f} MB"
+    )
     assert peak < 350e6
 
 

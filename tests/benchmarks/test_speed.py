@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 GPT3 = dict(model="gpt3-175b", cluster="dgx-a100", nodes=64, plan=dict(tp=8, pp=8, accumulation=64, recompute="full"))
 LLAMA = dict(
-    model="llama-3.1-405b", cluster="dgx-h100", nodes=2048,
+    model="llama-3.1-405b",
+    cluster="dgx-h100",
+    nodes=2048,
     plan=dict(tp=8, pp=16, accumulation=16, sequence_parallel=True, sequence=8192, data_parallel="zero1"),
-)  # fmt: skip
+)
 
 
 def bare(events: int) -> float:
@@ -52,8 +54,10 @@ def test_estimate(benchmark: Callable, job: dict) -> None:
     per_event = benchmark.stats["median"] / summary.events
     alone = median(bare(100_000) for _ in range(5))
     benchmark.extra_info.update(events=summary.events, microseconds_per_event=per_event * 1e6, bare=alone * 1e6)
-    print(f"\n{asked.model.name}: {benchmark.stats['median'] * 1e3:.1f} ms per estimate, {summary.events} events, "
-          f"{per_event * 1e6:.1f} µs per event against {alone * 1e6:.2f} µs of a bare SimPy timeout")  # fmt: skip
+    print(
+        f"\n{asked.model.name}: {benchmark.stats['median'] * 1e3:.1f} ms per estimate, {summary.events} events, "
+        f"{per_event * 1e6:.1f} µs per event against {alone * 1e6:.2f} µs of a bare SimPy timeout"
+    )
 
 
 @pytest.mark.parametrize("nodes", [64, 4096])
@@ -72,7 +76,7 @@ def test_whole_process(benchmark: Callable, arguments: tuple[str, ...]) -> None:
 
 SPACE_OF = dict(
     model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(sequence=8192, global_batch=2048, gradients="fp32")
-)  # fmt: skip
+)
 
 
 def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
@@ -99,8 +103,10 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     bounds(plans, kinds, prices)
     taken = process_time() - start
     counts, whole = found.counts, found.seconds["all"]
-    print(f"\n{counts['allowed']:,} plans decided in {whole:.1f} s ({counts['allowed'] / whole:,.0f} per second): "
-          f"{counts['simulated']} simulated; {len(plans) / taken:,.0f} bounds per second of CPU time")  # fmt: skip
+    print(
+        f"\n{counts['allowed']:,} plans decided in {whole:.1f} s ({counts['allowed'] / whole:,.0f} per second): "
+        f"{counts['simulated']} simulated; {len(plans) / taken:,.0f} bounds per second of CPU time"
+    )
 
 
 def test_search_against_brute_force() -> None:
@@ -114,8 +120,14 @@ def test_search_against_brute_force() -> None:
 
     given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)
-    fixed = ("plan.cp=1", "plan.tp=1,5", "plan.order=tp-cp-ep-dp-pp", "plan.microbatch=1,2,4,8,16,32,64", "plan.overlap=true",
-             "plan.offload=[null]")  # fmt: skip
+    fixed = (
+        "plan.cp=1",
+        "plan.tp=1,5",
+        "plan.order=tp-cp-ep-dp-pp",
+        "plan.microbatch=1,2,4,8,16,32,64",
+        "plan.overlap=true",
+        "plan.offload=[null]",
+    )
     space = default_space(job).varied(map(parse_axis, fixed))
     plans = candidates(job, space)
     start = perf_counter()
@@ -137,15 +149,33 @@ def test_page_of_a_thousand_plans(tmp_path: Path) -> None:
     from topologies.costs import Rates
 
     timeline, draw = simulate(read_job(**GPT3)), random.Random(0)
-    choices = {"plan.tp": (1, 2, 4, 8), "plan.pp": (1, 2, 4, 8, 16), "plan.data_parallel": ("ddp", "zero1", "zero2", "zero3"),
-               "plan.microbatch": (1, 2, 4), "plan.schedule": ("1f1b", "interleaved", "zb-h1")}  # fmt: skip
+    choices = {
+        "plan.tp": (1, 2, 4, 8),
+        "plan.pp": (1, 2, 4, 8, 16),
+        "plan.data_parallel": ("ddp", "zero1", "zero2", "zero3"),
+        "plan.microbatch": (1, 2, 4),
+        "plan.schedule": ("1f1b", "interleaved", "zb-h1"),
+    }
     rows = []
     for number in range(1000):
         rate = draw.uniform(500, 1000)
-        rows.append({"hash": str(number), "step": 1e4 / rate, "gpus": 512, "tokens_per_second": 512 * rate,
-                     "tokens_per_second_per_gpu": rate, "mfu": rate / 2000, "memory": draw.uniform(3e10, 9e10), "bubble": 0.1,
-                     "fits": draw.random() < 0.8, "exposed": 0.1, "events": 1, "error": None,
-                     "changes": {name: draw.choice(values) for name, values in choices.items()}})  # fmt: skip
+        rows.append(
+            {
+                "hash": str(number),
+                "step": 1e4 / rate,
+                "gpus": 512,
+                "tokens_per_second": 512 * rate,
+                "tokens_per_second_per_gpu": rate,
+                "mfu": rate / 2000,
+                "memory": draw.uniform(3e10, 9e10),
+                "bubble": 0.1,
+                "fits": draw.random() < 0.8,
+                "exposed": 0.1,
+                "events": 1,
+                "error": None,
+                "changes": {name: draw.choice(values) for name, values in choices.items()},
+            }
+        )
     for _ in range(2):
         start, wall = process_time(), perf_counter()
         part = section(Plans(rows, {}, 1e9, Rates(2.0, "", 700.0, ""), 8e10), "Plans")

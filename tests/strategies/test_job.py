@@ -18,17 +18,37 @@ def job(model: str, changes: dict[str, Any]) -> Any:
     return read_job(model=model, cluster="dgx-h100", overrides={f"model.{field}": value for field, value in changes.items()})
 
 
-@pytest.mark.parametrize(("model", "changes", "sizes", "note"), [
-    ("llama-3.1-70b", {"heads": 128}, (128, 8, 64, 28672),
-     "model.heads=128: with it head_dim=64 (was 128); kv_heads=8 as llama-3.1-70b states"),
-    ("llama-2-7b", {"heads": 64}, (64, 64, 64, 11008), "model.heads=64: with it kv_heads=64 (was 32), head_dim=64 (was 128)"),
-    ("gpt3-175b", {"heads": 48}, (48, 48, 256, 49152), "model.heads=48: with it kv_heads=48 (was 96), head_dim=256 (was 128)"),
-    ("gpt3-175b", {"hidden": 6144}, (96, 96, 64, 24576),
-     "model.hidden=6144: with it head_dim=64 (was 128), ffn=24576 (was 49152)"),
-    ("llama-2-7b", {"heads": 64, "kv_heads": 8, "head_dim": 128}, (64, 8, 128, 11008), ""),
-    (str(FILES / "qwen3-8b.json"), {"heads": 64}, (64, 8, 128, 12288),
-     "model.heads=64: kv_heads=8, head_dim=128 as qwen3-8b states"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "changes", "sizes", "note"),
+    [
+        (
+            "llama-3.1-70b",
+            {"heads": 128},
+            (128, 8, 64, 28672),
+            "model.heads=128: with it head_dim=64 (was 128); kv_heads=8 as llama-3.1-70b states",
+        ),
+        ("llama-2-7b", {"heads": 64}, (64, 64, 64, 11008), "model.heads=64: with it kv_heads=64 (was 32), head_dim=64 (was 128)"),
+        (
+            "gpt3-175b",
+            {"heads": 48},
+            (48, 48, 256, 49152),
+            "model.heads=48: with it kv_heads=48 (was 96), head_dim=256 (was 128)",
+        ),
+        (
+            "gpt3-175b",
+            {"hidden": 6144},
+            (96, 96, 64, 24576),
+            "model.hidden=6144: with it head_dim=64 (was 128), ffn=24576 (was 49152)",
+        ),
+        ("llama-2-7b", {"heads": 64, "kv_heads": 8, "head_dim": 128}, (64, 8, 128, 11008), ""),
+        (
+            str(FILES / "qwen3-8b.json"),
+            {"heads": 64},
+            (64, 8, 128, 12288),
+            "model.heads=64: kv_heads=8, head_dim=128 as qwen3-8b states",
+        ),
+    ],
+)
 def test_what_was_derived_from_a_size_follows_it(model: str, changes: dict[str, Any], sizes: tuple[int, ...], note: str) -> None:
     """head_dim is hidden / heads and ffn 4 · hidden unless the file states them; as many kv_heads as heads stay as many."""
     changed = job(model, changes)
@@ -49,10 +69,13 @@ def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
     assert job("gpt3-175b", {"heads": 48}).model.parameters == job("gpt3-175b", {}).model.parameters
 
 
-@pytest.mark.parametrize(("model", "plan", "note"), [
-    ("llama-2-7b", {"sequence": 8192}, "sequence=8,192 exceeds the context of 4,096 tokens: rotary positions go on beyond"),
-    ("llama-2-7b", {"schedule": "zb-h1"}, "schedule=zb-h1 with pp=1: there is no pipeline"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "plan", "note"),
+    [
+        ("llama-2-7b", {"sequence": 8192}, "sequence=8,192 exceeds the context of 4,096 tokens: rotary positions go on beyond"),
+        ("llama-2-7b", {"schedule": "zb-h1"}, "schedule=zb-h1 with pp=1: there is no pipeline"),
+    ],
+)
 def test_what_a_plan_says_beyond_the_model_or_without_effect_is_noted(model: str, plan: dict[str, Any], note: str) -> None:
     plain = {"global_batch": 8, "sequence": 4096}
     assert any(line.startswith(note) for line in read_job(model=model, cluster="dgx-h100", plan=plain | plan).notes)
@@ -71,10 +94,18 @@ def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:
     assert "--max-position-embeddings 8192" in made.text
 
 
-@pytest.mark.parametrize(("plan", "batch"), [
-    ({}, 64), ({"tp": 8}, 64), ({"tp": 8, "pp": 2}, 64), ({"microbatch": 3}, 96), ({"global_batch": 48}, 48),
-    ({"accumulation": 2}, 32), ({"tp": 2, "sequence_parallel": True, "accumulation": 2}, 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "batch"),
+    [
+        ({}, 64),
+        ({"tp": 8}, 64),
+        ({"tp": 8, "pp": 2}, 64),
+        ({"microbatch": 3}, 96),
+        ({"global_batch": 48}, 48),
+        ({"accumulation": 2}, 32),
+        ({"tp": 2, "sequence_parallel": True, "accumulation": 2}, 16),
+    ],
+)
 def test_one_default_batch_that_is_said(plan: dict[str, Any], batch: int) -> None:
     """4 sequences for each of 16 GPUs, whatever the degrees; whole microbatches of 16 dp ranks."""
     made = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=plan)
@@ -94,10 +125,13 @@ def test_a_frameworks_default_is_one_microbatch_of_each_dp_rank(tmp_path: Path) 
     assert more.global_batch == 64
 
 
-@pytest.mark.parametrize(("change", "left"), [
-    ("plan.offload={optimizer: cpu}", {"optimizer": "cpu"}),
-    ("plan.offload.optimizer=nvme", {"optimizer": "nvme", "parameters": "cpu"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("plan.offload={optimizer: cpu}", {"optimizer": "cpu"}),
+        ("plan.offload.optimizer=nvme", {"optimizer": "nvme", "parameters": "cpu"}),
+    ],
+)
 def test_a_group_that_is_set_replaces_the_group_that_was_there(change: str, left: dict[str, str]) -> None:
     plan = {"data_parallel": "zero3", "offload": {"optimizer": "cpu", "parameters": "cpu"}}
     made = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=[change]).plan.offload

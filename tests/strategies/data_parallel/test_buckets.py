@@ -16,15 +16,36 @@ from strategies.read_job import read_job
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
 LLAMA = {
-    "name": "llama", "layers": 2, "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary", "norm": "rmsnorm",
-    "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "name": "llama",
+    "layers": 2,
+    "kv_heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 MATRICES = {"head": 512 * 64, "mlp down": 96 * 64, "mlp up": 192 * 64, "attention output": 64 * 64, "qkv": 128 * 64}
 LLAMA_1B = {
-    "name": "llama-3.2-1b", "hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocabulary": 128256,
-    "context": 8192, "gated": True, "positions": "rotary", "norm": "rmsnorm", "tied": True, "attention_bias": False,
-    "output_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "name": "llama-3.2-1b",
+    "hidden": 2048,
+    "layers": 16,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 8192,
+    "vocabulary": 128256,
+    "context": 8192,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": True,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 
 
 def buckets(job, rank: int = 0, chunk: int = 0) -> list[int]:

@@ -40,10 +40,18 @@ def test_m_plus_one_gathers_and_one_reduction(played, plan, reshard, gathers) ->
     assert found == {"all_gather": units * gathers, "reduce_scatter": units}
 
 
-@pytest.mark.parametrize("plan", [
-    {}, {"reshard": False}, {"gradient_sync": "last"}, {"gradient_sync": "last", "reshard": False},
-    {"data_parallel": "zero2"}, {"data_parallel": "zero2", "gradient_sync": "last"}, {"data_parallel": "zero1"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"reshard": False},
+        {"gradient_sync": "last"},
+        {"gradient_sync": "last", "reshard": False},
+        {"data_parallel": "zero2"},
+        {"data_parallel": "zero2", "gradient_sync": "last"},
+        {"data_parallel": "zero1"},
+    ],
+)
 def test_what_bounds_count_as_moved_is_what_is_played(played, toy_job, plan) -> None:
     """Full buffers of a step, in bytes per parameter: ZeRO-3 with the last reduction of 4 microbatches gathers 4 + 1 times."""
     timeline, job = played(**plan), toy_job(4, 1, **FSDP | plan)

@@ -11,9 +11,13 @@ from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 CPU = {
-    "memory": "1 PB", "memory_bandwidth": "100 GB/s", "efficiency": 0.5, "disk": "1 PB", "disk_read": "2 GB/s",
+    "memory": "1 PB",
+    "memory_bandwidth": "100 GB/s",
+    "efficiency": 0.5,
+    "disk": "1 PB",
+    "disk_read": "2 GB/s",
     "disk_write": "1 GB/s",
-}  # fmt: skip
+}
 OPTIMIZER, BOTH, DISKS = (
     {"optimizer": "cpu"},
     {"optimizer": "cpu", "parameters": "cpu"},
@@ -40,13 +44,16 @@ def answer(timeline: Timeline) -> tuple[Summary, int]:
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
-@pytest.mark.parametrize(("hook", "offload", "rounds", "expected"), [
-    ("zero1", OPTIMIZER, 3, 1 + 1),  # gradients once a step, parameters back
-    ("zero2", OPTIMIZER, 3, 3 + 1),  # gradients in every microbatch
-    ("zero3", OPTIMIZER, 1, 1 + 1),
-    ("zero3", BOTH, 3, 3 * (1 + 2)),  # FSDP2's CPUOffloadPolicy: gradients, and parameters for both passes; none at the end
-    ("zero3", {"parameters": "cpu"}, 2, 2 * 2 + 1),  # updated on the GPU, and stored
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "offload", "rounds", "expected"),
+    [
+        ("zero1", OPTIMIZER, 3, 1 + 1),  # gradients once a step, parameters back
+        ("zero2", OPTIMIZER, 3, 3 + 1),  # gradients in every microbatch
+        ("zero3", OPTIMIZER, 1, 1 + 1),
+        ("zero3", BOTH, 3, 3 * (1 + 2)),  # FSDP2's CPUOffloadPolicy: gradients, and parameters for both passes; none at the end
+        ("zero3", {"parameters": "cpu"}, 2, 2 * 2 + 1),  # updated on the GPU, and stored
+    ],
+)
 def test_elements_over_pcie(played, gpus, hook, offload, rounds, expected) -> None:
     """In units of Ψ/n: each rank copies its own part only."""
     summary, psi = answer(played(hook, offload, gpus, accumulation=rounds))
@@ -142,12 +149,25 @@ def test_out_of_host_memory_is_a_result(played) -> None:
     assert "node 0 is out of host memory by " in verdict(summary, {})
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    ({"data_parallel": "ddp", "offload": OPTIMIZER}, "offload.optimizer=cpu needs data_parallel=zero1, zero2 or zero3, not ddp"),
-    ({"data_parallel": "zero2", "offload": BOTH}, "offload.parameters=cpu contradicts data_parallel=zero2"),
-    ({"data_parallel": "zero3", "offload": OPTIMIZER, "ep": 2, "model": {"experts": {"experts": 8, "chosen": 2, "ffn": 64}}},
-     "offload.optimizer=cpu with ep=2 is not simulated yet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            {"data_parallel": "ddp", "offload": OPTIMIZER},
+            "offload.optimizer=cpu needs data_parallel=zero1, zero2 or zero3, not ddp",
+        ),
+        ({"data_parallel": "zero2", "offload": BOTH}, "offload.parameters=cpu contradicts data_parallel=zero2"),
+        (
+            {
+                "data_parallel": "zero3",
+                "offload": OPTIMIZER,
+                "ep": 2,
+                "model": {"experts": {"experts": 8, "chosen": 2, "ffn": 64}},
+            },
+            "offload.optimizer=cpu with ep=2 is not simulated yet",
+        ),
+    ],
+)
 def test_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(8, 1, node={"cpu": CPU}, **plan).resolve()

@@ -12,10 +12,22 @@ from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
 LLAMA = {
-    "name": "llama", "hidden": 64, "layers": 3, "heads": 8, "kv_heads": 4, "ffn": 96, "gated": True, "positions": "rotary",
-    "norm": "rmsnorm", "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False, "vocabulary": 256,
+    "name": "llama",
+    "hidden": 64,
+    "layers": 3,
+    "heads": 8,
+    "kv_heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "vocabulary": 256,
     "context": 32,
-}  # fmt: skip
+}
 STOCK = {"data_parallel": "zero_redundancy_optimizer", "precision": "fp32", "kernels": "torch"}
 
 

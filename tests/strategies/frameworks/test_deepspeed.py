@@ -148,11 +148,14 @@ def test_zero_plus_plus_sends_a_quarter_across_nodes(played) -> None:
     assert across_nodes(plus) == pytest.approx(0.5 * m * 15 / 16 + 0.25 * m * 3 / 4, rel=1e-6)
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    ({"zero_quantized_weights": True}, (0.5 + 0.5 + 1) * 15 / 16),
-    ({"zero_hpz_partition_size": 4}, (1 + 1) * 15 / 16),
-    ({"zero_quantized_gradients": True}, (1 + 1) * 15 / 16 + 0.25 * 3 / 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"zero_quantized_weights": True}, (0.5 + 0.5 + 1) * 15 / 16),
+        ({"zero_hpz_partition_size": 4}, (1 + 1) * 15 / 16),
+        ({"zero_quantized_gradients": True}, (1 + 1) * 15 / 16 + 0.25 * 3 / 4),
+    ],
+)
 def test_each_of_the_three(played, options, expected) -> None:
     timeline = played("zero3", TWICE | options)
     assert across_nodes(timeline) / (2 * timeline.program.parameters) == pytest.approx(expected, rel=1e-6)
@@ -184,15 +187,18 @@ def test_memory_comes_back_and_folding_changes_nothing(played, plan, shape) -> N
     assert held[-1].sum() == pytest.approx(sum(size for _, size in folded.program.cohorts[0].resident))
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    ({"data_parallel": "ddp", "deepspeed": {}}, "deepspeed contradicts data_parallel=ddp"),
-    ({"data_parallel": "zero2", "deepspeed": {}, "bucket": "1 MB"}, "bucket contradicts deepspeed"),
-    ({"data_parallel": "zero2", "deepspeed": PLUS}, "stage3_param_persistence_threshold contradicts data_parallel=zero2"),
-    ({"data_parallel": "zero3", "deepspeed": {}, "pp": 2}, "contradicts pp=2: DeepSpeed's pipelines are incompatible"),
-    ({"data_parallel": "zero3", "deepspeed": {}, "reshard": False}, "contradicts reshard=false"),
-    ({"data_parallel": "zero3", "deepspeed": PLUS | {"zero_hpz_partition_size": 2}}, "needs zero_hpz_partition_size=1 or 4"),
-    ({"data_parallel": "zero3", "deepspeed": {"zero_hpz_partition_size": 3}}, "does not divide dp=16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"data_parallel": "ddp", "deepspeed": {}}, "deepspeed contradicts data_parallel=ddp"),
+        ({"data_parallel": "zero2", "deepspeed": {}, "bucket": "1 MB"}, "bucket contradicts deepspeed"),
+        ({"data_parallel": "zero2", "deepspeed": PLUS}, "stage3_param_persistence_threshold contradicts data_parallel=zero2"),
+        ({"data_parallel": "zero3", "deepspeed": {}, "pp": 2}, "contradicts pp=2: DeepSpeed's pipelines are incompatible"),
+        ({"data_parallel": "zero3", "deepspeed": {}, "reshard": False}, "contradicts reshard=false"),
+        ({"data_parallel": "zero3", "deepspeed": PLUS | {"zero_hpz_partition_size": 2}}, "needs zero_hpz_partition_size=1 or 4"),
+        ({"data_parallel": "zero3", "deepspeed": {"zero_hpz_partition_size": 3}}, "does not divide dp=16"),
+    ],
+)
 def test_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(4, 4, **plan).resolve()

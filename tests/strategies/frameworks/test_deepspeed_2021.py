@@ -98,11 +98,14 @@ def test_more_ranks_take_the_host_longer(played) -> None:
     assert steps["0.5"][1] - steps["0.5"][0] > 2 * (steps["0.6"][1] - steps["0.6"][0])
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    ({"data_parallel": "zero1"}, "zero1; it describes zero3"),
-    ({"deepspeed": {"version": "0.3.13", "zero_quantized_weights": True}}, "which is of 2023"),
-    ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2}, "this recomputation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"data_parallel": "zero1"}, "zero1; it describes zero3"),
+        ({"deepspeed": {"version": "0.3.13", "zero_quantized_weights": True}}, "which is of 2023"),
+        ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2}, "this recomputation"),
+    ],
+)
 def test_what_it_had_not_is_refused(toy_job, change, reason) -> None:
     with pytest.raises(UserError, match=f"deepspeed.version=0.3.13 contradicts .*{reason}"):
         toy_job(4, 1, **{"data_parallel": "zero3", "deepspeed": {"version": "0.3.13"}} | change).resolve()

@@ -74,8 +74,10 @@ def mistake(read: Callable[[], Job], play: bool = False) -> str:
         ("cluster.node.gpu.sms=1000000000", "node.gpu.sms=1000000000"),
         ("cluster.node.sockets=1000000000", "node.sockets=1000000000"),
         ("cluster.fabric={kind: full, link: 1 GB/s, leaf_nodes: null}", "17,186,422,784 links: more than 16,777,216"),
-        ("cluster.fabric={kind: dragonfly, routers: 10000000, router_nodes: 1, global_links: 1, leaf_nodes: null}",
-         "fabric.link is required by kind='dragonfly'"),
+        (
+            "cluster.fabric={kind: dragonfly, routers: 10000000, router_nodes: 1, global_links: 1, leaf_nodes: null}",
+            "fabric.link is required by kind='dragonfly'",
+        ),
         ("cluster.fabric={kind: fat_tree, leaf_nodes: 10000000000}", "fabric.leaf_nodes=10000000000"),
         ("cluster.fabric={kind: torus, dims: [131072], link: 1 GB/s, leaf_nodes: null}", "more than 128 hops apart"),
         ("cluster.notes=3", "notes=3"),
@@ -94,7 +96,7 @@ def mistake(read: Callable[[], Job], play: bool = False) -> str:
         ("plan.schedule=" + "x" * 300 + ".csv", "cannot be read"),
     ],
     ids=lambda value: value[:40],
-)  # fmt: skip
+)
 def test_sizes_and_names_are_refused_before_anything_is_built(change: str, rule: str) -> None:
     nodes = 131_072 if "full" in change or "torus" in change else 1
     assert rule in refused(change, nodes=nodes)
@@ -183,21 +185,27 @@ def test_an_axis_is_a_list(values: Any) -> None:
 ODD: list[Any] = [[], {}, [1], {"a": 1}, "x", True, -1, 10**20, 1.5, "1e999", None]
 DEEPSPEED = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
 FIELDS = {
-    "deepspeed": ["train_micro_batch_size_per_gpu", "zero_optimization", "zero_optimization.stage", "bf16", "bf16.enabled",
-                  "zero_optimization.reduce_bucket_size", "zero_optimization.offload_optimizer.device", "gradient_clipping",
-                  "data_types.grad_accum_dtype", "optimizer.type", "tensor_parallel.autotp_size"],
-    "accelerate": ["distributed_type", "num_processes", "num_machines", "mixed_precision", "fsdp_config", "dynamo_config",
-                   "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_version", "parallelism_config",
-                   "parallelism_config.parallelism_config_tp_size", "deepspeed_config"],
-    "torchtitan": ["training", "training.seq_len", "training.global_batch_size", "model.converters", "parallelism",
-                   "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
-                   "parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_schedule_csv",
-                   "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option", "quantize.linear"],
-}  # fmt: skip
+    "deepspeed": """
+        train_micro_batch_size_per_gpu zero_optimization zero_optimization.stage bf16 bf16.enabled
+        zero_optimization.reduce_bucket_size zero_optimization.offload_optimizer.device gradient_clipping
+        data_types.grad_accum_dtype optimizer.type tensor_parallel.autotp_size
+    """.split(),
+    "accelerate": """
+        distributed_type num_processes num_machines mixed_precision fsdp_config dynamo_config fsdp_config.fsdp_sharding_strategy
+        fsdp_config.fsdp_version parallelism_config parallelism_config.parallelism_config_tp_size deepspeed_config
+    """.split(),
+    "torchtitan": """
+        training training.seq_len training.global_batch_size model.converters parallelism parallelism.data_parallel_shard_degree
+        parallelism.data_parallel_replicate_degree parallelism.pipeline_parallel_degree
+        parallelism.pipeline_parallel_schedule_csv activation_checkpoint.mode activation_checkpoint.selective_ac_option
+        quantize.linear
+    """.split(),
+}
 PLAIN: dict[str, dict[str, Any]] = {
-    "deepspeed": DEEPSPEED, "accelerate": {"distributed_type": "FSDP", "fsdp_config": {}},
+    "deepspeed": DEEPSPEED,
+    "accelerate": {"distributed_type": "FSDP", "fsdp_config": {}},
     "torchtitan": {"training": {"local_batch_size": 1, "seq_len": 512}, "parallelism": {}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("framework", "field"), [(name, field) for name, fields in FIELDS.items() for field in fields])
@@ -231,12 +239,20 @@ SIZES = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 5
 
 @pytest.mark.parametrize(
     "flags",
-    ["--pipeline-model-parallel-size 0 --num-layers-per-virtual-pipeline-stage 1", "--bf16 --fp16 x",
-     "--pipeline-model-parallel-size 1000000000 --decoder-first-pipeline-num-layers 1", "--vocab-size " + "9" * 4400,
-     "--tensor-model-parallel-size $((99999999999999999999*9))", "--moe-layer-freq ([0]*99999999999+[1]*2) --num-experts 8",
-     "--num-layers 1000000000", "--nnodes 1000000000 --nproc_per_node 1000000000", "--clip-grad nan", "'"],
+    [
+        "--pipeline-model-parallel-size 0 --num-layers-per-virtual-pipeline-stage 1",
+        "--bf16 --fp16 x",
+        "--pipeline-model-parallel-size 1000000000 --decoder-first-pipeline-num-layers 1",
+        "--vocab-size " + "9" * 4400,
+        "--tensor-model-parallel-size $((99999999999999999999*9))",
+        "--moe-layer-freq ([0]*99999999999+[1]*2) --num-experts 8",
+        "--num-layers 1000000000",
+        "--nnodes 1000000000 --nproc_per_node 1000000000",
+        "--clip-grad nan",
+        "'",
+    ],
     ids=lambda flags: flags[:40],
-)  # fmt: skip
+)
 def test_flags_of_megatron_are_read_or_refused(flags: str, tmp_path: Path) -> None:
     (file := tmp_path / "pretrain.sh").write_text(f"torchrun pretrain_gpt.py {SIZES} {flags}\n")
     mistake(lambda: read_job(cluster="dgx-h100", from_megatron=str(file)))
@@ -274,9 +290,21 @@ def test_lists_of_arguments_may_hold_anything(data: Any, suffix: str, tmp_path: 
             arguments(file)
 
 
-@pytest.mark.parametrize("field", ["architectures", "model_type", "num_hidden_layers", "sliding_window", "text_config",
-                                   "layer_types", "hidden_size", "rope_scaling", "tie_word_embeddings",
-                                   "attention_dropout"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field",
+    [
+        "architectures",
+        "model_type",
+        "num_hidden_layers",
+        "sliding_window",
+        "text_config",
+        "layer_types",
+        "hidden_size",
+        "rope_scaling",
+        "tie_word_embeddings",
+        "attention_dropout",
+    ],
+)
 def test_fields_of_a_config_json_may_be_anything(field: str, tmp_path: Path) -> None:
     plain = json.loads((Path(__file__).parents[2] / "data/models/qwen2-7b.json").read_text())
     for value in ODD:

@@ -220,8 +220,10 @@ def test_megatron_says_which_ends_of_a_pipeline_count_as_layers(ends: tuple[str,
 
 def test_megatrons_expert_parallel_ranks_are_tp_and_dp_ranks_where_experts_are_whole(tmp_path: Path) -> None:
     file = tmp_path / "pretrain.sh"
-    file.write_text("pretrain_gpt.py --tensor-model-parallel-size 2 --expert-model-parallel-size 32 --sequence-parallel "
-                    "--expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16\n")  # fmt: skip
+    file.write_text(
+        "pretrain_gpt.py --tensor-model-parallel-size 2 --expert-model-parallel-size 32 --sequence-parallel "
+        "--expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16\n"
+    )
     job = read_job(model="deepseek-v3", cluster="dgx-h100", nodes=4, from_megatron=file)
     assert (job.resolve().dp, job.plan.ep, job.resolve().expert_copies) == (16, 32, 1)
     made = export("megatron", job)
@@ -297,11 +299,15 @@ def test_what_a_trainer_fills_in_has_defaults_and_is_told(tmp_path: Path) -> Non
         assert said in told
 
 
-@pytest.mark.parametrize(("section", "optimizer", "states"), [
-    ({"type": "AdamW", "params": {"lr": 1e-4}}, ("adam", True), 12),
-    ({"type": "Adam", "params": {"torch_adam": True}}, ("adam", False), 12),
-    ({"type": "SGD"}, ("sgd", False), 4), ({"type": "SGD", "params": {"momentum": 0.9, "lr": "auto"}}, ("momentum", False), 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "optimizer", "states"),
+    [
+        ({"type": "AdamW", "params": {"lr": 1e-4}}, ("adam", True), 12),
+        ({"type": "Adam", "params": {"torch_adam": True}}, ("adam", False), 12),
+        ({"type": "SGD"}, ("sgd", False), 4),
+        ({"type": "SGD", "params": {"momentum": 0.9, "lr": "auto"}}, ("momentum", False), 8),
+    ],
+)
 def test_deepspeeds_optimizer_is_the_one_that_is_priced(
     section: dict[str, object], optimizer: object, states: int, tmp_path: Path
 ) -> None:

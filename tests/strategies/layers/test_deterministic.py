@@ -57,13 +57,16 @@ def test_the_loss_is_operator_by_operator_and_its_casts_are_filled(toy_job) -> N
     assert fills(item for item in head.backward if item.label == "loss fill") == 2 * logits
 
 
-@pytest.mark.parametrize(("plan", "why"), [
-    (dict(loss="fused"), "deterministic=true contradicts loss=fused"),
-    (dict(tp=2, sequence_parallel=True, overlap_tp="pieces"), "deterministic=true contradicts overlap_tp=pieces"),
-    (dict(kernels="torch"), "deterministic=true is not simulated with kernels=torch"),
-    (dict(attention="materialised"), "deterministic=true is not simulated with attention=materialised"),
-    (dict(cp=2, tp=2), "deterministic=true is not simulated with cp=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (dict(loss="fused"), "deterministic=true contradicts loss=fused"),
+        (dict(tp=2, sequence_parallel=True, overlap_tp="pieces"), "deterministic=true contradicts overlap_tp=pieces"),
+        (dict(kernels="torch"), "deterministic=true is not simulated with kernels=torch"),
+        (dict(attention="materialised"), "deterministic=true is not simulated with attention=materialised"),
+        (dict(cp=2, tp=2), "deterministic=true is not simulated with cp=2"),
+    ],
+)
 def test_what_is_not_deterministic_or_not_simulated_is_refused(toy_job, plan, why) -> None:
     with pytest.raises(UserError, match=why):
         found(toy_job, "layer", deterministic=True, **plan)

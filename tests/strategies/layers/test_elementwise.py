@@ -96,11 +96,18 @@ def test_fused_kernels_move_less(width: int) -> None:
 def test_an_update_by_hand() -> None:
     """fp16 with fp32 gradients: unscaled in place, normed, read with three fp32 states, copied to 16 bits, set to zero."""
     assert passes_of(Plan(precision="fp16", gradients="fp32")) == [
-        ("loss unscaling", 8), ("gradient norm", 4), ("adam", 4 + 2 * 12), ("parameter copy", 6), ("gradient zeroing", 4),
-    ]  # fmt: skip
+        ("loss unscaling", 8),
+        ("gradient norm", 4),
+        ("adam", 4 + 2 * 12),
+        ("parameter copy", 6),
+        ("gradient zeroing", 4),
+    ]
     assert passes_of(Plan(precision="bf16")) == [
-        ("gradient copy", 6), ("gradient norm", 4), ("adam", 4 + 2 * 12), ("parameter copy", 6),
-    ]  # fmt: skip
+        ("gradient copy", 6),
+        ("gradient norm", 4),
+        ("adam", 4 + 2 * 12),
+        ("parameter copy", 6),
+    ]
     assert passes_of(Plan(precision="fp32", optimizer="sgd")) == [("gradient norm", 4), ("sgd", 4 + 8)]
     assert passes_of(Plan(precision="fp32", optimizer="sgd", clip_gradients=False)) == [("sgd", 4 + 8)]
 

@@ -19,9 +19,18 @@ from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 MOE: dict[str, Any] = {
-    "name": "moe", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "gated": True, "ffn": 96,
-    "tied": False, "mlp_bias": False, "experts": {"experts": 8, "chosen": 2, "ffn": 32},
-}  # fmt: skip
+    "name": "moe",
+    "hidden": 64,
+    "layers": 4,
+    "heads": 8,
+    "vocabulary": 512,
+    "context": 32,
+    "gated": True,
+    "ffn": 96,
+    "tied": False,
+    "mlp_bias": False,
+    "experts": {"experts": 8, "chosen": 2, "ffn": 32},
+}
 TOKENS, HIDDEN, BYTES = 32, 64, 2
 
 
@@ -41,10 +50,17 @@ def exchanged(part: LayerCost) -> float:
     return next(item.bytes for item in part.forward if isinstance(item, Collective) and item.axis == "ep")
 
 
-@pytest.mark.parametrize(("plan", "load"), [
-    ({}, 1.0), ({"imbalance": 1.5}, 1.5), ({"imbalance": 1.5, "capacity_factor": 1.25}, 1.25), ({"capacity_factor": 1.25}, 1.0),
-    ({"capacity_factor": 1.25, "pad_to_capacity": True}, 1.25), ({"capacity_factor": 0.5}, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "load"),
+    [
+        ({}, 1.0),
+        ({"imbalance": 1.5}, 1.5),
+        ({"imbalance": 1.5, "capacity_factor": 1.25}, 1.25),
+        ({"capacity_factor": 1.25}, 1.0),
+        ({"capacity_factor": 1.25, "pad_to_capacity": True}, 1.25),
+        ({"capacity_factor": 0.5}, 0.5),
+    ],
+)
 def test_an_expert_takes_no_more_than_its_capacity(plan, load) -> None:
     """GShard, arXiv:2006.16668: what exceeds the capacity is dropped; Megatron-LM can pad all experts to it."""
     part = layer(ep=4, **plan)
@@ -146,8 +162,10 @@ def test_exchanges_across_nodes_are_priced_as_deepep_measured_them(nodes: int, d
 def test_tokens_are_sent_in_fp8_and_results_in_16_bits(fp8) -> None:
     """DeepSeek-V3, arXiv:2412.19437, section 3.3.2: forward dispatch, and backward the gradient of combine."""
     part = layer(ep=4, fp8=fp8)
-    width = {name: [item.bytes / (TOKENS * 2 * HIDDEN) for item in items if isinstance(item, Collective) and item.axis == "ep"]
-             for name, items in (("forward", part.forward), ("backward", part.input_gradient))}  # fmt: skip
+    width = {
+        name: [item.bytes / (TOKENS * 2 * HIDDEN) for item in items if isinstance(item, Collective) and item.axis == "ep"]
+        for name, items in (("forward", part.forward), ("backward", part.input_gradient))
+    }
     assert width == dict.fromkeys(("forward", "backward"), [1, 2] if fp8 else [2, 2])
 
 
@@ -157,18 +175,21 @@ def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> No
     assert volumes(one)[0]["dp"] == pytest.approx(volumes(two)[0]["dp"])
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    ({"pad_to_capacity": True}, "pad_to_capacity=true needs capacity_factor"),
-    ({"expert_tp": 4, "tp": 2}, "expert_tp=4 is not simulated: only tp=2 and 1 are"),
-    ({"expert_tp": 1, "tp": 2}, "expert_tp=1 with tp=2 needs sequence_parallel=true"),
-    ({"expert_tp": 1, "tp": 4, "ep": 16, "sequence_parallel": True}, "ep=16 does not divide 8 experts: 8 % 16 = 8"),
-    ({"expert_tp": 1, "tp": 4, "ep": 2, "sequence_parallel": True}, "ep=2 with expert_tp=1 must be a multiple of tp=4"),
-    ({"expert_tp": 1, "tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}, "ep=8 does not divide tp·dp = 2·2 = 4 ranks"),
-    ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 needs routed_nodes: to how many of these nodes each token goes"),
-    ({"ep": 4, "routed_nodes": 2}, "routed_nodes=2 needs ep_nodes above 1"),
-    ({"ep": 4, "ep_nodes": 3, "routed_nodes": 2}, "ep_nodes=3 does not divide ep=4"),
-    ({"ep": 4, "ep_nodes": 4, "routed_nodes": 3}, "routed_nodes=3 exceeds 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"pad_to_capacity": True}, "pad_to_capacity=true needs capacity_factor"),
+        ({"expert_tp": 4, "tp": 2}, "expert_tp=4 is not simulated: only tp=2 and 1 are"),
+        ({"expert_tp": 1, "tp": 2}, "expert_tp=1 with tp=2 needs sequence_parallel=true"),
+        ({"expert_tp": 1, "tp": 4, "ep": 16, "sequence_parallel": True}, "ep=16 does not divide 8 experts: 8 % 16 = 8"),
+        ({"expert_tp": 1, "tp": 4, "ep": 2, "sequence_parallel": True}, "ep=2 with expert_tp=1 must be a multiple of tp=4"),
+        ({"expert_tp": 1, "tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}, "ep=8 does not divide tp·dp = 2·2 = 4 ranks"),
+        ({"ep": 4, "ep_nodes": 2}, "ep_nodes=2 needs routed_nodes: to how many of these nodes each token goes"),
+        ({"ep": 4, "routed_nodes": 2}, "routed_nodes=2 needs ep_nodes above 1"),
+        ({"ep": 4, "ep_nodes": 3, "routed_nodes": 2}, "ep_nodes=3 does not divide ep=4"),
+        ({"ep": 4, "ep_nodes": 4, "routed_nodes": 3}, "routed_nodes=3 exceeds 2"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(plan, message) -> None:
     with pytest.raises(UserError, match=message):
         layer(gpus=16, **plan)

@@ -57,8 +57,10 @@ def test_work_is_the_same_and_operands_are_half() -> None:
 
 def test_what_is_kept_in_fewer_bits() -> None:
     """Attention's own result in 16 bits beside the product's fp8 input, or 12 bits for both; an activation's input in 16 or 8."""
-    one = {name: job(**MEGATRON | {"fp8": fp8}) for name, fp8 in {
-        "engine": {}, "less": {"attention_output": "e5m6", "activation_func_input_store": True}}.items()}  # fmt: skip
+    one = {
+        name: job(**MEGATRON | {"fp8": fp8})
+        for name, fp8 in {"engine": {}, "less": {"attention_output": "e5m6", "activation_func_input_store": True}}.items()
+    }
     engine, less = (saved_tensors(each.model, each.resolve()) for each in one.values())
     assert (engine["attention result"], engine["attention output input"]) == (2 * TOKENS * HIDDEN, TOKENS * HIDDEN)
     assert ("attention result" in less, less["attention output input"]) == (False, 1.5 * TOKENS * HIDDEN)

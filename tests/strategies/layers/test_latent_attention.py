@@ -59,11 +59,21 @@ def test_activations_one_by_one() -> None:
     saved = saved_tensors(model, resolved(model, sequence=1))
     found = {name: size / 2 for name, size in saved.items() if name != "log-sum-exp"}
     assert found == {
-        "layer input": 7168, "qkv input": 7168, "query norm input": 1536, "query up input": 1536, "key value norm input": 512,
-        "key value up input": 512, "queries": 128 * 192, "keys": 128 * 192, "values": 128 * 128,
-        "attention output input": 128 * 128, "mlp norm input": 7168, "mlp up input": 7168, "mlp up output": 2 * 18432,
+        "layer input": 7168,
+        "qkv input": 7168,
+        "query norm input": 1536,
+        "query up input": 1536,
+        "key value norm input": 512,
+        "key value up input": 512,
+        "queries": 128 * 192,
+        "keys": 128 * 192,
+        "values": 128 * 128,
+        "attention output input": 128 * 128,
+        "mlp norm input": 7168,
+        "mlp up input": 7168,
+        "mlp up output": 2 * 18432,
         "mlp down input": 18432,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("plan", [{"cp": 2}, {"attention": "materialised"}])

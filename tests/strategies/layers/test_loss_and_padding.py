@@ -49,11 +49,14 @@ def test_each_metric_casts_logits_and_takes_their_log_softmax_once_more(toy_job)
     assert head.backward == part(toy_job, "head", loss="fused").backward
 
 
-@pytest.mark.parametrize(("plan", "why"), [
-    (dict(loss_metrics=1, tp=2), "loss_metrics=1 with tp=2 is not simulated"),
-    (dict(unpad=True, attention="materialised"), "unpad=true is for fused attention"),
-    (dict(loss="fused", tp=2), "loss=fused with tp=2 is not simulated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (dict(loss_metrics=1, tp=2), "loss_metrics=1 with tp=2 is not simulated"),
+        (dict(unpad=True, attention="materialised"), "unpad=true is for fused attention"),
+        (dict(loss="fused", tp=2), "loss=fused with tp=2 is not simulated"),
+    ],
+)
 def test_what_is_not_simulated_is_refused(toy_job, plan, why) -> None:
     with pytest.raises(UserError, match=why):
         part(toy_job, "layer", **plan)

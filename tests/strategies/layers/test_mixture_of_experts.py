@@ -24,10 +24,22 @@ from topologies.reading import UserError
 
 DATA = Path(__file__).parents[2] / "data" / "models"
 MOE: dict[str, Any] = {
-    "name": "moe", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32, "gated": True, "ffn": 96,
-    "positions": "rotary", "norm": "rmsnorm", "tied": False, "attention_bias": False, "output_bias": False, "mlp_bias": False,
+    "name": "moe",
+    "hidden": 64,
+    "layers": 4,
+    "heads": 8,
+    "vocabulary": 512,
+    "context": 32,
+    "gated": True,
+    "ffn": 96,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
     "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},
-}  # fmt: skip
+}
 
 
 def resolved(model: Model, **plan: Any) -> Resolved:
@@ -122,10 +134,14 @@ def test_activations_one_by_one() -> None:
     model = Model(**MOE)
     dense, saved = (saved_tensors(model, resolved(model), layer=layer) for layer in (0, 1))
     assert {name: size for name, size in saved.items() if name not in dense} == {
-        "mlp input": 2 * 32 * 64, "router scores": 2 * 32 * 8, "expert up input": 2 * 64 * 64,
-        "expert up output": 2 * 64 * 64, "expert down input": 2 * 64 * 32,
-        "shared up output": 2 * 32 * 64, "shared down input": 2 * 32 * 32,
-    }  # fmt: skip
+        "mlp input": 2 * 32 * 64,
+        "router scores": 2 * 32 * 8,
+        "expert up input": 2 * 64 * 64,
+        "expert up output": 2 * 64 * 64,
+        "expert down input": 2 * 64 * 32,
+        "shared up output": 2 * 32 * 64,
+        "shared down input": 2 * 32 * 32,
+    }
 
 
 def test_who_weighs_results_keeps_them() -> None:
@@ -225,9 +241,12 @@ def test_experts_work_divides_and_the_busiest_rank_counts(ep) -> None:
 
 
 PLANS = [
-    {"ep": 4}, {"ep": 2, "cp": 2, "data_parallel": "zero2"}, {"ep": 2, "tp": 2, "sequence_parallel": True},
-    {"ep": 2, "pp": 2, "data_parallel": "zero3", "accumulation": 4, "recompute": "full"}, {"ep": 4, "data_parallel": "zero1"},
-]  # fmt: skip
+    {"ep": 4},
+    {"ep": 2, "cp": 2, "data_parallel": "zero2"},
+    {"ep": 2, "tp": 2, "sequence_parallel": True},
+    {"ep": 2, "pp": 2, "data_parallel": "zero3", "accumulation": 4, "recompute": "full"},
+    {"ep": 4, "data_parallel": "zero1"},
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -15,11 +15,14 @@ def play(job, prices):
     return timeline, *([one[axis][0] for one in volumes(timeline)] for axis in ("pp", "tp"))
 
 
-@pytest.mark.parametrize(("way", "parts", "gathers"), [
-    ("megatron", (1 / 4, 1 / 4), (1, 1)),
-    ("deepspeed_forward", (1 / 4, 1), (1, 1)),  # which keeps a part of its own result and gathers that
-    ("deepspeed", (1 / 4, 1 / 4), (2, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "parts", "gathers"),
+    [
+        ("megatron", (1 / 4, 1 / 4), (1, 1)),
+        ("deepspeed_forward", (1 / 4, 1), (1, 1)),  # which keeps a part of its own result and gathers that
+        ("deepspeed", (1 / 4, 1 / 4), (2, 1)),
+    ],
+)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, parts, gathers, schedule) -> None:
     """Narayanan et al. 2021, arXiv:2104.04473, section 4.1: 1/tp of what was sent crosses the NICs; an all-gather sends
@@ -44,11 +47,14 @@ def test_it_is_worth_it_where_nics_are_slow(toy_job, toy_prices) -> None:
     assert steps[0] > steps[1] > steps[2]
 
 
-@pytest.mark.parametrize(("plan", "said"), [
-    ({"tp": 1, "pp": 2}, "needs tp > 1 and pp > 1, and tp=1, pp=2"),
-    ({"tp": 2, "pp": 1}, "needs tp > 1 and pp > 1, and tp=2, pp=1"),
-    ({"tp": 4, "pp": 2, "sequence_parallel": True}, "contradicts sequence_parallel=true"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"tp": 1, "pp": 2}, "needs tp > 1 and pp > 1, and tp=1, pp=2"),
+        ({"tp": 2, "pp": 1}, "needs tp > 1 and pp > 1, and tp=2, pp=1"),
+        ({"tp": 4, "pp": 2, "sequence_parallel": True}, "contradicts sequence_parallel=true"),
+    ],
+)
 def test_what_it_goes_with(toy_job, plan, said) -> None:
     with pytest.raises(UserError, match=f"scatter_gather=megatron {said}"):
         toy_job(4, 2, **plan, scatter_gather="megatron").resolve()

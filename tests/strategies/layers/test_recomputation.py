@@ -25,9 +25,16 @@ def none(toy_job):
     return stage(toy_job)[0]
 
 
-@pytest.mark.parametrize(("method", "number", "again"), [
-    ("block", 2, [0, 1]), ("block", 6, range(6)), ("every", 2, [1, 3, 5]), ("every", 4, [3]), ("every", 1, range(6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "number", "again"),
+    [
+        ("block", 2, [0, 1]),
+        ("block", 6, range(6)),
+        ("every", 2, [1, 3, 5]),
+        ("every", 4, [3]),
+        ("every", 1, range(6)),
+    ],
+)
 def test_these_layers_are_recomputed_and_the_others_kept(toy_job, full, none, method, number, again) -> None:
     """Megatron-LM's block: the first ones; torchtitan's option: each so many-th."""
     chosen = stage(toy_job, recompute="full", recompute_method=method, recompute_layers=number)
@@ -69,31 +76,47 @@ def test_time_and_memory_emerge(toy_job) -> None:
     assert half[2] == pytest.approx((none[2] + full[2]) / 2)
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    ({"recompute": "full", "recompute_method": "block"}, "recompute_method=block needs recompute_layers"),
-    ({"early_stop": False}, "early_stop=false needs recompute=full"),
-    ({"recompute": "full", "recompute_layers": 2}, "recompute_layers=2 needs recompute_method"),
-    ({"recompute_method": "block", "recompute_layers": 2}, "recompute_method=block needs recompute=full"),
-    ({"recompute": "full", "recompute_method": "block", "recompute_layers": 5}, "recompute_layers=5 exceeds the 4 layers"),
-    ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "data_parallel": "zero3"}, "one layer at a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"recompute": "full", "recompute_method": "block"}, "recompute_method=block needs recompute_layers"),
+        ({"early_stop": False}, "early_stop=false needs recompute=full"),
+        ({"recompute": "full", "recompute_layers": 2}, "recompute_layers=2 needs recompute_method"),
+        ({"recompute_method": "block", "recompute_layers": 2}, "recompute_method=block needs recompute=full"),
+        ({"recompute": "full", "recompute_method": "block", "recompute_layers": 5}, "recompute_layers=5 exceeds the 4 layers"),
+        ({"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "data_parallel": "zero3"}, "one layer at a"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(1, **plan).resolve()
 
 
 MOE = {
-    "hidden": 64, "layers": 2, "heads": 4, "ffn": 96, "gated": True, "norm": "rmsnorm", "positions": "rotary", "mlp_bias": False,
-    "attention_bias": False, "output_bias": False, "tied": False, "context": 32,
+    "hidden": 64,
+    "layers": 2,
+    "heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "norm": "rmsnorm",
+    "positions": "rotary",
+    "mlp_bias": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "tied": False,
+    "context": 32,
     "latent": {"q_rank": 32, "kv_rank": 16, "nope_head_dim": 16, "rope_head_dim": 8, "v_head_dim": 16},
     "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},
-}  # fmt: skip
+}
 WIDTH, TOKENS = 2, 32  # bytes of an element, tokens of a microbatch
 RESTORED = [  # module, layer, elements per token that are made anew
-    ("layernorm", 0, 2 * 64), ("layernorm", 1, 2 * 64),
+    ("layernorm", 0, 2 * 64),
+    ("layernorm", 1, 2 * 64),
     ("mla_up_proj", 1, 32 + 16 + 4 * (24 + 24 + 16)),  # both latents after their norms; queries, keys and values of 4 heads
-    ("mlp", 0, 2 * 96 + 96), ("moe_act", 1, 2 * 32), ("shared_experts", 1, 2 * 32 + 32),
-]  # fmt: skip
+    ("mlp", 0, 2 * 96 + 96),
+    ("moe_act", 1, 2 * 32),
+    ("shared_experts", 1, 2 * 32 + 32),
+]
 
 
 @pytest.mark.parametrize(("module", "layer", "elements"), RESTORED)

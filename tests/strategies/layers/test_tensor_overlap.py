@@ -154,10 +154,16 @@ def stages_of(job) -> list[list]:
     return [[work.embedding, *stages[0]], stages[1], stages[2], [*stages[3], work.head]]
 
 
-@pytest.mark.parametrize(("kernels", "microbatch", "overlap", "copies"), [
-    ("compiled", 2, "none", 8), ("torch", 2, "none", 8), ("compiled", 1, "none", 0), ("compiled", 2, "pieces", 1),
-    ("megatron", 2, None, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernels", "microbatch", "overlap", "copies"),
+    [
+        ("compiled", 2, "none", 8),
+        ("torch", 2, "none", 8),
+        ("compiled", 1, "none", 0),
+        ("compiled", 2, "pieces", 1),
+        ("megatron", 2, None, 0),
+    ],
+)
 def test_pytorch_copies_what_it_gathers_and_scatters_along_tokens(toy_job, kernels, microbatch, overlap, copies) -> None:
     """Two gathers and two reduce-scatters each way, each a copy of all tokens' features, read and written. Of those that come in
     pieces there is none; the gradients of queries, keys and values are a sum, which PyTorch does not scatter in pieces.

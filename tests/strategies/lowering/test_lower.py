@@ -24,6 +24,10 @@ def test_a_pass_waits_for_every_result_that_is_sent_to_its_rank(toy_job, schedul
     """One of two passes in turns, too."""
     job = toy_job(4, model={"layers": 8, "tied": False}, pp=4, accumulation=8, schedule=schedule)
     cohorts = lower(job.model, job.resolve()).cohorts
-    sent = {Ref(rank, number): op.work.to for rank, cohort in enumerate(cohorts) for number, op in enumerate(cohort.ops)
-            if isinstance(op.work, Send)}  # fmt: skip
+    sent = {
+        Ref(rank, number): op.work.to
+        for rank, cohort in enumerate(cohorts)
+        for number, op in enumerate(cohort.ops)
+        if isinstance(op.work, Send)
+    }
     assert all(any(ref in op.after for op in cohorts[to].ops) for ref, to in sent.items())

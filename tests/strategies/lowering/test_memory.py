@@ -38,8 +38,10 @@ def updating(timeline: Timeline) -> float:
 def test_pytorchs_fsdp_shards_masters_and_their_gradients() -> None:
     """4 + 4 + 8 bytes per parameter of Adam in 16 bits; others have 16-bit parameters besides masters: 2 + 2 + 12, 2 + 4 + 12."""
     for gradients, others in (("same", 16), ("fp32", 18)):
-        sizes = {kernels: Plan(data_parallel="zero3", kernels=kernels, gradients=gradients).bytes_of_states
-                 for kernels in ("torch", "compiled", "megatron")}  # fmt: skip
+        sizes = {
+            kernels: Plan(data_parallel="zero3", kernels=kernels, gradients=gradients).bytes_of_states
+            for kernels in ("torch", "compiled", "megatron")
+        }
         assert sizes["torch"] == sizes["compiled"] == {"parameter": 4, "gradient": 4, "optimizer": 8}
         assert sum(sizes["megatron"].values()) == others
 

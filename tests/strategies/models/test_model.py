@@ -222,13 +222,32 @@ def test_mistakes_in_a_hub_file_are_one_line(tmp_path: Path, file: str, changes:
 
 
 QWEN3_30B = {  # huggingface.co/Qwen/Qwen3-30B-A3B, config.json
-    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "decoder_sparse_step": 1,
-    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
-    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768,
-    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "router_aux_loss_coef": 0.001, "sliding_window": None,
-    "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 
 
 @pytest.mark.parametrize(
@@ -242,35 +261,82 @@ def test_a_model_by_another_name_is_refused(tmp_path: Path, kind: str, key: str)
         load_model(str(path))
 
 
-@pytest.mark.parametrize(("file", "changes"), [
-    ("mixtral-8x7b", {"num_experts": 128}), ("llama-2-7b", {"num_local_experts": 8}), ("llama-2-7b", {"kv_lora_rank": 512}),
-    ("qwen2-7b", {"shared_expert_intermediate_size": 20480}), ("deepseek-v3", {"index_n_heads": 64}),
-    ("gpt2", {"num_layers": 24}),
-    ("mistral-7b-v0.1", {"layer_types": ["sliding_attention", "full_attention"] * 16}), ("gpt2", {"add_cross_attention": True}),
-    ("llama-2-7b", {"layer_types": ["sliding_attention"] * 32}),
-    ("bert-base-uncased", {"position_embedding_type": "relative_key"}),
-    ("bert-base-uncased", {"is_decoder": True}), ("llama-2-7b", {"cla_layers": 16}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("mixtral-8x7b", {"num_experts": 128}),
+        ("llama-2-7b", {"num_local_experts": 8}),
+        ("llama-2-7b", {"kv_lora_rank": 512}),
+        ("qwen2-7b", {"shared_expert_intermediate_size": 20480}),
+        ("deepseek-v3", {"index_n_heads": 64}),
+        ("gpt2", {"num_layers": 24}),
+        ("mistral-7b-v0.1", {"layer_types": ["sliding_attention", "full_attention"] * 16}),
+        ("gpt2", {"add_cross_attention": True}),
+        ("llama-2-7b", {"layer_types": ["sliding_attention"] * 32}),
+        ("bert-base-uncased", {"position_embedding_type": "relative_key"}),
+        ("bert-base-uncased", {"is_decoder": True}),
+        ("llama-2-7b", {"cla_layers": 16}),
+    ],
+)
 def test_a_key_that_changes_a_models_size_is_refused(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))) as caught:
         hugging_face(tmp_path, file, **changes)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("file", "changes"), [
-    ("llama-3.1-8b", {"head_dim": 128, "rope_parameters": {"rope_type": "llama3"}, "dtype": "bfloat16", "pad_token_id": 0,
-                      "_name_or_path": "x", "transformers_version": "4.57.1", "attn_implementation": "sdpa", "num_experts": None,
-                      "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
-                      "quantization_config": {"quant_method": "fp8"}, "max_sequence_length": 2048, "num_layers": 32}),
-    ("qwen3-8b", {"layer_types": ["full_attention"] * 36}), ("qwen2-7b", {"use_mrope": False, "attention_bias": True}),
-    ("mixtral-8x7b", {"router_jitter_noise": 0.0, "head_dim": None, "output_hidden_states": False}),
-    ("mistral-7b-v0.1", {"layer_types": ["sliding_attention"] * 32}),
-    ("deepseek-v3", {"head_dim": 64, "qk_head_dim": 192, "rope_interleave": True, "pretraining_tp": 1, "auto_map": {"a": "b"}}),
-    ("gpt2", {"reorder_and_upcast_attn": False, "scale_attn_weights": True, "summary_type": "cls_index", "hidden_size": 768,
-              "task_specific_params": {"text-generation": {"do_sample": True}}}),
-    ("bert-base-uncased", {"classifier_dropout": None, "position_embedding_type": "absolute", "pooler_fc_size": 768,
-                           "pooler_num_attention_heads": 12, "gradient_checkpointing": False, "directionality": "bidi"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        (
+            "llama-3.1-8b",
+            {
+                "head_dim": 128,
+                "rope_parameters": {"rope_type": "llama3"},
+                "dtype": "bfloat16",
+                "pad_token_id": 0,
+                "_name_or_path": "x",
+                "transformers_version": "4.57.1",
+                "attn_implementation": "sdpa",
+                "num_experts": None,
+                "is_llama_config": True,
+                "rope_interleaved": False,
+                "transformers.js_config": {"dtype": "q4"},
+                "quantization_config": {"quant_method": "fp8"},
+                "max_sequence_length": 2048,
+                "num_layers": 32,
+            },
+        ),
+        ("qwen3-8b", {"layer_types": ["full_attention"] * 36}),
+        ("qwen2-7b", {"use_mrope": False, "attention_bias": True}),
+        ("mixtral-8x7b", {"router_jitter_noise": 0.0, "head_dim": None, "output_hidden_states": False}),
+        ("mistral-7b-v0.1", {"layer_types": ["sliding_attention"] * 32}),
+        (
+            "deepseek-v3",
+            {"head_dim": 64, "qk_head_dim": 192, "rope_interleave": True, "pretraining_tp": 1, "auto_map": {"a": "b"}},
+        ),
+        (
+            "gpt2",
+            {
+                "reorder_and_upcast_attn": False,
+                "scale_attn_weights": True,
+                "summary_type": "cls_index",
+                "hidden_size": 768,
+                "task_specific_params": {"text-generation": {"do_sample": True}},
+            },
+        ),
+        (
+            "bert-base-uncased",
+            {
+                "classifier_dropout": None,
+                "position_embedding_type": "absolute",
+                "pooler_fc_size": 768,
+                "pooler_num_attention_heads": 12,
+                "gradient_checkpointing": False,
+                "directionality": "bidi",
+            },
+        ),
+    ],
+)
 def test_harmless_keys_are_ignored_and_listed(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
     model, ignored = hugging_face(tmp_path, file, **changes)
     assert model.parameters == load_model(str(FILES / f"{file}.json"))[0].parameters

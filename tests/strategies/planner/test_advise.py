@@ -137,21 +137,33 @@ LONG = {"sequence": 131072, "tp": 8, "sequence_parallel": True}
 JOBS = [
     {"model": "llama-3.1-70b", "nodes": 8, "plan": {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", "microbatch": 8}},
     {"model": "llama-3.1-70b", "nodes": 8, "plan": {"pp": 4, "schedule": "gpipe", "layers_per_stage": [18, 22, 22, 18]}},
-    {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "reshard": False, "recompute": "full",
-                                                  "recompute_method": "block", "recompute_layers": 2, "accumulation": 3}},
+    {
+        "model": "llama-3.1-8b",
+        "nodes": 2,
+        "plan": {
+            "data_parallel": "zero3",
+            "reshard": False,
+            "recompute": "full",
+            "recompute_method": "block",
+            "recompute_layers": 2,
+            "accumulation": 3,
+        },
+    },
     {"model": "llama-3.1-8b", "nodes": 4, "plan": LONG | {"order": "tp-cp-pp-ep-dp"}},
     {"model": "mixtral-8x7b", "nodes": 2, "plan": {"ep": 8, "imbalance": 1.1, "sequence": 4096}},
     {"model": "llama-3.1-8b", "nodes": 1, "plan": {"data_parallel": "zero1", "deepspeed": {"allgather_bucket_size": 1000000}}},
     {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "fp8": {"gather": True}, "fused_optimizer": False}},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("given", JOBS, ids=lambda given: ",".join(given["plan"]))
 def test_every_candidate_is_a_plan_of_the_space_that_plan_searches(given, fits) -> None:
     job = started(shardyard.read_job(cluster="dgx-h100", **given))
-    axes = [[{field.removeprefix("plan."): value for field, value in choice.items()} for choice in axis.choices]
-            for axis in candidates(job, default_space(job)).axes]  # fmt: skip
+    axes = [
+        [{field.removeprefix("plan."): value for field, value in choice.items()} for choice in axis.choices]
+        for axis in candidates(job, default_space(job)).axes
+    ]
     found = advise(job, pretended(fits)).candidates
     assert len(found) > 4
     for one in found:

@@ -26,62 +26,120 @@ from strategies.schedules import schedules
 from topologies.reading import UserError
 
 PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan has it
-    "tp": st.sampled_from([1, 2, 4, 8]), "pp": st.sampled_from([1, 2, 4]), "sequence_parallel": st.booleans(),
-    "cp": st.sampled_from([1, 1, 2]), "cp_method": st.sampled_from(["ring", "ulysses"]), "ep": st.sampled_from([1, 1, 2]),
-    "schedule": st.sampled_from(list(schedules)), "data_parallel": st.sampled_from(list(hooks)),
-    "microbatch": st.integers(1, 2), "accumulation": st.integers(1, 6), "local_steps": st.just(2),
-    "recompute": st.sampled_from(["none", "selective", "full"]), "overlap": st.booleans(), "overlap_p2p": st.booleans(),
-    "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]), "optimizer": st.sampled_from(["adam", "sgd"]),
-    "precision": st.sampled_from(["bf16", "fp32"]), "gradients": st.sampled_from(["same", "fp32"]),
-    "shard": st.sampled_from([None, None, 2, 4]), "reshard": st.booleans(),
+    "tp": st.sampled_from([1, 2, 4, 8]),
+    "pp": st.sampled_from([1, 2, 4]),
+    "sequence_parallel": st.booleans(),
+    "cp": st.sampled_from([1, 1, 2]),
+    "cp_method": st.sampled_from(["ring", "ulysses"]),
+    "ep": st.sampled_from([1, 1, 2]),
+    "schedule": st.sampled_from(list(schedules)),
+    "data_parallel": st.sampled_from(list(hooks)),
+    "microbatch": st.integers(1, 2),
+    "accumulation": st.integers(1, 6),
+    "local_steps": st.just(2),
+    "recompute": st.sampled_from(["none", "selective", "full"]),
+    "overlap": st.booleans(),
+    "overlap_p2p": st.booleans(),
+    "bucket": st.sampled_from([None, "10 kB", "100 kB", "25 MB"]),
+    "optimizer": st.sampled_from(["adam", "sgd"]),
+    "precision": st.sampled_from(["bf16", "fp32"]),
+    "gradients": st.sampled_from(["same", "fp32"]),
+    "shard": st.sampled_from([None, None, 2, 4]),
+    "reshard": st.booleans(),
     "gradient_sync": st.sampled_from([None, "every", "last"]),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"]),
-}  # fmt: skip
+}
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
-    "kernels": st.sampled_from(["torch", "compiled", "apex"]), "timers": st.just(True), "clip_gradients": st.just(False),
-    "blocking_launches": st.just(True), "accumulation_fusion": st.booleans(), "joined_products": st.booleans(),
+    "kernels": st.sampled_from(["torch", "compiled", "apex"]),
+    "timers": st.just(True),
+    "clip_gradients": st.just(False),
+    "blocking_launches": st.just(True),
+    "accumulation_fusion": st.booleans(),
+    "joined_products": st.booleans(),
     "complex_rotary": st.just(True),
-    "repeated_keys": st.just(True), "sync_norm": st.just(True), "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
-    "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]), "expert_tp": st.just(1), "imbalance": st.just(1.5),
-    "capacity_factor": st.just(1.25), "pad_to_capacity": st.just(True), "first_stage_layers": st.just(1),
-    "set_to_none": st.booleans(), "gradient_as_bucket_view": st.booleans(),
-    "dropout": st.just(True), "early_stop": st.booleans(), "flat_parameters": st.just(True), "fused_optimizer": st.booleans(),
-    "last_stage_layers": st.just(1), "embedding_as_layer": st.just(True),
-    "loss_as_layer": st.just(True), "loss": st.sampled_from(["fused", "torch", "operators"]), "unpad": st.just(True),
-    "loss_metrics": st.just(2), "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
+    "repeated_keys": st.just(True),
+    "sync_norm": st.just(True),
+    "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
+    "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]),
+    "expert_tp": st.just(1),
+    "imbalance": st.just(1.5),
+    "capacity_factor": st.just(1.25),
+    "pad_to_capacity": st.just(True),
+    "first_stage_layers": st.just(1),
+    "set_to_none": st.booleans(),
+    "gradient_as_bucket_view": st.booleans(),
+    "dropout": st.just(True),
+    "early_stop": st.booleans(),
+    "flat_parameters": st.just(True),
+    "fused_optimizer": st.booleans(),
+    "last_stage_layers": st.just(1),
+    "embedding_as_layer": st.just(True),
+    "loss_as_layer": st.just(True),
+    "loss": st.sampled_from(["fused", "torch", "operators"]),
+    "unpad": st.just(True),
+    "loss_metrics": st.just(2),
+    "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
     "recompute_modules": st.sampled_from([["layernorm"], ["mlp", "core_attn"], ["moe"], ["moe_act", "shared_experts"]]),
-    "expandable_segments": st.just(True), "exp_avg_dtype": st.just("bf16"), "exp_avg_sq_dtype": st.just("bf16"),
-    "deterministic": st.just(True), "persistent_norm": st.just(True),
-    "check_gradients": st.just(False), "average_in_collective": st.just(True),
-    "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]), "sequence": st.just(16), "ep_nodes": st.just(2),
-    "routed_nodes": st.sampled_from([1, 2]), "recompute_method": st.sampled_from(["block", "uniform", "every"]),
-    "fp8": st.fixed_dictionaries({"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()}, optional={
-        "dispatch": st.just(True), "activation_func_input_store": st.just(True), "attention_output": st.just("e5m6"),
-    }),
-    "recompute_layers": st.integers(1, 2), "algorithm": st.sampled_from(["ring", "auto/simple"]),
+    "expandable_segments": st.just(True),
+    "exp_avg_dtype": st.just("bf16"),
+    "exp_avg_sq_dtype": st.just("bf16"),
+    "deterministic": st.just(True),
+    "persistent_norm": st.just(True),
+    "check_gradients": st.just(False),
+    "average_in_collective": st.just(True),
+    "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]),
+    "sequence": st.just(16),
+    "ep_nodes": st.just(2),
+    "routed_nodes": st.sampled_from([1, 2]),
+    "recompute_method": st.sampled_from(["block", "uniform", "every"]),
+    "fp8": st.fixed_dictionaries(
+        {"scaling": st.sampled_from(["delayed", "tensorwise"]), "gather": st.booleans()},
+        optional={
+            "dispatch": st.just(True),
+            "activation_func_input_store": st.just(True),
+            "attention_output": st.just("e5m6"),
+        },
+    ),
+    "recompute_layers": st.integers(1, 2),
+    "algorithm": st.sampled_from(["ring", "auto/simple"]),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
-    "offload": st.sampled_from([
-        {"optimizer": "cpu", "tile": 1000}, {"optimizer": "nvme"}, {"parameters": "cpu"},
-        {"optimizer": "cpu", "parameters": "cpu"}, {"optimizer": "nvme", "parameters": "nvme", "tile": 5000},
-    ]),
-    "deepspeed": st.fixed_dictionaries({"reduce_bucket_size": st.sampled_from([5_000, 50_000, 10**9])}, optional={
-        "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]), "stage3_max_live_parameters": st.just(10_000),
-        "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
-        "stage3_max_reuse_distance": st.sampled_from([0, 40_000]), "zero_quantized_weights": st.booleans(),
-        "zero_quantized_gradients": st.booleans(), "version": st.sampled_from(["0.3.13", "0.5", "0.6"]),
-        "zero_hpz_partition_size": st.sampled_from([2, 4]), "cpu_checkpointing": st.just(True),
-        "partition_activations": st.just(True),
-    }),
-}  # fmt: skip
+    "offload": st.sampled_from(
+        [
+            {"optimizer": "cpu", "tile": 1000},
+            {"optimizer": "nvme"},
+            {"parameters": "cpu"},
+            {"optimizer": "cpu", "parameters": "cpu"},
+            {"optimizer": "nvme", "parameters": "nvme", "tile": 5000},
+        ]
+    ),
+    "deepspeed": st.fixed_dictionaries(
+        {"reduce_bucket_size": st.sampled_from([5_000, 50_000, 10**9])},
+        optional={
+            "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]),
+            "stage3_max_live_parameters": st.just(10_000),
+            "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
+            "stage3_max_reuse_distance": st.sampled_from([0, 40_000]),
+            "zero_quantized_weights": st.booleans(),
+            "zero_quantized_gradients": st.booleans(),
+            "version": st.sampled_from(["0.3.13", "0.5", "0.6"]),
+            "zero_hpz_partition_size": st.sampled_from([2, 4]),
+            "cpu_checkpointing": st.just(True),
+            "partition_activations": st.just(True),
+        },
+    ),
+}
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 64, "shared": 1, "first_dense": 1}
 SHAPES = [(8, 1), (4, 2), (8, 2), (2, 4)]
 LINKS = {kind: {"efficiency": 0.9, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 OVERHEAD = {"context": "1 MB", "communicator": "1 kB", "reserve": 0.05}
 OLDER = {"flash2": {"efficiency": 0.5, "block": 1, "backward": 1.0}}
 GPU = {
-    "name": "toy", "sms": 1, "peak": {"bf16": "1 TFLOP/s", "fp16": "1 TFLOP/s", "fp32": "1 TFLOP/s", "fp8": "2 TFLOP/s"},
-    "memory": "1 PB", "memory_bandwidth": "1 TB/s",
-}  # fmt: skip
+    "name": "toy",
+    "sms": 1,
+    "peak": {"bf16": "1 TFLOP/s", "fp16": "1 TFLOP/s", "fp32": "1 TFLOP/s", "fp8": "2 TFLOP/s"},
+    "memory": "1 PB",
+    "memory_bandwidth": "1 TB/s",
+}
 CPU = {"memory": "1 TB", "memory_bandwidth": "20 GB/s", "disk": "1 TB", "disk_read": "2 GB/s", "disk_write": "1 GB/s"}
 
 
@@ -108,14 +166,18 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     unfit = {
         "set_to_none": not loose or hook in ("zero1", "zero2"),
         "gradient_as_bucket_view": not loose or not hooks[hook].of_ddp,
-        "recompute_layers": "recompute_method" not in plan, "local_steps": hook not in ("local_sgd", "diloco"),
-        "bucket": "deepspeed" in plan or hook == "dataparallel", "overlap": hook == "dataparallel",
-        "shard": plan["shard"] is None or not hook.startswith("zero"), "powersgd": hook != "ddp_powersgd",
-        "ep_nodes": "routed_nodes" not in plan, "routed_nodes": "ep_nodes" not in plan,
+        "recompute_layers": "recompute_method" not in plan,
+        "local_steps": hook not in ("local_sgd", "diloco"),
+        "bucket": "deepspeed" in plan or hook == "dataparallel",
+        "overlap": hook == "dataparallel",
+        "shard": plan["shard"] is None or not hook.startswith("zero"),
+        "powersgd": hook != "ddp_powersgd",
+        "ep_nodes": "routed_nodes" not in plan,
+        "routed_nodes": "ep_nodes" not in plan,
         "pad_to_capacity": "capacity_factor" not in plan,
         "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
         "gradient_sync": hook not in ("zero2", "zero3") or {"deepspeed", "offload"} & plan.keys(),
-    }  # fmt: skip
+    }
     plan = {name: value for name, value in plan.items() if not unfit.get(name)}
     shape = draw(st.sampled_from(SHAPES))
     if hook == "dataparallel":

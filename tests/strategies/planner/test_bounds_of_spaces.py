@@ -56,10 +56,17 @@ def numbers(plans: Candidates, prices: Prices) -> list[tuple[float, ...]]:
     rough = bounds(plans, kinds, prices)
     finer = Refiner(plans, kinds, rough, prices)
     return [
-        (rough.step[i], rough.first[i], rough.update[i], rough.memory[i], rough.possible[i], rough.slower[i],
-         *((finer.passes(i), finer.exchange(i)) if rough.possible[i] else ()))
+        (
+            rough.step[i],
+            rough.first[i],
+            rough.update[i],
+            rough.memory[i],
+            rough.possible[i],
+            rough.slower[i],
+            *((finer.passes(i), finer.exchange(i)) if rough.possible[i] else ()),
+        )
         for i in range(len(plans))
-    ]  # fmt: skip
+    ]
 
 
 def check(job: Job, prices: Prices, axes: dict[str, list[Any]]) -> int:

@@ -37,10 +37,15 @@ CLUSTERS: list[tuple[dict[str, Any], int]] = [
     ({"based_on": "pcie-l40s"}, 3),
 ]
 VALUES: dict[str, list[Any]] = {
-    "tp": [2, 3, 4, 6], "pp": [1, 2, 3, 4], "cp": [1, 2, 3], "data_parallel": ["ddp", "zero1", "zero2", "zero3"],
-    "order": ["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "cp-dp-tp-ep-pp"], "recompute": ["none", "full"],
-    "overlap": [True, False], "schedule": ["1f1b", "gpipe", "zb-h1"],
-}  # fmt: skip
+    "tp": [2, 3, 4, 6],
+    "pp": [1, 2, 3, 4],
+    "cp": [1, 2, 3],
+    "data_parallel": ["ddp", "zero1", "zero2", "zero3"],
+    "order": ["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "cp-dp-tp-ep-pp"],
+    "recompute": ["none", "full"],
+    "overlap": [True, False],
+    "schedule": ["1f1b", "gpipe", "zb-h1"],
+}
 
 
 class Inline(Executor):
@@ -172,9 +177,14 @@ def test_what_is_said_to_be_alike_is_played_as_one() -> None:
     """Random degrees and orders on every kind of node."""
     random, count = Random(3), 0
     for name in [one for one in ("dgx-1v", "dgx-a100", "pcie-l40s", "perlmutter", "gb200-nvl72") for _ in range(20)]:
-        plan = {"tp": random.choice([1, 2, 3, 4, 6]), "pp": random.choice([1, 2, 3, 4]), "cp": random.choice([1, 1, 2]),
-                "order": "-".join(random.sample(["tp", "cp", "ep", "dp", "pp"], 5)), "accumulation": 1,
-                "precision": "fp16"}  # fmt: skip
+        plan = {
+            "tp": random.choice([1, 2, 3, 4, 6]),
+            "pp": random.choice([1, 2, 3, 4]),
+            "cp": random.choice([1, 1, 2]),
+            "order": "-".join(random.sample(["tp", "cp", "ep", "dp", "pp"], 5)),
+            "accumulation": 1,
+            "precision": "fp16",
+        }
         try:
             job = read_job(model=MODEL, cluster=name, nodes=random.choice([1, 2, 3]), plan=plan)
             grid = job.resolve().grid

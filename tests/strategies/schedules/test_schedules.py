@@ -73,9 +73,14 @@ def test_activations_in_flight(p: int, m: int) -> None:
 
 
 PYTORCH = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
-    "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "interleaved-zb": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
 
 
 @pytest.mark.parametrize("name", list(PYTORCH))
