@@ -97,6 +97,12 @@ def test_colours_of_transfers_tell_their_ends_apart() -> None:
     assert refined(there + smaller, [7] * 4) == ([0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1])
 
 
+def test_refinement_goes_on_when_the_first_pass_has_split_little() -> None:
+    """0 exchanges with 1 and with 2, all over one link: members split at once, and only then what 0 sends from what it receives."""
+    exchanged = [(1, 0, 1, (0,)), (1, 1, 0, (0,)), (1, 0, 2, (0,)), (1, 2, 0, (0,))]
+    assert refined(exchanged, [7]) == ([0, 1, 0, 1], [0, 1, 1], [0])
+
+
 def test_two_triangles_and_a_hexagon_are_alike() -> None:
     """All have one neighbour on either side: the coarsest classes that respect that, as colour refinement is known to find."""
     hexagon, _ = ring(6)

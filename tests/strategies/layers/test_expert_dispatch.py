@@ -16,6 +16,7 @@ from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from strategies.plan.rules.experts import experts as rules
 from topologies.reading import UserError
 
 MOE: dict[str, Any] = {
@@ -193,6 +194,22 @@ def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> No
 def test_what_makes_no_sense_is_refused(plan, message) -> None:
     with pytest.raises(UserError, match=message):
         layer(gpus=16, **plan)
+
+
+def test_tp_divides_the_columns_of_experts_that_are_cut() -> None:
+    """8 ranks: routed experts of 36 columns, unless each is whole on its rank; two shared ones of 18 are one of 36."""
+
+    def broken(plan: dict[str, Any], **experts: int) -> list[str]:
+        moe = MOE["experts"] | {"ffn": 32} | experts
+        fields = {"tp": 8, "sequence_parallel": True} | plan
+        return list(rules(Model(**MOE | {"experts": moe}), Plan(**fields), dp=1))
+
+    message = ["tp=8 does not divide 36 columns of an expert"]
+    whole = {"expert_tp": 1, "ep": 8}
+    assert broken({}) == broken(whole) == broken(whole, ffn=36) == []
+    assert broken({}, ffn=36) == message
+    assert broken({}, shared=2, shared_ffn=18) == broken(whole, shared=2, shared_ffn=18) == message
+    assert broken({}, shared=2, shared_ffn=20) == []
 
 
 @pytest.mark.parametrize("field", [{"capacity_factor": 1.25}, {"expert_tp": 1}])

@@ -239,6 +239,56 @@ def test_a_bound_that_is_met_stays_below_by_what_rounding_may_do(toy_job, toy_pr
     assert [rough, passes] == pytest.approx([step * (1 - SLACK)] * 2, rel=SLACK / 10)
 
 
+def parts_of_the_answer(job: Job, prices) -> tuple[list[float], list[float]]:
+    """Every bound as a part of the simulated step, and of the simulated peak."""
+    answer = summarise(run(lower(job.model, job.resolve()), job.cluster.topology(), prices))
+    steps, memory = every_bound(job, prices)
+    return [bound / answer.step_seconds for bound in steps], [bound / answer.worst.peak for bound in memory]
+
+
+MET = pytest.approx(1, abs=3 * SLACK)
+PLAIN: dict[str, Any] = {"optimizer": "sgd", "clip_gradients": False, "check_gradients": False, "precision": "fp32"}
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 3), (4, 4), (4, 8)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "interleaved-overlapped", "interleaved-zb"])
+def test_where_only_passes_take_time_their_order_is_the_step(toy_job, toy_prices, schedule, ranks, microbatches) -> None:
+    """Neighbours' links have no end of bandwidth. With one chunk, filling, one rank's passes and draining are all there is."""
+    plan = PLAIN | {"pp": ranks, "accumulation": microbatches, "schedule": schedule}
+    job = toy_job(ranks, model={"layers": 8}, node={"nvlink": "1000 PB/s"}, **plan)
+    (rough, passes, exchange, longest), (memory, held) = parts_of_the_answer(job, toy_prices())
+    assert (passes, longest, held) == (MET, MET, MET)
+    assert rough == MET if schedule in ("gpipe", "1f1b") else 0.9 < rough < 1
+    assert memory == MET if schedule in ("gpipe", "1f1b", "interleaved") else 0.9 < memory < 1
+    assert exchange == 0.0  # nothing is between dp ranks
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("hook", ["zero2", "zero3"])
+def test_what_runs_in_turn_takes_its_sum(toy_job, toy_prices, hook, microbatches) -> None:
+    """Passes, exchanges and the update follow each other; between nodes the rough bound knows what passes the NICs."""
+    plan = PLAIN | {"data_parallel": hook, "overlap": False, "accumulation": microbatches}
+    across = parts_of_the_answer(toy_job(1, 8, node={"nic": "10 GB/s"}, **plan), toy_prices())[0]
+    assert (across[0], across[2], across[3]) == (MET, MET, MET)
+    inside = parts_of_the_answer(toy_job(8, 1, node={"nvlink": "0.1 GB/s"}, **plan), toy_prices())[0]
+    assert (inside[2], inside[3]) == (MET, MET)
+    assert inside[0] == inside[1] < 0.01  # the passes and the update
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("hook", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_on_a_slow_network_the_exchange_is_the_step(toy_job, toy_prices, hook, overlap, microbatches) -> None:
+    """0.1 GB/s: passes take less than 1 % of the step, and the longest path through the program is all of it."""
+    plan = PLAIN | {"data_parallel": hook, "overlap": overlap, "accumulation": microbatches}
+    for shape, node in (((8, 1), {"nvlink": "0.1 GB/s"}), ((1, 8), {"nic": "0.1 GB/s"})):
+        rough, passes, exchange, longest = parts_of_the_answer(toy_job(*shape, node=node, **plan), toy_prices())[0]
+        assert longest == MET
+        assert 0.996 < exchange < 1
+        assert passes < 0.01
+        assert rough == (pytest.approx(exchange, rel=1e-5) if shape == (1, 8) else passes)
+
+
 @given(job=jobs(offloaded=True))
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from calibration.published import published
+from sim.grid import Grid
 from sim.pricing.shipped import load_profile
+from sim.program import Block, Cohort, Kernel, Op, Program, Run
 from strategies.job import Job
 from strategies.planner import uncertainty
 from strategies.planner.sensitivity import PRICES, Play, Price
@@ -100,6 +104,24 @@ def test_prices_that_were_not_measured_have_wider_spreads() -> None:
     assert derived["gemm"] > 2 * measured["gemm"]
     assert derived["bandwidth inside nodes"] > measured["bandwidth inside nodes"]
     assert "bandwidth between nodes" not in measured  # one node has none to pay
+
+
+def test_spreads_of_single_shapes_average_out_and_what_all_share_does_not(toy_prices) -> None:
+    """Of a profile that nothing was measured for; products take 1 s and 3 s."""
+    small, large = (Kernel("gemm", "product", "forward", 1e12, 0.0, shape=(1, 1000, 1000, 500 * ratio)) for ratio in (1000, 3000))
+    others = tuple(Kernel(kind, kind, "forward", 0.0, 1e12) for kind in ("memory", "optimizer"))
+    flash = Kernel("attention_forward", "flash", "forward", 1e12, 0.0, shape=(1, 1, 1, 1000, 1000, 64, 0))
+    cohort = Cohort({}, [Op("compute", Block("forward", (Run(1, (small, large, flash, *others)),)))])
+    program = Program(Grid.of(dp=1), [cohort], 1, 1, "bf16", 1, 1)
+    told = spreads(cast(Any, SimpleNamespace(program=program, prices=toy_prices(), relevant=list)))
+    unmeasured, backward, clock, fused = 0.15, 0.1, 0.04, 0.25
+    assert told == {
+        "clock": clock,
+        "gemm": pytest.approx(math.hypot(unmeasured * 1 / 4, unmeasured * 3 / 4, unmeasured)),
+        "attention": pytest.approx(math.hypot(unmeasured, backward, unmeasured)),
+        "memory": pytest.approx(math.hypot(clock, fused, unmeasured)),
+        "optimizer": pytest.approx(math.hypot(clock, fused / 2, unmeasured)),
+    }
 
 
 def test_no_interval_is_narrower_than_the_error_of_jobs_whose_prices_were_all_measured(job: Job) -> None:
