@@ -98,7 +98,7 @@ def test_colours_of_transfers_tell_their_ends_apart() -> None:
 
 
 def test_refinement_goes_on_when_the_first_pass_has_split_little() -> None:
-    """0 exchanges with 1 and with 2, all over one link: members split at once, and only then what 0 sends from what it receives."""
+    """0 exchanges with 1 and with 2 over one link: members split at once, only then what 0 sends from what it receives."""
     exchanged = [(1, 0, 1, (0,)), (1, 1, 0, (0,)), (1, 0, 2, (0,)), (1, 2, 0, (0,))]
     assert refined(exchanged, [7]) == ([0, 1, 0, 1], [0, 1, 1], [0])
 
