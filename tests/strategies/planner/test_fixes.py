@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import shardyard
 from sim.analysis.summary import Summary
 from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
-from strategies.planner.fixes import fixes
+from strategies.planner.fixes import _ideas, fixes
 
 
 def answer(job: Job) -> Summary:
@@ -47,3 +50,136 @@ def test_what_is_offloaded_may_be_more_than_the_optimizer() -> None:
         return SimpleNamespace(fits=fits, events=1, tokens_per_second=1.0, worst=SimpleNamespace(peak=1.0))
 
     assert {"offload": EVERYTHING} in [fix.changes for fix in fixes(job, pretended(job), pretended, effort=50)]
+
+
+Fits = Callable[[Job], bool]
+
+
+def pretending(
+    fits: Fits, peak: Callable[[Job], float] = lambda job: 1.0, events: int = 1
+) -> tuple[Callable[[Job], Any], list[Job]]:
+    """An answer without a simulation, and the jobs that it is asked for; its speed is microbatch · tp."""
+    asked: list[Job] = []
+
+    def answer(job: Job) -> Any:
+        asked.append(job)
+        speed = float(job.plan.microbatch * job.plan.tp)
+        return SimpleNamespace(fits=fits(job), events=events, tokens_per_second=speed, worst=SimpleNamespace(peak=peak(job)))
+
+    return answer, asked
+
+
+def degrees(job: Job) -> tuple[int, int, int]:
+    return job.plan.tp, job.plan.pp, job.plan.microbatch
+
+
+def gpt(model: str = "gpt-1.7b", **plan: Any) -> Job:
+    """24 layers on the 8 GPUs of a node."""
+    return shardyard.read_job(model=model, cluster="dgx-h100", nodes=1, plan={"global_batch": 64, "sequence": 1024} | plan)
+
+
+SHARDED = {"data_parallel": "zero3", "recompute": "full", "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "ideas"),
+    [
+        (
+            {"data_parallel": "ddp", "microbatch": 4, "attention": "materialised"},
+            [
+                {"data_parallel": "zero1"},
+                {"data_parallel": "zero3"},
+                {"attention": "flash"},
+                {"recompute": "full"},
+                {"microbatch": 2},
+                {"tp": 2, "sequence_parallel": True},
+                {"pp": 2},
+            ],
+        ),
+        (
+            {"data_parallel": "zero3", "recompute": "full", "tp": 4},
+            [{"sequence_parallel": True}, {"tp": 8, "sequence_parallel": True}, {"pp": 2}],
+        ),
+        ({"tp": 8, "recompute": "full"}, [{"sequence_parallel": True}]),  # one rank has each part: nothing to shard
+        ({"pp": 8, "recompute": "full", "microbatch": 2}, [{"microbatch": 1}]),
+        (
+            {"data_parallel": "zero1", "cp": 4, "recompute": "selective"},
+            [
+                {"data_parallel": "zero2"},
+                {"data_parallel": "zero3"},
+                {"recompute": "full"},
+                {"tp": 2, "sequence_parallel": True},
+                {"pp": 2},
+            ],
+        ),
+        ({"data_parallel": "zero3", "recompute": "selective", "tp": 8, "sequence_parallel": True}, [{"recompute": "full"}]),
+    ],
+)
+def test_single_changes_that_lower_memory(given: dict[str, Any], ideas: list[dict[str, Any]]) -> None:
+    """tp stays inside the node, and what divides dp further needs an even dp."""
+    assert list(_ideas(gpt(**given))) == ideas
+
+
+def test_no_more_stages_than_layers() -> None:
+    def three_layers(**plan: Any) -> Job:
+        return shardyard.read_job(overrides={"model.layers": 3}, model="gpt-1.7b", cluster="dgx-h100", nodes=1, plan=plan)
+
+    assert {"pp": 2} in _ideas(three_layers())
+    assert not any("pp" in idea for idea in _ideas(three_layers(pp=2)))
+
+
+def test_experts_are_spread_over_more_ranks_as_long_as_dp_has_them() -> None:
+    """8 ranks; with whole experts ep counts tp ranks, too: ep 4 of tp 2 is 2 of 4 dp ranks."""
+    moe = "mixtral-8x7b"
+    assert {"ep": 8} in _ideas(gpt(moe, ep=4))
+    assert not any("ep" in idea for idea in _ideas(gpt(moe, ep=8)))
+    assert {"ep": 8} in _ideas(gpt(moe, tp=2, sequence_parallel=True, ep=4, expert_tp=1))
+    assert not any("ep" in idea for idea in _ideas(gpt(moe, tp=2, sequence_parallel=True, ep=8, expert_tp=1)))
+    assert not any("ep" in idea for idea in _ideas(gpt()))
+
+
+def test_the_fastest_of_those_that_fit_are_named_once_there_are_twice_as_many() -> None:
+    """Half the microbatch fits. Rounds: from tp 4 all three single changes, then from tp 8, then from pp 2."""
+    job = gpt(tp=4, microbatch=4, **SHARDED)
+    answer, asked = pretending(lambda other: other.plan.microbatch == 2)
+    wide, plain = {"tp": 8, "sequence_parallel": True, "microbatch": 2}, {"microbatch": 2}
+    assert [fix.changes for fix in fixes(job, answer(job), answer, limit=1)] == [wide]
+    assert list(map(degrees, asked)) == [(4, 1, 4), (4, 1, 2), (8, 1, 4), (4, 2, 4), (8, 1, 2)]
+    asked.clear()
+    assert [fix.changes for fix in fixes(job, answer(job), answer, limit=2)] == [wide, plain]
+    assert list(map(degrees, asked))[-1] == (4, 2, 2)
+
+
+def test_the_search_goes_on_from_the_least_memory() -> None:
+    job = gpt(tp=2, microbatch=4, **SHARDED)
+    answer, asked = pretending(lambda other: False, lambda other: 9.0 - 4 * (other.plan.pp == 2))
+    fixes(job, answer(job), answer, effort=4)
+    assert list(map(degrees, asked))[:5] == [(2, 1, 4), (2, 1, 2), (4, 1, 4), (2, 2, 4), (2, 2, 2)]
+
+
+def test_no_more_is_simulated_than_the_effort_allows() -> None:
+    """10, 20 and 30 events of changes of the plan, and again of those with offloading; then larger clusters."""
+    job = gpt(microbatch=8)
+    answer, asked = pretending(lambda other: False, events=10)
+    assert fixes(job, answer(job), answer, effort=25) == []
+    assert len([one for one in asked[1:] if one.cluster.nodes == 1]) == 2 * 3
+    assert {one.cluster.nodes for one in asked} == {1, 2, 4, 8, 16}
+
+
+def test_more_nodes_are_as_few_as_possible_with_the_change_of_least_consequence() -> None:
+    """At each size the plan as it is, then recomputation, ZeRO-1, ZeRO-3, and ZeRO-3 with recomputation; the batch is kept."""
+    job = gpt(tp=8, sequence_parallel=True)
+
+    def changes_of(fits: Fits) -> list[dict[str, Any]]:
+        answer, asked = pretending(lambda other: other.cluster.nodes > 1 and fits(other))
+        result = [fix.changes for fix in fixes(job, answer(job), answer, effort=1)]
+        assert {one.plan.global_batch for one in asked} == {64}
+        return result
+
+    assert changes_of(lambda other: other.cluster.nodes >= 3) == [{"nodes": 4}]
+    assert changes_of(lambda other: other.cluster.nodes == 16) == [{"nodes": 16}]
+    assert changes_of(lambda other: other.cluster.nodes > 16) == []
+    assert changes_of(lambda other: other.plan.recompute == "full") == [{"nodes": 2, "recompute": "full"}]
+    assert changes_of(lambda other: other.plan.data_parallel == "zero3") == [{"nodes": 2, "data_parallel": "zero3"}]
+    both = [{"nodes": 2, "data_parallel": "zero3", "recompute": "full"}]
+    assert changes_of(lambda other: other.plan.data_parallel == "zero3" and other.plan.recompute == "full") == both
