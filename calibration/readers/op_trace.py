@@ -1,0 +1,88 @@
+"""Reads op-level traces of training jobs, one row per op: Parquet, or CSV with the same columns.
+
+The columns are those of github.com/ByteDance-Seed/StragglerAnalysis; `mb_id` and columns of other names are not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.stragglers.trace import COLUMNS, Trace, checked
+from topologies.reading import UserError
+
+ROWS = 5_000_000  # of a trace
+BYTES = 2 * 2**30  # of its columns, unpacked; and of a CSV
+Columns = dict[str, NDArray[Any]]
+
+
+def read_op_trace(path: Path) -> Trace:
+    """The trace in a file that ends in .parquet or .csv. Raises UserError."""
+    readers = {".parquet": _parquet, ".csv": _csv}
+    if path.suffix not in readers:
+        raise UserError(f"{path}: an op-level trace must end in .parquet or .csv")
+    try:
+        columns, op_types = readers[path.suffix](path)
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # of pyarrow and pandas too
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return checked(columns, op_types, str(path))
+
+
+def _parquet(path: Path) -> tuple[Columns, list[str]]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{path}: Parquet needs the package pyarrow: pip install 'shardyard[parquet]'") from None
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_columns(file.schema_arrow.names, path)
+        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+        _check_size(file.metadata.num_rows, sum(group.total_byte_size for group in groups), path)
+        table = file.read(columns=list(COLUMNS))
+    names: list[str] = []
+    columns: Columns = {}
+    for name in COLUMNS:
+        column = table.column(name).combine_chunks()
+        if column.null_count:
+            raise UserError(f"{path}: column {name!r}: {column.null_count} values are missing")
+        if name == "optype":
+            packed = column if pyarrow.types.is_dictionary(column.type) else column.dictionary_encode()
+            names = [str(value) for value in packed.dictionary.to_pylist()]
+            column = packed.indices
+        columns[name] = _numbers(column.to_numpy(zero_copy_only=False), name, path)
+    return columns, names
+
+
+def _csv(path: Path) -> tuple[Columns, list[str]]:
+    import pandas
+
+    _check_size(0, path.stat().st_size, path)
+    _check_columns([str(name) for name in pandas.read_csv(path, nrows=0).columns], path)
+    table = pandas.read_csv(path, usecols=list(COLUMNS), nrows=ROWS + 1, dtype={"optype": "category"})
+    _check_size(len(table), 0, path)
+    if (missing := table.isna().sum()).any():
+        name = str(missing.idxmax())
+        raise UserError(f"{path}: column {name!r}: {missing[name]} values are missing")
+    names = [str(value) for value in table["optype"].cat.categories]
+    columns = {name: _numbers(table[name].to_numpy(), name, path) for name in COLUMNS if name != "optype"}
+    return columns | {"optype": table["optype"].cat.codes.to_numpy()}, names
+
+
+def _check_columns(names: list[str], path: Path) -> None:
+    if missing := [name for name in COLUMNS if name not in names]:
+        raise UserError(f"{path}: no column {missing[0]!r}: an op-level trace has {', '.join(COLUMNS)}")
+
+
+def _check_size(rows: int, size: int, path: Path) -> None:
+    if rows > ROWS or size > BYTES:
+        raise UserError(f"{path}: more than {ROWS:,} rows or {BYTES // 2**30} GiB: give a trace of fewer steps")
+
+
+def _numbers(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
+    if len(values) and values.dtype.kind not in "iuf":
+        raise UserError(f"{path}: column {name!r}: must hold numbers, and holds {np.dtype(values.dtype).name}")
+    return values
