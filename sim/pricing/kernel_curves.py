@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+import numpy as np
 from pydantic import Field
 
 from sim.pricing.measured_tables import OperatorTable
@@ -119,78 +120,74 @@ class MemoryCurve(Config):
     operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first
 
 
-def gemm_clocks(
-    curve: GemmCurve,
-    peak: float,
-    bandwidth: float,
-    sms: int,
-    shape: Shape,
-    traffic: Traffic,
-    least: Callable[..., Any] = min,
-    rate: float = 1.0,
-    moved: Traffic | None = None,
-    throttling: float = POWER,
-) -> tuple[Any, Any]:
-    """Seconds of the product `shape` = (batch, m, n, k), with the fastest tile: at the highest clock, and at the one that the
-    power limit allows.
+class Rates(NamedTuple):
+    """Specified rates of a device in one dtype."""
 
-    traffic: bytes of the operands, and of the result with whatever it is added to. rate: part of the tiles' rate that its
-    alignment leaves. Numbers, or arrays of one length when `least` is `np.minimum`.
+    peak: float  # FLOP/s
+    bandwidth: float  # bytes per second of its memory
+    sms: int  # multiprocessors that share the peak
+
+
+class Product(NamedTuple):
+    """A matrix product, or as many as arrays of one length have elements."""
+
+    shape: Shape
+    traffic: Traffic  # the result with whatever it is added to
+    aligned: float = 1.0  # part of the tiles' rate that its alignment leaves
+    moved: Traffic | None = None  # of `traffic` what takes energy, where that is not all of it
+
+    @property
+    def least(self) -> Callable[..., Any]:
+        """The lesser of two numbers or arrays of seconds."""
+        return np.minimum if any(isinstance(size, np.ndarray) for size in self.shape) else min
+
+
+def gemm_clocks(curve: GemmCurve, rates: Rates, product: Product, throttling: float = POWER) -> tuple[Any, Any]:
+    """Seconds of a product with the fastest tile: at the highest clock, and at the one that the power limit allows.
 
     The energy of a product at the highest clock is that of its FLOPs and of the traffic beside them, whatever the tiles;
-    multiprocessors that wait for the last wave, or for results to be stored, take little. moved: of `traffic` what takes energy,
-    where that is not all of it. When that energy in that time is more than the board's limit, the clock falls until it is not:
-    voltage falls with the clock, so that power falls with about its third power, and the clock as power to `throttling`.
+    multiprocessors that wait for the last wave, or for results to be stored, take little. When that energy in that time is more
+    than the board's limit, the clock falls until it is not: voltage falls with the clock, so that power falls with about its
+    third power, and the clock as power to `throttling`.
     """
-    highest, energy, alone = gemm_phases(curve, peak, bandwidth, sms, shape, traffic, least, rate, moved)
-    drawn = energy / (peak * curve.sustained * highest)  # of the limit
+    highest, energy, alone = gemm_phases(curve, rates, product)
+    drawn = energy / (rates.peak * curve.sustained * highest)  # of the limit
     limited = highest * ((drawn + 1 + abs(drawn - 1)) / 2) ** throttling
     return highest + alone, limited + alone
 
 
-def gemm_phases(
-    curve: GemmCurve,
-    peak: float,
-    bandwidth: float,
-    sms: int,
-    shape: Shape,
-    traffic: Traffic,
-    least: Callable[..., Any] = min,
-    rate: float = 1.0,
-    moved: Traffic | None = None,
-) -> tuple[Any, Any, Any]:
-    """Of the same product: seconds in which something is multiplied, at the highest clock; the energy that this takes, in FLOPs;
-    and seconds in which nothing is.
+def gemm_phases(curve: GemmCurve, rates: Rates, product: Product) -> tuple[Any, Any, Any]:
+    """Seconds in which a product's FLOPs are done, at the highest clock; the energy that this takes, in FLOPs; and seconds in
+    which none are.
     """
-    batch, m, n, k = shape
-    operands, result = traffic
-    read, stored = moved or traffic
-    reached = bandwidth * curve.memory
-    arithmetic = arithmetic_seconds(curve, peak, reached, sms, (batch, m, n, k / rate), least)
+    batch, m, n, k = product.shape
+    operands, result = product.traffic
+    read, stored = product.moved or product.traffic
+    reached = rates.bandwidth * curve.memory
+    arithmetic = arithmetic_seconds(curve, rates, product, reached)
     beside = (operands + (1 - curve.exposed) * result) / reached
     highest = (arithmetic**curve.blend + beside**curve.blend) ** (1 / curve.blend)
     energy = 2 * batch * m * n * k + curve.byte_energy * (read + (1 - curve.exposed) * stored)
     return highest, energy, curve.fixed + curve.exposed * result / reached
 
 
-def arithmetic_seconds(
-    curve: GemmCurve, peak: float, reached: float, sms: int, shape: Shape, least: Callable[..., Any] = min
-) -> Any:
+def arithmetic_seconds(curve: GemmCurve, rates: Rates, product: Product, reached: float) -> Any:
     """Seconds of whole tiles at the highest clock, with the fastest tile and the best number of parts of k.
 
     reached: bytes per second of the memory; every part writes an fp32 partial result that is read again, from the cache.
     """
-    batch, m, n, k = shape
+    (batch, m, n, k), sms, least = product.shape, rates.sms, product.least
+    depth = k / product.aligned
     best: Any = None
     for tile in curve.tiles:
-        step = 2 * tile.m * tile.n * sms / (peak * curve.efficiency * tile.efficiency)  # one tile, one k
+        step = 2 * tile.m * tile.n * sms / (rates.peak * curve.efficiency * tile.efficiency)  # one tile, one k
         whole = batch * -(-m // tile.m) * -(-n // tile.n)
         for parts in PARTS:
             tiles = whole * parts
             least_waves = (tiles + sms + abs(tiles - sms)) / (2 * sms)  # max(tiles / sms, 1)
             together = tiles > sms * tile.resident  # otherwise each multiprocessor has as many as fall to it
             rounds = -(-tiles // sms) * (1 - together) + -(-tiles // (sms * tile.resident)) * tile.resident * together
-            seconds = (curve.wave * rounds + (1 - curve.wave) * least_waves) * step * (k / parts + curve.depth)
+            seconds = (curve.wave * rounds + (1 - curve.wave) * least_waves) * step * (depth / parts + curve.depth)
             if parts > 1:
                 seconds = seconds + curve.split + parts * 8 * batch * m * n / (reached * curve.cached)
             best = seconds if best is None else least(best, seconds)

@@ -23,7 +23,7 @@ from sim.analysis.collective_sweep import lone, sweep
 from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.pricing.block_costs import fused
-from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Tile, attention_seconds, gemm_clocks
+from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Product, Rates, Tile, attention_seconds, gemm_clocks
 from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.profile_file import described, signed, yaml_text
@@ -50,12 +50,12 @@ def test_products_of_a_known_core_are_found_again() -> None:
     truth = GemmCurve.model_construct(
         efficiency=0.7, depth=40.0, wave=0.0, split=0.0, memory=0.5, blend=4.0, fixed=2e-6, tiles=(tile,)
     )
-    samples = []
+    samples, rates = [], Rates(CORE.peak["fp32"], CORE.memory_bandwidth, 1)
     for m in (60, 256, 1024):
         for n in (100, 512, 2048):
             for k in (64, 384, 1024):
                 traffic = WIDTH["fp32"] * (m * k + k * n), WIDTH["fp32"] * m * n
-                price = gemm_clocks(truth, CORE.peak["fp32"], CORE.memory_bandwidth, 1, (1, m, n, k), traffic)[1]
+                price = gemm_clocks(truth, rates, Product((1, m, n, k), traffic))[1]
                 samples.append(case("gemm", LAUNCH + price, batch=1, m=m, n=n, k=k, dtype="fp32", layout="forward"))
     _, points = fit_gemm(samples, CORE, "fp32", LAUNCH)
     out = [abs(point.error) for point in points if point.heldout]

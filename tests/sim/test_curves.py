@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sim.pricing.kernel_curves import POWER, GemmCurve, Tile, gemm_clocks
+from sim.pricing.kernel_curves import POWER, GemmCurve, Product, Rates, Tile, gemm_clocks
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from topologies.cluster import load_gpu
 
-PEAK, BANDWIDTH, SMS = 1e12, 1e9, 8
+RATES = PEAK, BANDWIDTH, SMS = Rates(1e12, 1e9, 8)
 TILE = Tile.model_construct(m=64, n=64, efficiency=1.0)
 
 
@@ -22,7 +22,7 @@ def curve(**numbers: Any) -> GemmCurve:
 
 
 def seconds(gemm_curve: GemmCurve, m: int, n: int, k: int, operands: float = 0.0, result: float = 0.0) -> float:
-    return float(gemm_clocks(gemm_curve, PEAK, BANDWIDTH, SMS, (1, m, n, k), (operands, result))[1])
+    return float(gemm_clocks(gemm_curve, RATES, Product((1, m, n, k), (operands, result)))[1])
 
 
 def test_k_is_cut_until_every_multiprocessor_has_a_part() -> None:
@@ -45,7 +45,7 @@ def test_results_that_are_stored_while_nothing_is_multiplied_come_on_top() -> No
 
 
 def test_both_clocks_are_one_where_the_limit_is_not_reached() -> None:
-    low, high = gemm_clocks(curve(), PEAK, BANDWIDTH, SMS, (1, 64, 64, 8), (0.0, 0.1 * BANDWIDTH))
+    low, high = gemm_clocks(curve(), RATES, Product((1, 64, 64, 8), (0.0, 0.1 * BANDWIDTH)))
     assert low == pytest.approx(high)
 
 

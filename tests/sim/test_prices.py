@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.pricing.kernel_curves import gemm_clocks, ordered_stretch
+from sim.pricing.kernel_curves import Product, Rates, gemm_clocks, ordered_stretch
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
@@ -188,7 +188,8 @@ def at_full_clock(name: str, m: int, n: int, k: int) -> float:
     price = prices(name)
     curve = price.profile.gemm["bf16"]
     gpu = price.gpu
-    return float(gemm_clocks(curve, gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms, (1, m, n, k), (0.0, 0.0))[0])
+    rates = Rates(gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms)
+    return float(gemm_clocks(curve, rates, Product((1, m, n, k), (0.0, 0.0)))[0])
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name not in ("v100", "cpu-gloo")])

@@ -23,6 +23,8 @@ from sim.pricing.kernel_curves import (
     GemmCurve,
     Hardware,
     MemoryCurve,
+    Product,
+    Rates,
     Tile,
     attention_backward_seconds,
     attention_seconds,
@@ -91,11 +93,10 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
     batch, m, n, k = columns(rows, "batch", "m", "n", "k")
     seconds, out = seconds_of(rows), kept(rows)
     traffic = WIDTH[dtype] * batch * (m * k + k * n), WIDTH[dtype] * batch * m * n
-    peak, sms = gpu.peak[dtype], max(1, gpu.sms)
+    rates, product = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), Product((batch, m, n, k), traffic)
 
     def price(curve: GemmCurve) -> Array:
-        clocks = gemm_clocks(curve, peak, gpu.memory_bandwidth, sms, (batch, m, n, k), traffic, np.minimum)
-        return np.asarray(launch + clocks[1])
+        return np.asarray(launch + gemm_clocks(curve, rates, product)[1])
 
     def made(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibration.fit.published_kernels.common import Array, descend, heldout
-from sim.pricing.kernel_curves import POWER, GemmCurve, Hardware, Tile, gemm_clocks, gemm_phases
+from sim.pricing.kernel_curves import POWER, GemmCurve, Hardware, Product, Rates, Tile, gemm_clocks, gemm_phases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,16 +111,16 @@ def benchmarked(
     moved = activation + weight - held[0], result - held[1]
     faster = 1 - 1 / curve.cached
     traffic = activation + weight - faster * held[0], result - faster * held[1]
-    sides = (np.ones(len(m)), m, n, k)
-    clocks = gemm_clocks(curve, gpu.peak[dtype], bandwidth, gpu.sms, sides, traffic, np.minimum, 1.0, moved, throttling)
+    product = Product((np.ones(len(m)), m, n, k), traffic, moved=moved)
+    clocks = gemm_clocks(curve, Rates(gpu.peak[dtype], bandwidth, gpu.sms), product, throttling)
     more = m * beside["per_row"] + 3 * m * k / (bandwidth * beside["per_byte"]) if dtype == "fp8" else 0.0
     return clocks[0] + more, clocks[1] + more
 
 
 def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
     """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
-    limited, sides, traffic = gemm_curve(curve), (1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2)
-    highest, energy, alone = gemm_phases(limited, gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms, sides, traffic)
+    product = Product((1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2))
+    highest, energy, alone = gemm_phases(gemm_curve(curve), Rates(gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms), product)
     drawn = max(1.0, (2 * SIDE**3 / rate - alone) / highest) ** (1 / throttling)
     return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
 
