@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from topologies import documents
-from topologies.documents import MalformedError
+from topologies.documents import MalformedError, limits
 
 LONGEST = 2_000  # letters of an error
 
@@ -67,7 +67,7 @@ C = TypeVar("C", bound=BaseModel)
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name[: 2 * documents.KEY], names, n=1)
+    close = difflib.get_close_matches(name[: 2 * limits.KEY], names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 
@@ -78,7 +78,7 @@ def load_yaml(path: Path, suffix: str | None = None) -> dict[str, Any]:
     return _mapping(parse_document(load_text(path), path, suffix), path)
 
 
-def load_text(path: Path, most: int = documents.BYTES) -> str:
+def load_text(path: Path, most: int = limits.BYTES) -> str:
     """The text of a file within the limit of bytes. Raises UserError when it is missing, larger or not text."""
     try:
         return documents.read_text(path, most)
@@ -87,7 +87,7 @@ def load_text(path: Path, most: int = documents.BYTES) -> str:
         raise UserError(f"{path}: cannot be read: {reason}") from None
 
 
-def lines_of(path: Path, most: int, longest: int = documents.LINE) -> Iterator[tuple[int, str]]:
+def lines_of(path: Path, most: int, longest: int = limits.LINE) -> Iterator[tuple[int, str]]:
     """The lines of a text file with their numbers and ends, as `documents.read_lines`. Raises UserError."""
     try:
         yield from enumerate(documents.read_lines(path, most, longest), 1)

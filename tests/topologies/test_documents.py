@@ -128,7 +128,7 @@ def test_json_that_is_refused(text: str, rule: str) -> None:
 
 
 def test_values_are_counted_in_every_syntax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "VALUES", 100)
+    monkeypatch.setattr(documents.limits, "VALUES", 100)
     for parser, text in (
         (parse_yaml, "[" + "1, " * 100 + "1]"),
         (parse_json, "[" + "1, " * 100 + "1]"),
