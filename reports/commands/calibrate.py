@@ -13,7 +13,7 @@ from reports.commands._common import AS_JSON, show, timeout_option
 from reports.terminal import echo
 
 if TYPE_CHECKING:
-    from calibration.calibrate import Request, Result
+    from calibration.request import Request, Result
 
 
 @click.command("calibrate")
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 @timeout_option
 def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json: bool, **given: Any) -> None:
     """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: all its ranks. Interrupted, it resumes."""
-    from calibration.calibrate import fit, from_logs, measure
+    from calibration.calibrate import fit, measure
+    from calibration.from_logs import from_logs
 
     request = _request(given)
     if print_launch:
@@ -102,7 +103,7 @@ def _words(given: dict[str, Any]) -> list[str]:
 
 
 def _request(given: dict[str, Any]) -> Request:
-    from calibration.calibrate import PARTS, Request
+    from calibration.request import PARTS, Request
     from topologies.reading import UserError
     from topologies.units import size
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-    from calibration.calibrate import Result
     from calibration.fit.machine.profile import Fitted
     from calibration.fit.machine.tables import Point
+    from calibration.request import Result
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, DARK, YELLOW)
 _PANELS = {  # part -> title, quantity of the axis

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
-
-import numpy as np
 
 from calibration.fit.machine import kernels
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
+from calibration.fit.machine.provenance import measured_here, quality
 from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
-from calibration.machine import MEASURED_HERE
 from calibration.samples import Merged
 from sim.pricing.measured_tables import Wrapping
-from sim.pricing.prices import Overhead, Profile, Provenance
+from sim.pricing.prices import Overhead, Profile
 from topologies.cluster import Cluster
 
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
@@ -65,22 +62,7 @@ class Fit:
         transports: tuple[str, ...] = (),
     ) -> None:
         """Where the numbers of `part` come from."""
-        extent = {name: (float(np.min(values)), float(np.max(values))) for name, values in (ranges or {}).items()}
-        self.provenance[part] = Provenance.model_construct(
-            measured=True,
-            machine=str(self.head["machine"]),
-            versions=str(self.head["versions"]),
-            date=date.today().isoformat(),
-            source=MEASURED_HERE,
-            grid=grid,
-            rule=rule,
-            fit_error=_short(kernels.error(points, False)),
-            heldout_error=_short(kernels.error(points, True)),
-            errors={name: float(f"{value:.3g}") for name, value in (more or {}).items()},
-            measured_range=extent,
-            spread=_percentiles(points),
-            transports=transports,
-        )
+        self.provenance[part] = measured_here(self.head, grid, rule, points, ranges or {}, more or {}, transports)
         if points:
             self.result.points[part] = [*self.result.points.get(part, []), *points]
 
@@ -134,7 +116,7 @@ class Fit:
             "formula of sim/pricing/prices.py fitted to half of them; operands not in a cache",
             compared,
             ranges,
-            _quality(every),
+            quality(every),
         )
 
     def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
@@ -166,7 +148,7 @@ class Fit:
             "formula of sim/pricing/prices.py fitted to half of them",
             points,
             ranges,
-            _quality(fused),
+            quality(fused),
         )
 
     def memory(self) -> None:
@@ -177,7 +159,7 @@ class Fit:
         curve, points = kernels.fit_memory(samples, self.gpu, self._launch)
         operators, more_points = kernels.operator_tables(samples, self._launch)
         self.change["memory"] = curve.model_copy(update={"operators": operators})
-        kinds, more = dict.fromkeys(str(sample.case["kind"]) for sample in samples), _quality(samples)
+        kinds, more = dict.fromkeys(str(sample.case["kind"]) for sample in samples), quality(samples)
         apart = kernels.error(more_points, True)
         more |= {"operators": apart} if apart is not None else {}
         update = self.value("optimizer", kind="adam", variant="default")
@@ -232,7 +214,7 @@ class Fit:
             (table_rule if gloo else "") + formula_rule,
             compared or fitted,
             {"bytes": [row.bytes for row in measured], "ranks": [row.ranks for row in measured]},
-            more | _quality(self.of("collective")),
+            more | quality(self.of("collective")),
             transports(measured, self.base, self.cluster),
         )
 
@@ -283,22 +265,3 @@ def _wrapping(pairs: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
     more = 4 * (pairs[-1][0] ** 2 - width**2)
     rate = more / (high - low) if copies and more and high > low else float("inf")
     return Wrapping.model_construct(fixed=low, rate=rate)
-
-
-def _quality(samples: Sequence[Merged]) -> dict[str, float]:
-    """Median spread of repeated measurements, and the share of cases that were never measured undisturbed."""
-    disturbed = sum(sample.disturbed == sample.visits for sample in samples) / len(samples)
-    return {"spread": float(np.median([sample.spread for sample in samples])), "disturbed": disturbed}
-
-
-def _percentiles(points: Sequence[Point]) -> dict[str, tuple[float, float, float]]:
-    """10th, 50th and 90th percentile of measured over predicted − 1 of what was kept out, by series."""
-    by_name: dict[str, list[float]] = {}
-    for point in points:
-        if point.heldout:
-            by_name.setdefault(point.series, []).append(point.measured / point.predicted - 1)
-    return {name: tuple(float(f"{x:.3g}") for x in np.quantile(values, (0.1, 0.5, 0.9))) for name, values in by_name.items()}  # type: ignore[misc]
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")

@@ -1,0 +1,102 @@
+"""What a calibration is asked for, and its result; requests that cannot work are refused before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibration.fit.machine.profile import Fitted
+from calibration.launch.place import Device, available_cores, under_launcher
+from calibration.measure.layer_check import Check
+from sim.pricing.shipped import load_profile
+from topologies.cluster import Cluster, load_cluster
+from topologies.reading import UserError, nearest
+from topologies.writing import check_writable
+
+PARTS = ("gemm", "attention", "memory", "optimizer", "launch", "copy", "collective", "overlap", "wrapping", "footprint", "layer")
+NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. cluster: whose hardware the prices are relative to; a CPU without one is described by its best rates.
+
+    profile: where prices come from that are not measured. largest: bytes of a collective, 0: as the memory allows.
+    """
+
+    output: Path
+    quick: bool = False
+    ranks: int = 0
+    parts: tuple[str, ...] = PARTS
+    cluster: str | None = None
+    profile: str | None = None
+    samples: Path | None = None
+    largest: float = 0.0
+    collective: str = ""  # of logs that do not say
+
+    @property
+    def journal(self) -> Path:
+        """The file of samples."""
+        return self.samples or self.output.with_suffix(".samples.jsonl")
+
+
+@dataclass
+class Result:
+    """What was made: the fit, how a real layer compares, and the files that were written."""
+
+    fitted: Fitted
+    cluster: Cluster
+    layers: list[Check]
+    files: list[Path]
+    copies: dict[str, float]  # "pinned to device" -> bytes per second
+
+
+def check(request: Request) -> None:
+    """Refuse what cannot work before anything is measured. Raises UserError."""
+    unknown = sorted(set(request.parts) - set(PARTS))
+    if unknown:
+        raise UserError(f"--parts {','.join(request.parts)}: unknown part '{unknown[0]}'{nearest(unknown[0], PARTS)}")
+    if request.output.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--output {request.output}: a profile is a .yaml file")
+    check_writable("--output", request.output)
+    if not request.parts:
+        raise UserError("--parts: needs at least one")
+    if request.ranks < 0:
+        raise UserError(f"--ranks {request.ranks}: must be at least 1")
+    if request.profile:
+        load_profile(request.profile)
+    if request.cluster:
+        load_cluster(request.cluster)
+
+
+def check_parts(request: Request, device: Device, ranks: int) -> None:
+    """Refuse what could be measured and not be fitted to."""
+    lone = [part for part in ("collective", "overlap") if part in request.parts]
+    if ranks == 1 and set(request.parts) <= {"collective", "overlap"}:
+        raise UserError(f"--parts {','.join(lone)}: needs at least 2 ranks, and there is 1")
+    if device == "cpu" and not request.cluster and not {"gemm", "memory"} <= set(request.parts):
+        raise UserError(NEEDED)
+    if device == "cuda" and request.cluster and not load_cluster(request.cluster).node.gpu.sms:
+        raise UserError(f"--cluster {request.cluster}: has no GPUs, and torch finds some here: CUDA_VISIBLE_DEVICES= hides them")
+    if device == "cpu" and request.cluster and load_cluster(request.cluster).node.gpu.sms:
+        raise UserError(f"--cluster {request.cluster}: has GPUs, and torch finds none on this machine")
+
+
+def ranks_of(request: Request, device: Device) -> int:
+    """As many as asked, or the launcher started, or one per GPU or core."""
+    import os
+
+    if under_launcher():
+        world = os.environ["WORLD_SIZE"]
+        if not world.isdecimal():
+            raise UserError(f"environment: WORLD_SIZE={world!r}: must be a whole number")
+        if request.ranks not in (0, int(world)):
+            raise UserError(f"--ranks {request.ranks}: the launcher started WORLD_SIZE={world}")
+        return int(world)
+    if device == "cpu":
+        return request.ranks or len(available_cores())
+    import torch
+
+    if request.ranks > torch.cuda.device_count():
+        raise UserError(f"--ranks {request.ranks}: this machine has {torch.cuda.device_count()} GPUs, and a GPU takes one rank")
+    return request.ranks or torch.cuda.device_count()

@@ -1,0 +1,132 @@
+"""Fits of samples whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from calibration.fit.machine.kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
+from calibration.fit.machine.links import fit_links
+from calibration.fit.machine.tables import errors, leave_out, rows, tables
+from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Product, Rates, Tile, attention_seconds, gemm_clocks
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
+from sim.program import Kernel
+from tests.calibration.conftest import case, collective
+from topologies.cluster import load_cluster, load_gpu
+from topologies.reading import UserError
+
+CORE = load_gpu("cpu-core")
+
+LAUNCH = 3e-6
+
+
+def test_products_of_a_known_core_are_found_again() -> None:
+    tile = Tile.model_construct(m=8, n=8, efficiency=1.0)
+    truth = GemmCurve.model_construct(
+        efficiency=0.7, depth=40.0, wave=0.0, split=0.0, memory=0.5, blend=4.0, fixed=2e-6, tiles=(tile,)
+    )
+    samples, rates = [], Rates(CORE.peak["fp32"], CORE.memory_bandwidth, 1)
+    for m in (60, 256, 1024):
+        for n in (100, 512, 2048):
+            for k in (64, 384, 1024):
+                traffic = WIDTH["fp32"] * (m * k + k * n), WIDTH["fp32"] * m * n
+                price = gemm_clocks(truth, rates, Product((1, m, n, k), traffic))[1]
+                samples.append(case("gemm", LAUNCH + price, batch=1, m=m, n=n, k=k, dtype="fp32", layout="forward"))
+    _, points = fit_gemm(samples, CORE, "fp32", LAUNCH)
+    out = [abs(point.error) for point in points if point.heldout]
+    assert 8 < len(out) < 20
+    assert np.median(out) < 0.02
+
+
+def test_attention_of_a_known_core_is_found_again() -> None:
+    truth = AttentionCurve.model_construct(
+        efficiency=0.4, head_half=20.0, keys_half=50.0, keys_block=512, block=1, wave=0.0, fixed=0.0, backward=0.7
+    )
+    samples = []
+    for batch, heads, length, dim in ((1, 4, 128, 64), (2, 8, 256, 32), (1, 8, 512, 64), (1, 12, 1024, 128), (2, 4, 384, 96)):
+        shape = (batch, heads, heads, length, length, dim, 1)
+        forward = attention_seconds(truth, CORE.peak["fp32"], 1, shape)
+        for way, price in (("forward", forward), ("backward", forward * 2.5 / 0.7)):
+            sizes = {"batch": batch, "heads": heads, "sequence": length, "head_dim": dim}
+            samples.append(case("attention", LAUNCH + price, way=way, dtype="fp32", **sizes))
+    curve, points = fit_attention(samples, CORE, "fp32", LAUNCH)
+    assert curve.backward == pytest.approx(0.7, rel=0.02)
+    assert max(abs(point.error) for point in points) < 0.03
+
+
+def test_memory_rates_and_fixed_time_are_found_again() -> None:
+    sizes = [2.0**power for power in range(14, 27)]
+    rates = {"scale": 20e9, "softmax": 8e9}
+    samples = [
+        case("memory", LAUNCH + 1e-6 + size / rate, kind=kind, bytes=size) for kind, rate in rates.items() for size in sizes
+    ]
+    curve, points = fit_memory(samples, CORE, LAUNCH)
+    assert curve.efficiency * CORE.memory_bandwidth == pytest.approx(20e9, rel=0.01)
+    assert curve.reduction * CORE.memory_bandwidth == pytest.approx(8e9, rel=0.01)
+    assert curve.fixed == pytest.approx(1e-6, rel=0.1)
+    assert {point.series for point in points} == {"streams", "reductions"}
+
+
+def test_operators_are_priced_as_measured_between_sizes() -> None:
+    """A kernel that names an operator takes its table, without the launch that a synchronous host adds to every kernel."""
+    sizes = [2**power for power in range(14, 27)]
+    kinds = ("gelu", "copy", "scale", "softmax")
+    truth = {size: 1e-6 + size / 7e9 for size in sizes}
+    samples = [case("memory", LAUNCH + truth[size], kind=kind, bytes=float(size)) for kind in kinds for size in sizes]
+    made, points = operator_tables(samples, LAUNCH)
+    assert set(made) == {"gelu", "softmax"}
+    assert made["gelu"].seconds(sizes[5]) == pytest.approx(1e-6 + sizes[5] / 7e9)
+    assert made["gelu"].seconds(2 * sizes[-1]) == pytest.approx(2 * (1e-6 + sizes[-1] / 7e9), rel=1e-3)
+    assert max(abs(point.error) for point in points if point.heldout) < 0.05
+    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": made})
+    profile = load_profile("cpu-gloo").model_copy(update={"memory": curve, "launch": LAUNCH})
+    prices = Prices(profile, CORE)
+    named, plain = (Kernel("memory", "activation", "forward", 0.0, float(sizes[5]), "fp32", (), name) for name in ("gelu", ""))
+    assert prices.seconds(named) == made["gelu"].seconds(sizes[5])
+    assert prices.seconds(plain) != prices.seconds(named)
+
+
+def test_table_carries_both_prices_and_follows_a_knee() -> None:
+    def knee(size: float) -> float:
+        return 1e-4 + size / 2e9 + max(0.0, size - 2**21) / 0.7e9
+
+    (table,) = tables(collective(knee))
+    assert (table.operation, table.algorithm, table.ranks) == ("all_reduce", "ring", 2)
+    assert table.seconds(2**20) == pytest.approx(2 * knee(2**20))
+    assert table.seconds(2**20, alone=True) == pytest.approx(knee(2**20))
+    assert table.seconds(1.5 * 2**20) == pytest.approx(2 * knee(1.5 * 2**20), rel=0.1)
+    assert table.seconds(16) == pytest.approx(2 * knee(2**10))
+    assert table.seconds(2**28) == pytest.approx(4 * table.seconds(2**26))
+    assert table.covers(2**26)
+    assert not table.covers(2**27)
+
+
+def test_error_on_left_out_sizes_is_that_of_interpolation() -> None:
+    """A power of the size is a straight line in logarithms: nothing is lost. A line with a latency bends."""
+    power, line = (collective(f) for f in (lambda size: 1e-9 * size**0.8, lambda size: 4e-4 + size / 2e9))
+    assert errors(leave_out(power))["all"] == pytest.approx(0, abs=1e-9)
+    assert 0.001 < errors(leave_out(line))["p90"] < 0.2
+    assert not any(point.heldout for point in (leave_out(line)[0], leave_out(line)[-1]))
+
+
+def test_prices_never_fall_as_sizes_grow() -> None:
+    """A size that took less than a smaller one is noise: both get their mean (of the logarithms)."""
+    noisy = {2.0**10: 1e-4, 2.0**11: 4e-4, 2.0**12: 1e-4}
+    (table,) = tables(collective(lambda size: noisy.get(size, 1.0)))
+    assert [entry.alone for entry in table.prices[:3]] == pytest.approx([1e-4, 2e-4, 2e-4])
+    assert max(abs(point.error) for point in leave_out(collective(lambda size: noisy.get(size, 1.0)))[:3]) > 0.4
+
+
+def test_formula_is_fitted_to_latency_and_bandwidth_of_gloo() -> None:
+    """A ring of two sends S bytes: 1.8 GB/s alone is half as much in a step."""
+    measured = rows(collective(lambda size: 0.4e-3 + size / 1.8e9))
+    cluster = load_cluster("cpu-gloo")
+    profile, points = fit_links(measured, load_profile("cpu-gloo"), cluster)
+    assert profile.links["loopback"].efficiency * cluster.node.loopback == pytest.approx(0.9e9, rel=0.05)
+    assert np.median([abs(point.error) for point in points if point.heldout]) < 0.02
+
+
+def test_too_few_rows_make_no_fit() -> None:
+    with pytest.raises(UserError, match="2 measured sizes"):
+        fit_links(rows(collective(lambda size: 1e-3))[:2], load_profile("cpu-gloo"), load_cluster("cpu-gloo"))

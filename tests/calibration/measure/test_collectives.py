@@ -1,0 +1,50 @@
+"""What a measurement of collectives refuses, and the groups that it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from calibration.launch.place import Place
+from topologies.reading import UserError
+
+
+def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from calibration.measure import collectives
+    from calibration.measure.bench import Bench
+    from calibration.measure.grid import grid
+
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        bench = Bench(Place(0, 1, 0, "cpu", (), lambda _: None), 0.01)
+        alone = collectives.Group((0,), 1, None, 0)
+        true = collectives.made
+        probe = collectives.probes(grid("cpu", True), [alone], "cpu", 2**14)[0]
+        assert probe.run(bench).value > 0
+        monkeypatch.setattr(collectives, "made", lambda *a: (*true(*a)[:2], [2.0]))
+        with pytest.raises(UserError, match="all_reduce of 1024 bytes among 1 ranks: the result is wrong"):
+            probe.run(bench)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "groups"),
+    [
+        ([0.0], []),
+        ([0.0, 0.0], [[(0, 1)]]),
+        ([0.0] * 4, [[(0, 1), (2, 3)], [(0, 1, 2, 3)]]),
+        ([0.0, 2.0], [[(0, 1)]]),
+        ([0, 0, 2, 2], [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2, 3)]]),
+        ([0, 0, 2], [[(0, 1, 2)]]),
+    ],
+)
+def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list[list[tuple[int, ...]]]) -> None:
+    pytest.importorskip("torch")
+    from calibration.measure.collectives import layouts
+
+    assert layouts(hosts) == groups
