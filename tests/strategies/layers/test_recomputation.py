@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardyard import simulate, summarise
+from sim.program import Collective, Kernel
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from topologies.reading import UserError
@@ -74,6 +75,61 @@ def test_time_and_memory_emerge(toy_job) -> None:
     assert none[0] < half[0] < full[0]
     assert none[1] > half[1] > full[1]
     assert half[2] == pytest.approx((none[2] + full[2]) / 2)
+
+
+LLAMA = {
+    "kv_heads": 4,
+    "ffn": 96,
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_of_products_every_second_runs_again(toy_job, kernels, gated, tp) -> None:
+    """Of queries, keys and values the keys; the attention output; of gate and up the latter; never the last. What is kept: the
+    layer's input, queries, values, the attention's result with a float per row, the first product of the MLP, and the sum of
+    the attention output where that is a reduce-scatter. An eager layer also keeps the seventh product before any sum.
+    """
+    job = toy_job(2, 1, LLAMA | {"gated": gated}, recompute="operators", kernels=kernels, tp=tp, sequence_parallel=tp > 1)
+    layer = parts(job.model, job.resolve()).layer(0)
+    tokens, hidden, keys, ffn, eager, scattered = 32, 64, 32, 96, kernels == "torch", tp > 1
+    again = {"qkv": keys // tp, "attention output": hidden, "mlp up": ffn // tp}
+    if not gated:
+        del again["mlp up"]
+    if scattered and not eager:
+        del again["attention output"]  # nothing needs it besides its sum, which is kept
+    products = [item for item in layer.recompute if isinstance(item, Kernel) and item.kind == "gemm"]
+    assert [(item.label, item.shape[2]) for item in products] == list(again.items())
+    columns = {"qkv": keys, "attention output": hidden, "mlp up": ffn}
+    assert layer.recomputed_flops == 2 * tokens * hidden * sum(columns[label] for label in again)
+    gathered = ["qkv input", "mlp up input"] if scattered else []
+    assert [item.label for item in layer.recompute if isinstance(item, Collective)] == gathered
+    parted = tokens * hidden // tp
+    kept = parted + tokens * (hidden + keys + hidden + ffn) // tp + parted * scattered
+    last = tokens * hidden + parted * scattered if eager and gated else 0
+    assert layer.saved == 2 * (kept + last) + 4 * tokens * 8 // tp
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "message"),
+    [
+        ({}, {"kernels": "megatron"}, "contradicts kernels=megatron"),
+        ({}, {"attention": "materialised"}, "needs fused attention, and attention=materialised"),
+        *(({bias: True}, {}, "with biases, which small has") for bias in ("attention_bias", "output_bias", "mlp_bias")),
+    ],
+)
+def test_every_second_product_is_refused_where_nobody_counts_them(toy_job, model, plan, message) -> None:
+    job = toy_job(2, 1, LLAMA | model, **{"recompute": "operators", "kernels": "torch"} | plan)
+    with pytest.raises(UserError, match=message):
+        parts(job.model, job.resolve())
 
 
 @pytest.mark.parametrize(
