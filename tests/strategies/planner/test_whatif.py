@@ -15,7 +15,7 @@ from shardyard import read_job
 from strategies.planner.search.executors import Engine
 from strategies.planner.search.space import parse_axis
 from strategies.planner.sensitivity import Play
-from strategies.planner.whatif import Case, ask, combinations, crossovers, scaling
+from strategies.planner.whatif import Case, ask, combinations, crossovers, scaling, sizes
 from topologies.reading import UserError
 
 MODEL = "gpt2-1.5b"
@@ -64,6 +64,32 @@ def test_the_winner_changes_where_the_network_stops_to_matter() -> None:
     changes = crossovers(found, lambda case: case.training.gpu_hours)
     assert [(before.plan, after.plan) for before, after in changes] == [("two stages", "one stage")]
     assert changes[0][0].changes == {"cluster.node.nic": "500 MB/s"}
+
+
+def sized(nodes: int, smaller: int = 3, larger: int = 2, **plan: Any) -> list[Any]:
+    """Nodes of 8 GPUs, with so many NICs; below a node the GPUs and NICs that are left of it."""
+    job = read_job(model="gpt-1.7b", cluster="dgx-a100", nodes=nodes, plan=plan)
+    axis = sizes(job, smaller, larger)
+    assert axis.name == "nodes"
+    return [choice["nodes"] if len(choice) == 1 else tuple(choice.values()) for choice in axis.choices]
+
+
+def test_sizes_of_a_cluster_are_halved_as_long_as_a_copy_of_the_model_is_left() -> None:
+    """tp 4 · pp 1: a copy takes 4 GPUs."""
+    assert sized(4, tp=4) == [(1, 4, 4), 1, 2, 4, 8, 16]
+    assert sized(4, smaller=9, tp=4) == [(1, 4, 4), 1, 2, 4, 8, 16]
+    assert sized(4, smaller=9) == [(1, 1, 1), (1, 2, 2), (1, 4, 4), 1, 2, 4, 8, 16]
+    assert sized(4, smaller=9, tp=8, pp=2) == [2, 4, 8, 16]
+    assert sized(4, smaller=1, larger=0) == [2, 4]
+    assert sized(6, smaller=9, larger=1) == [3, 6, 12]  # three nodes have no half
+    assert sized(3) == [3, 6, 12]
+
+
+def test_smaller_nodes_keep_their_nics_as_far_as_they_have_gpus_for_them() -> None:
+    job = read_job(model="gpt-1.7b", cluster={"based_on": "dgx-a100", "node": {"gpus": 8, "nics": 2}}, nodes=1)
+    choices = sizes(job, 3, 0).choices
+    assert [tuple(choice.values()) for choice in choices] == [(1, 1, 1), (1, 2, 2), (1, 4, 2), (1,)]
+    assert choices[0] == {"nodes": 1, "cluster.node.gpus": 1, "cluster.node.nics": 1}
 
 
 def call(*arguments: str) -> Result:
