@@ -16,6 +16,7 @@ from topologies.reading import UserError
 
 ROWS = 5_000_000  # of a trace
 BYTES = 2 * 2**30  # of its columns, unpacked; and of a CSV
+MAY_MISS, NONE = ("mc", "gmc"), -1  # chunks of ops that belong to none
 Columns = dict[str, NDArray[Any]]
 
 
@@ -43,17 +44,21 @@ def _parquet(path: Path) -> tuple[Columns, list[str]]:
         groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
         _check_size(file.metadata.num_rows, sum(group.total_byte_size for group in groups), path)
         table = file.read(columns=list(COLUMNS))
-    names: list[str] = []
     columns: Columns = {}
+    names: list[str] = []
     for name in COLUMNS:
         column = table.column(name).combine_chunks()
+        if column.null_count and name in MAY_MISS and pyarrow.types.is_primitive(column.type):
+            column = column.fill_null(NONE)
         if column.null_count:
             raise UserError(f"{path}: column {name!r}: {column.null_count} values are missing")
         if name == "optype":
             packed = column if pyarrow.types.is_dictionary(column.type) else column.dictionary_encode()
             names = [str(value) for value in packed.dictionary.to_pylist()]
             column = packed.indices
-        columns[name] = _numbers(column.to_numpy(zero_copy_only=False), name, path)
+        if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
+            raise UserError(f"{path}: column {name!r}: must hold numbers, and holds {column.type}")
+        columns[name] = np.from_dlpack(column)  # to_numpy() imports pandas
     return columns, names
 
 
@@ -64,11 +69,15 @@ def _csv(path: Path) -> tuple[Columns, list[str]]:
     _check_columns([str(name) for name in pandas.read_csv(path, nrows=0).columns], path)
     table = pandas.read_csv(path, usecols=list(COLUMNS), nrows=ROWS + 1, dtype={"optype": "category"})
     _check_size(len(table), 0, path)
+    table = table.fillna(dict.fromkeys(MAY_MISS, NONE))
     if (missing := table.isna().sum()).any():
         name = str(missing.idxmax())
         raise UserError(f"{path}: column {name!r}: {missing[name]} values are missing")
     names = [str(value) for value in table["optype"].cat.categories]
-    columns = {name: _numbers(table[name].to_numpy(), name, path) for name in COLUMNS if name != "optype"}
+    for name in COLUMNS:
+        if name != "optype" and len(table) and table[name].dtype.kind not in "iuf":
+            raise UserError(f"{path}: column {name!r}: must hold numbers, and holds {table[name].dtype}")
+    columns = {name: table[name].to_numpy() for name in COLUMNS if name != "optype"}
     return columns | {"optype": table["optype"].cat.codes.to_numpy()}, names
 
 
@@ -80,9 +89,3 @@ def _check_columns(names: list[str], path: Path) -> None:
 def _check_size(rows: int, size: int, path: Path) -> None:
     if rows > ROWS or size > BYTES:
         raise UserError(f"{path}: more than {ROWS:,} rows or {BYTES // 2**30} GiB: give a trace of fewer steps")
-
-
-def _numbers(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
-    if len(values) and values.dtype.kind not in "iuf":
-        raise UserError(f"{path}: column {name!r}: must hold numbers, and holds {np.dtype(values.dtype).name}")
-    return values

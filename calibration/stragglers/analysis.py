@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from calibration.stragglers.microbatches import Microbatches, microbatches
 from calibration.stragglers.replay import Replay
 from calibration.stragglers.trace import OP_TYPES, Booleans, Trace
 from sim.replay.graph import Floats
@@ -86,6 +87,7 @@ class Analysis:
     workers: list[Worker]
     slowest: list[int]
     slowest_part: Part
+    microbatches: Microbatches | None
 
     @property
     def slowdown(self) -> float:
@@ -125,6 +127,7 @@ def analyse(replay: Replay) -> Analysis:
         workers=_worst_first(workers),
         slowest=slowest,
         slowest_part=parts.of("slowest workers", np.isin(trace.rank, slowest)),
+        microbatches=microbatches(trace),
     )
 
 

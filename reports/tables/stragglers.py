@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SHOWN = 5  # parts of a kind
 EXACT = 0.01  # a larger gap between replay and measurement is said
 ENOUGH = 0.5  # share of the slowdown from which on a part is the worst
+UNEVEN, TOGETHER = 0.05, 0.9  # variation of passes, and correlation of forward and backward passes, from which on it is said
 NEARLY = 0.9  # of the largest share: then the smaller part is named
 
 
@@ -43,6 +44,7 @@ def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
         "by_worker": [worker.to_dict() for worker in analysis.workers],
         "last_stage": next(part.to_dict() for part in analysis.stages if part.name == last),
         "slowest_workers": {"ranks": analysis.slowest} | analysis.slowest_part.to_dict(),
+        "microbatches": None if analysis.microbatches is None else analysis.microbatches._asdict(),
         "by_step": [_step(analysis, place) for place in range(len(trace.steps))],
         "steps_left_out": {str(step): why for step, why in analysis.left_out.items()},
     }
@@ -139,6 +141,12 @@ def _notes(analysis: Analysis) -> list[str]:
     if slowest.share is not None and analysis.worker_count > len(analysis.slowest):
         ranks = ", ".join(map(str, analysis.slowest[:SHOWN])) + (", …" if len(analysis.slowest) > SHOWN else "")
         result.append(f"the slowest 3 % of workers (rank {ranks}) explain {percent(slowest.share)} of the slowdown")
+    passes = analysis.microbatches
+    if passes is not None and passes.variation > UNEVEN and (passes.correlation or 0.0) > TOGETHER:
+        unlike = f"a worker's forward passes by {percent(passes.variation)}, backward passes with them"
+        result.append(
+            f"microbatches differ in work, as sequences of unlike lengths do: {unlike} ({passes.correlation:.2f} correlated)"
+        )
     gap = float(analysis.with_delays.mean() / analysis.measured.mean()) - 1
     if abs(gap) > EXACT:
         result.append(

@@ -228,6 +228,15 @@ def test_overlapped_gradients_wait_for_their_chunk(tmp_path: Path) -> None:
     assert times.end == pytest.approx(replay.trace.end)
 
 
+def test_unlike_microbatches_are_told(tmp_path: Path) -> None:
+    """Passes of odd microbatches take twice as long, forward and backward: 1 and 2 s are 1.5 s ± a third."""
+    frame = trace_of(lambda *at: (1.0 + at[3][1] % 2) * (2 if at[3][0] == "backward" else 1), pp=2, microbatches=4)
+    found = analysed(frame, tmp_path)
+    assert found.microbatches == (pytest.approx(1 / 3), pytest.approx(1))
+    even = analysed(trace_of(usual(2, 0, 1), pp=2, microbatches=4), tmp_path)
+    assert even.microbatches == (0, None)
+
+
 def test_steps_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
     frame = trace_of(usual(2, 0, 1), dp=2, pp=2, microbatches=2, steps=(1, 2, 3, 4, 5))
     at = {step: frame.index[(frame.step == step) & (frame["rank"] == 0)] for step in (2, 3, 4)}
@@ -318,13 +327,16 @@ def test_workers_and_steps_need_rows(tmp_path: Path) -> None:
 def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     frame = trace_of(usual(2, 0, 1), dp=2, pp=2, microbatches=2, steps=(1, 2))
-    frame.astype({"optype": "category", "start_ts": "float32", "stage": "int8"}).to_parquet(tmp_path / "trace.parquet")
+    frame.loc[frame.gmc < 0, ["mc", "gmc"]] = None  # as much as −1
+    types = {"optype": "category", "start_ts": "float32", "stage": "int8", "mc": "Int8"}
+    frame.astype(types).to_parquet(tmp_path / "trace.parquet")
     frame.to_csv(tmp_path / "trace.csv", index=False)
     first, second = (read_op_trace(tmp_path / f"trace.{ending}") for ending in ("parquet", "csv"))
     for column, other in zip(first, second, strict=True):
         assert (column == other).all()
     waits = waits_of(first)
     assert len(waits.before) == len(waits.after) > 0
+    assert set(first.model_chunk.tolist()) == {-1, 0, 1}
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +364,7 @@ def test_the_command_says_what_to_do(tmp_path: Path) -> None:
 def test_the_example_is_as_published() -> None:
     """Job "ST" of github.com/ByteDance-Seed/StragglerAnalysis 8efcd7f, data/result-ST.json, ms-ST.json and mw-ST.json."""
     pytest.importorskip("pyarrow")
-    trace = Path(__file__).parents[2] / "examples/traces/uneven-stages.parquet"
+    trace = Path(__file__).parents[3] / "examples/traces/uneven-stages.parquet"
     data = json.loads(CliRunner().invoke(shardyard.main, ["straggler", str(trace), "--json"]).stdout)
     assert data["step_seconds"] == pytest.approx(
         {
@@ -373,7 +385,7 @@ def test_the_example_is_as_published() -> None:
     assert (data["worst"]["kind"], data["worst"]["name"]) == ("stage", "3")
 
 
-PUBLISHED = Path(__file__).parents[3] / "shared/data/stragglers"
+PUBLISHED = Path(__file__).parents[4] / "shared/data/stragglers"
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])
