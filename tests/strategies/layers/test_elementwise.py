@@ -43,10 +43,10 @@ def moved(function: Callable[..., Any], inputs: list[Any]) -> tuple[float, float
     return forward.total, backward.total
 
 
-def halves(count: int) -> list[Any]:
+def halves(count: int, dtype: str = "bfloat16") -> list[Any]:
     import torch
 
-    return [torch.randn(ROWS, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(count)]
+    return [torch.randn(ROWS, WIDTH, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(count)]
 
 
 def rms_norm(x: Any, weight: Any) -> Any:
@@ -79,6 +79,15 @@ def test_eager_kernels_move_what_pytorch_moves() -> None:
     assert moved(lambda x: rms_norm(x, vector.requires_grad_()), halves(1)) == total(kernel_set("torch").norm(True, 2))
     assert moved(silu_gate, halves(2)) == total(kernel_set("torch").gate(2))
     assert moved(lambda x: turn(x, vector.detach()), halves(1)) == total(kernel_set("torch").rotary(2))
+
+
+def test_eager_norms_of_fp32_need_no_cast() -> None:
+    import torch
+
+    weight = torch.ones(WIDTH, requires_grad=True)
+    ways = kernel_set("torch").norm(True, 4)
+    assert moved(lambda x: rms_norm(x, weight), halves(1, "float32")) == total(ways)
+    assert [one.moved for one in ways.forward] == [8, 4, 8, 8]  # the square, its mean, the scale by that and by the weight
 
 
 @pytest.mark.parametrize("width", [2, 4])
