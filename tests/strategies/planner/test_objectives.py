@@ -1,0 +1,150 @@
+"""Objectives and constraints of a search, worked out for one plan, and how what they rule out is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from strategies.planner.search.objective import OBJECTIVES, Limits, Scale, objective
+from strategies.planner.search.probes import Probes
+from strategies.planner.search.site import RuledOut, Site, budget, told_memory
+from topologies.costs import Rates
+from topologies.reading import UserError
+
+# 16 GPUs of 2 dollars an hour and 500 W; 4,000 tokens a step, 14.4 million in all: 3,600 steps
+SCALE = Scale(16, 4e3, 14.4e6, Rates(2.0, "said", 500.0, "said"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("step", 10.0, (10.0, "s")),
+        ("throughput", 16 * 10 / 4e3, (25.0, "tokens/s/GPU")),
+        ("time", 10 * 3600 / 86400, (10 * 3600 / 86400, "days")),
+        ("gpu-hours", 160.0, (160.0, "GPU-hours")),
+        ("cost", 320.0, (320.0, "dollars")),
+        ("energy", 80.0, (80.0, "kWh")),
+    ],
+)
+def test_a_step_of_ten_seconds_as_each_objective(name: str, value: float, told: tuple[float, str]) -> None:
+    """3,600 steps of 10 s are 10 hours."""
+    chosen = objective(name)
+    assert 10 * chosen.per_second(SCALE) == pytest.approx(value)
+    assert chosen.told(10 * chosen.per_second(SCALE)) == (pytest.approx(told[0]), told[1])
+
+
+def test_unknown_objectives_and_costs_without_a_price_are_refused() -> None:
+    assert sorted(OBJECTIVES) == ["cost", "energy", "gpu-hours", "step", "throughput", "time"]
+    with pytest.raises(UserError, match="--objective fun: unknown"):
+        objective("fun")
+    free = Scale(16, 4e3, 14.4e6, Rates(None, "no price is known", 500.0, ""))
+    with pytest.raises(UserError, match="cost: no price is known"):
+        objective("cost").per_second(free)
+
+
+def test_the_longest_step_that_days_and_dollars_allow() -> None:
+    """3,600 steps in a day: 24 s each; 3,600 steps of 16 GPUs for 64 dollars: 32 GPU-hours, 2 hours, 2 s each."""
+    assert Limits(days=1.0, cost=64.0).of_step(SCALE) == {"days": pytest.approx(24.0), "cost": pytest.approx(2.0)}
+    assert Limits(days=1.0).of_step(SCALE).keys() == {"days"}
+    assert Limits(memory=1.0, gpus=1, power=1.0).of_step(SCALE) == {}
+
+
+def test_what_rules_out_every_plan_on_so_many_gpus() -> None:
+    """16 GPUs take 8 kW."""
+    assert Limits().of_site(SCALE) is None
+    assert Limits(gpus=16, power=8e3).of_site(SCALE) is None
+    assert Limits(gpus=15).of_site(SCALE) == "gpus ≤ 15: 16"
+    assert Limits(power=7.9e3).of_site(SCALE) == "power ≤ 7.9 kW: 8.0 kW"
+
+
+def test_memory_is_told_with_as_many_places_as_tell_it_apart() -> None:
+    assert told_memory(81.23e9, 80e9) == "81.2 GB of 80.0 GB"
+    assert told_memory(80.004e9, 80e9) == "80.004 GB of 80.000 GB"
+    assert told_memory(80e9, 80e9) == "80.00000000 GB of 80.00000000 GB"
+    assert told_memory(1234.5e9, 80e9) == "1,234.5 GB of 80.0 GB"
+
+
+def test_a_share_of_a_budget() -> None:
+    assert budget("days", 2.0)(1.5) == "3 days, of 2"
+    assert budget("cost", 40000.0)(1.25) == "50,000 dollars, of 4e+04"
+
+
+def test_of_plans_that_are_ruled_out_the_nearest_is_named() -> None:
+    out = RuledOut()
+    out.add("memory", 3, 2.0, "far")
+    out.add("memory", 2, 1.5, "near")
+    out.add("memory", 1, 1.7, "between")
+    out.add("days", 1, 9.0, "late")
+    assert out.plans == {"memory": 6, "days": 1}
+    assert out.nearest == {"memory": (1.5, "near"), "days": (9.0, "late")}
+
+
+def site(memory: float = 80e9, **fields: Any) -> Site:
+    """Three plans, of 1, 2 and 4 s and of 60, 70 and 90 GB at least, on GPUs of so much memory."""
+    result = object.__new__(Site)
+    result.job = cast(Any, SimpleNamespace(cluster=SimpleNamespace(node=SimpleNamespace(gpu=SimpleNamespace(memory=memory)))))
+    bounds = {"step": np.array([1.0, 2.0, 4.0]), "memory": np.array([60e9, 70e9, 90e9]), "possible": np.ones(3, dtype=bool)}
+    result.limits = cast(Any, SimpleNamespace(**bounds | fields))
+    result.plans = cast(Any, SimpleNamespace(rule=np.zeros(3, dtype=np.int64)))
+    result.scale = lambda plan: SCALE  # type: ignore[method-assign]
+    return result
+
+
+def test_constraints_rule_out_plans_by_their_bounds() -> None:
+    """Steps of at most 2 s fit 64 dollars; what is exactly as much as it may be stays."""
+    out = RuledOut()
+    keep, value = site().promising(Limits(cost=64.0), objective("gpu-hours"), out)
+    assert keep.tolist() == [True, True, False]
+    assert value.tolist() == pytest.approx([16, 32, 64])
+    assert out.plans == {"memory": 1}  # what is ruled out once is not counted again
+    tight = RuledOut()
+    assert site().promising(Limits(cost=63.0, memory=65e9), objective("step"), tight)[0].tolist() == [True, False, False]
+    assert tight.plans == {"memory": 2}
+    dear = RuledOut()
+    assert not site(memory=1e12).promising(Limits(cost=16.0), objective("step"), dear)[0].any()
+    assert dear.plans == {"cost": 3}
+    assert dear.nearest["cost"] == (pytest.approx(2.0), "none of them needs less than 32 dollars, of 16")
+    assert not site(possible=np.zeros(3, dtype=bool)).promising(Limits(), objective("step"), RuledOut())[0].any()
+
+
+def test_memory_is_what_a_gpu_has_or_what_is_asked_for_if_that_is_less() -> None:
+    assert site().capacity(Limits()) == 80e9
+    assert site().capacity(Limits(memory=40e9)) == 40e9
+    assert site().capacity(Limits(memory=90e9)) == 80e9
+
+
+def test_plans_that_turn_out_too_slow_or_too_big() -> None:
+    out = RuledOut()
+    asked = Limits(cost=64.0, days=1.0)
+    assert not site().over_budget(0, 2.0, asked, out)
+    assert not out.plans
+    assert site().over_budget(0, 3.0, asked, out)
+    assert (out.plans, out.nearest["cost"][0]) == ({"cost": 1}, pytest.approx(1.5))
+    site().too_big({"memory": 81e9}, asked, out)
+    site().too_big({"memory": 80e9}, asked, out)
+    assert out.nearest["memory"] == (81e9, "81.0 GB of 80.0 GB")
+    assert out.nearest["memory of the nodes"] == (80e9, "what is offloaded has no room there")
+
+
+def probed(kinds: list[int], base: list[int], keep: list[bool], value: list[float]) -> Probes:
+    probes = Probes()
+    plans = SimpleNamespace(kinds=lambda fields: np.array(kinds))
+    probes.add(cast(Any, SimpleNamespace(plans=plans, base=np.array(base))), np.array(keep), np.array(value))
+    return probes
+
+
+def test_one_plan_of_each_kind_is_probed_the_least_bound_first() -> None:
+    """Kinds 0, 1 and 2; what is ruled out or offloaded is not probed."""
+    probes = probed([0, 0, 1, 1, 2, 2], [-1, -1, -1, -1, 0, -1], [True, True, False, True, True, True], [3, 2, 1, 4, 0, 5])
+    assert [probes.next(9.0) for _ in range(4)] == [(0, 1), (0, 3), (0, 5), None]
+
+
+def test_kinds_that_were_simulated_and_bounds_that_cannot_win_are_not_probed() -> None:
+    probes = probed([0, 1, 2], [-1] * 3, [True] * 3, [1, 2, 3])
+    probes.simulated(0, 0)
+    assert probes.next(3.0) == (0, 1)
+    assert probes.next(3.0) is None  # 3 is no better than the worst
+    assert probes.next(3.1) == (0, 2)
