@@ -10,20 +10,7 @@ from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
-
-GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
-LLAMA: dict[str, Any] = GPT | {
-    "name": "llama",
-    "kv_heads": 4,
-    "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
-}
+from tests.calibration.execute.conftest import GPT, LLAMA
 
 
 @pytest.mark.parametrize("fields", [GPT, LLAMA])

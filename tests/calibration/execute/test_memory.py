@@ -13,21 +13,11 @@ import pytest
 from sim.analysis.memory import ledger
 from sim.engine.player import run
 from strategies.lowering.lower import lower
+from tests.calibration.execute.conftest import LLAMA_FIELDS
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 128}
-LLAMA: dict[str, Any] = GPT | {
-    "name": "llama",
-    "kv_heads": 4,
-    "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
-}
+LLAMA = GPT | LLAMA_FIELDS
 FEW_TOKENS = LLAMA | {"hidden": 128, "kv_heads": 8, "ffn": 512, "layers": 6, "vocabulary": 64, "context": 32}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
 ZRO = {"data_parallel": "zero_redundancy_optimizer"}

@@ -14,20 +14,8 @@ from sim.analysis.volume import volumes
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
+from tests.calibration.execute.conftest import GPT, LLAMA
 
-GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
-LLAMA: dict[str, Any] = GPT | {
-    "name": "llama",
-    "kv_heads": 4,
-    "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
-}
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
 TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 

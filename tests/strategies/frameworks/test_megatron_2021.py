@@ -1,0 +1,68 @@
+"""Kernels of Megatron-LM before Transformer Engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.program import Block, Kernel
+from strategies.layers.model_costs import parts
+from strategies.lowering.lower import lower
+from strategies.models.model import Model
+from strategies.plan.plan import Plan
+from strategies.plan.resolved import Resolved
+from tests.strategies.layers.conftest import GPT, kernels, resolved
+
+
+def test_every_step_of_the_loss_was_a_kernel() -> None:
+    """megatron/mpu/cross_entropy.py: cast, maximum, difference, exponential, sum, quotient; back a product and a cast. Bytes per
+    logit: 6 + 4 + 8 + 8 + 4 + 8, and 8 + 6.
+    """
+    model = Model(**GPT)
+    head, logits = parts(model, resolved(model, kernels="apex")).head, 32 * 512
+    assert [kernel.bytes / logits for kernel in kernels(head.forward, "loss")] == [6, 4, 8, 8, 4, 8]
+    assert [kernel.bytes / logits for kernel in kernels(head.backward, "loss")] == [8, 6]
+
+
+@pytest.mark.parametrize(("tp", "batch", "passes"), [(1, 1, 1), (2, 1, 1), (4, 1, 4), (4, 2, 1), (8, 1, 4)])
+def test_the_fused_softmax_takes_four_heads_at_a_time(tp: int, batch: int, passes: int) -> None:
+    """8 heads: other numbers of rows are left to PyTorch's operators (megatron/model/fused_softmax.py, is_kernel_available)."""
+    model = Model(**GPT)
+    layer = parts(model, resolved(model, kernels="apex", attention="materialised", tp=tp, microbatch=batch)).layer(0)
+    assert len(kernels(layer.forward, "softmax")) == passes
+
+
+@pytest.mark.parametrize(("microbatches", "count"), [(1, 0), (2, 8)])
+def test_gradients_of_vectors_are_added_one_by_one(microbatches: int, count: int) -> None:
+    """Four biases, and weight and bias of two norms, once there is a gradient to add to."""
+    model = Model(**GPT)
+    layer = parts(model, resolved(model, kernels="apex", accumulation=microbatches)).layer(0)
+    small = [item for item in layer.backward if isinstance(item, Kernel) and item.label.endswith(" sum") and item.bytes < 3000]
+    assert len(small) == count
+
+
+def test_megatron_of_2021_launched_small_kernels_for_batch_and_loss() -> None:
+    """Twelve for a batch, which every stage gets for itself; the embedding's masks only with tp; later versions have none."""
+    model = Model(**GPT)
+    for tp, masks in ((1, 0), (2, 7)):
+        work = parts(model, resolved(model, kernels="apex", tp=tp))
+        assert len(work.batch) == 12
+        assert len(kernels(work.embedding.forward, "token mask")) == masks
+        assert [len(kernels(work.head.forward, label)) for label in ("loss targets", "mean loss")] == [12, 10]
+    assert not parts(model, resolved(model)).batch
+    program = lower(model, Resolved.of(Plan(kernels="apex", pp=2), model, 2))
+    first = [next(op.work for op in cohort.ops if isinstance(op.work, Block)) for cohort in program.cohorts]
+    assert [len(kernels(block.runs[0].items, "batch")) for block in first] == [12, 12]
+
+
+def test_alibi_is_written_to_every_score_and_read_by_the_product(toy_job) -> None:
+    """torch.baddbmm with an operand: two bytes a score to copy it there, and two to read it again; two heads of 32 × 32 scores.
+    Recomputed, it is all done once more.
+    """
+    plan = dict(attention="materialised", recompute="full", tp=4)
+    jobs = [toy_job(4, model={"positions": positions}, **plan) for positions in ("rotary", "alibi")]
+    without, with_it = (parts(job.model, job.resolve()).layers[0] for job in jobs)
+    for direction in ("forward", "recompute"):
+        product = [[item.bytes for item in getattr(part, direction) if item.label == "scores"] for part in (without, with_it)]
+        assert product[1][0] - product[0][0] == 2 * 2 * 32 * 32
+        assert [item.bytes for item in getattr(with_it, direction) if item.label == "alibi"] == [2 * 2 * 32 * 32]
+    assert jobs[0].model.parameters == jobs[1].model.parameters
