@@ -161,9 +161,9 @@ class Reach:
         total = 0.0
         kept: list[str] = []
         for test in order:
+            if kept and total + self.seconds[test] > SECONDS:
+                continue  # quicker ones of other folders may follow
             total += self.seconds[test]
-            if kept and total > SECONDS:
-                break
             kept.append(test)
         return kept
 

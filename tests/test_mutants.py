@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutants import mutants_of
+from tests.mutants import Mutant, Reach, mutants_of
 
 SOURCE = '''
 LIMIT = 3
@@ -34,3 +34,16 @@ def test_expressions_of_functions_change_and_texts_and_constants_outside_do_not(
         "size < LIMIT and not times",
         "size < LIMIT",
     ]
+
+
+def test_a_mutant_meets_the_nearest_and_quickest_tests_that_there_is_time_for() -> None:
+    """90 s: the test of the file's name first, then of its folder, then others; one that takes too long is left out."""
+    seconds = {"tests/sim/test_network.py::a": 60.0, "tests/sim/test_run.py::b": 50.0, "tests/sim/test_run.py::c": 20.0}
+    seconds |= {"tests/test_laws.py::d": 5.0, "tests/test_laws.py::e": 6.0}
+    mutant = Mutant("sim/engine/network.py", 3, 0, 1, "1", "(2)")
+    reached = Reach({mutant.path: {3: [*seconds, "tests/test_laws.py::skipped"]}}, seconds)
+    names = ["network.py::a", "run.py::c", "laws.py::d"]
+    assert [test.rpartition("test_")[2] for test in reached.of(mutant)] == names
+    alone = Reach({mutant.path: {3: ["slow"]}}, {"slow": 500.0})
+    assert alone.of(mutant) == ["slow"]
+    assert reached.of(Mutant("sim/engine/network.py", 4, 0, 1, "1", "(2)")) == []
