@@ -15,7 +15,7 @@ from calibration.stragglers.trace import COLUMNS, Trace, checked
 from topologies.reading import UserError
 
 ROWS = 5_000_000  # of a trace
-BYTES = 2 * 2**30  # of its columns, unpacked; and of a CSV
+BYTES = 2**30  # of its columns, unpacked; and of a CSV
 MAY_MISS, NONE = ("mc", "gmc"), -1  # chunks of ops that belong to none
 Columns = dict[str, NDArray[Any]]
 
@@ -39,8 +39,11 @@ def _parquet(path: Path) -> tuple[Columns, list[str]]:
         import pyarrow.parquet
     except ImportError:
         raise UserError(f"{path}: Parquet needs the package pyarrow: pip install 'shardyard[parquet]'") from None
-    with pyarrow.parquet.ParquetFile(path) as file:
-        _check_columns(file.schema_arrow.names, path)
+    schema = pyarrow.parquet.read_schema(path)
+    _check_columns(schema.names, path)
+    for name in COLUMNS:
+        _check_kind(schema.field(name).type, name, path)
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=["optype"]) as file:  # a long text that is repeated is read once
         groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
         _check_size(file.metadata.num_rows, sum(group.total_byte_size for group in groups), path)
         table = file.read(columns=list(COLUMNS))
@@ -48,18 +51,27 @@ def _parquet(path: Path) -> tuple[Columns, list[str]]:
     names: list[str] = []
     for name in COLUMNS:
         column = table.column(name).combine_chunks()
-        if column.null_count and name in MAY_MISS and pyarrow.types.is_primitive(column.type):
+        if column.null_count and name in MAY_MISS:
             column = column.fill_null(NONE)
         if column.null_count:
             raise UserError(f"{path}: column {name!r}: {column.null_count} values are missing")
         if name == "optype":
-            packed = column if pyarrow.types.is_dictionary(column.type) else column.dictionary_encode()
-            names = [str(value) for value in packed.dictionary.to_pylist()]
-            column = packed.indices
-        if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
-            raise UserError(f"{path}: column {name!r}: must hold numbers, and holds {column.type}")
+            names, column = [str(value) for value in column.dictionary.to_pylist()], column.indices
         columns[name] = np.from_dlpack(column)  # to_numpy() imports pandas
     return columns, names
+
+
+def _check_kind(kind: Any, name: str, path: Path) -> None:
+    """Whether a column of Parquet has numbers, and "optype" text. Raises UserError."""
+    from pyarrow import types
+
+    if name == "optype":
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        good, rule = types.is_string(value) or types.is_large_string(value), "text"
+    else:
+        good, rule = types.is_integer(kind) or types.is_floating(kind), "numbers"
+    if not good:
+        raise UserError(f"{path}: column {name!r}: must hold {rule}, and holds {kind}")
 
 
 def _csv(path: Path) -> tuple[Columns, list[str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.stragglers.trace import BACKWARD, FORWARD, OP_TYPES, SENDS_AND_RECEIVES, Trace
-from sim.replay.graph import Integers
 
 
 def incomplete_steps(trace: Trace) -> dict[int, str]:
@@ -13,7 +13,7 @@ def incomplete_steps(trace: Trace) -> dict[int, str]:
     backward. Sends and receives are checked where they are matched with compute.
     """
     workers = len(trace.dp_ranks) * trace.stages
-    counts = np.zeros((len(trace.steps), workers, len(OP_TYPES)), np.int64)
+    counts = np.zeros((len(trace.steps), workers, len(OP_TYPES)), np.int32)
     np.add.at(counts, (trace.step, trace.worker, trace.op_type), 1)
     forward, backward = (OP_TYPES.index(name) for name in (FORWARD, BACKWARD))
     result: dict[int, str] = {}
@@ -28,7 +28,7 @@ def incomplete_steps(trace: Trace) -> dict[int, str]:
     return result
 
 
-def _most_common(rows: Integers) -> Integers:
+def _most_common(rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """The row that is there most often; of equally many, the one of the largest sum."""
     different, numbers = np.unique(rows, axis=0, return_counts=True)
     return np.asarray(different[np.lexsort((different.sum(axis=1), numbers))[-1]])

@@ -20,18 +20,16 @@ class Replay:
 
     def __init__(self, trace: Trace, source: str) -> None:
         self.left_out: dict[int, str] = {}
-        trace = self._without(trace, incomplete_steps(trace), source)
-        waits = waits_of(trace)
-        if waits.mismatched:
-            trace = self._without(trace, waits.mismatched, source)
-            waits = waits_of(trace)
-        self.trace = trace
-        try:
-            self.graph = Graph(len(trace.step), waits.before, waits.after, waits.rendezvous)
-        except CycleError as error:
-            op = f"{OP_TYPES[trace.op_type[error.op]]} {trace.seq_id[error.op]} of rank {trace.rank[error.op]}"
-            step = trace.steps[trace.step[error.op]]
-            raise UserError(f"{source}: step {step}: {op} never starts: what it waits for waits in a circle") from None
+        while True:
+            bad, waits, graph = _built(trace)
+            self.left_out |= {int(trace.steps[step]): why for step, why in bad.items()}
+            if len(bad) == len(trace.steps):
+                step, why = min(self.left_out.items())
+                raise UserError(f"{source}: step {step}: {why}; no step can be replayed")
+            if waits is not None and graph is not None:
+                break
+            trace = trace.without(bad)
+        self.trace, self.graph = trace, graph
         self.own = _own_durations(trace, waits)
         self.ideal = _ideal_durations(trace, self.own)
         self._first_rows = np.searchsorted(trace.step, np.arange(len(trace.steps)))
@@ -63,12 +61,19 @@ class Replay:
         latest: Floats = np.maximum.reduceat(ends, self._first_rows)
         return latest
 
-    def _without(self, trace: Trace, steps: dict[int, str], source: str) -> Trace:
-        self.left_out |= {int(trace.steps[step]): why for step, why in steps.items()}
-        if len(steps) == len(trace.steps):
-            step, why = next(iter(sorted(self.left_out.items())))
-            raise UserError(f"{source}: step {step}: {why}; no step can be replayed")
-        return trace.without(steps) if steps else trace
+
+def _built(trace: Trace) -> tuple[dict[int, str], Waits | None, Graph | None]:
+    """(step -> why it cannot be replayed, waits, graph); without graph where there is such a step."""
+    if bad := incomplete_steps(trace):
+        return bad, None, None
+    waits = waits_of(trace)
+    if waits.mismatched:
+        return waits.mismatched, None, None
+    try:
+        return {}, waits, Graph(len(trace.step), waits.before, waits.after, waits.rendezvous)
+    except CycleError as error:
+        op = f"{OP_TYPES[trace.op_type[error.op]]} {trace.seq_id[error.op]} of rank {trace.rank[error.op]}"
+        return {int(trace.step[error.op]): f"{op} never starts: what it waits for waits in a circle"}, None, None
 
 
 def _own_durations(trace: Trace, waits: Waits) -> Floats:

@@ -142,10 +142,10 @@ def _check_workers(trace: Trace, source: str) -> None:
     """Stages are numbered without gaps, workers are there, and each is one rank."""
     if len(gaps := np.flatnonzero(np.bincount(trace.stage) == 0)):
         raise UserError(f"{source}: stage={trace.stages - 1}: stages are numbered from 0, and no op is of stage {gaps[0]}")
-    workers, rows = len(trace.dp_ranks) * trace.stages, len(trace.step)
-    if workers * len(trace.steps) > rows:
-        sizes = f"{len(trace.steps)} steps of {len(trace.dp_ranks)} dp ranks × {trace.stages} stages"
-        raise UserError(f"{source}: {rows} rows are too few for {sizes}: a worker has many ops in a step")
+    workers, rows, chunks = len(trace.dp_ranks) * trace.stages, len(trace.step), int(trace.chunk.max(initial=0)) + 1
+    if workers * len(trace.steps) * chunks > rows:
+        sizes = f"{len(trace.steps)} steps of {len(trace.dp_ranks)} dp ranks × {trace.stages} stages × {chunks} chunks"
+        raise UserError(f"{source}: {rows} rows are too few for {sizes}, each of which has ops")
     rank = np.full(workers, -1)
     rank[trace.worker] = trace.rank
     two = "a rank is one worker, of one dp rank and stage"

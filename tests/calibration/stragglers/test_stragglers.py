@@ -257,6 +257,16 @@ def test_steps_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
         analysed(frame.drop(index=gone)[lambda rows: rows.step == 3], tmp_path)
 
 
+def test_a_step_that_waits_in_a_circle_is_left_out(tmp_path: Path) -> None:
+    """In step 2 stage 0 seems to run backward before the forward passes that its gradients come from."""
+    frame = trace_of(usual(1, 0, 0), pp=2, microbatches=2, steps=(1, 2))
+    bad = (frame.step == 2) & (frame.stage == 0) & frame.optype.isin(["backward-recv", "backward-compute"])
+    frame.loc[bad, "start_ts"] -= 100
+    found = analysed(frame, tmp_path)
+    assert found.trace.steps.tolist() == [1]
+    assert "never starts: what it waits for waits in a circle" in found.left_out[2]
+
+
 def test_types_of_ops_may_be_missing(tmp_path: Path) -> None:
     frame = trace_of(usual(2, 0, 1), dp=2, pp=2, microbatches=2)
     compute_and_peers = frame[~frame.optype.isin(["grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"])]
@@ -310,6 +320,27 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
         read_op_trace(tmp_path / "y.csv")
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("mc", ["x" * 2**20] * 2, "column 'mc': must hold numbers, and holds .*string"),
+        ("optype", [1, 2], "column 'optype': must hold text, and holds int64"),
+        ("optype", [["forward-compute"]] * 2, "column 'optype': must hold text, and holds list"),
+        ("optype", ["forward-compute", None], "column 'optype': 1 values are missing"),
+        ("optype", ["y" * 2**20] * 2, "unknown"),
+        ("stage", [0.0, None], "column 'stage': 1 values are missing"),
+        ("mc", [0, 65535], "2 rows are too few for 1 steps of 1 dp ranks × 1 stages × 65536 chunks"),
+    ],
+)
+def test_hostile_parquet(column: str, values: list[Any], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = trace_of(usual(1, 0, 0)).head(2)
+    frame.assign(**{column: values}).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=message) as caught:
+        read_op_trace(tmp_path / "x.parquet")
+    assert len(str(caught.value)) < 3000
+
+
 def test_an_op_that_is_there_twice(tmp_path: Path) -> None:
     frame = trace_of(usual(1, 0, 0))
     with pytest.raises(UserError, match="another op of this type, step and rank has the same number"):
@@ -320,7 +351,7 @@ def test_workers_and_steps_need_rows(tmp_path: Path) -> None:
     """Otherwise a small file could ask for much memory."""
     frame = trace_of(usual(1, 0, 0)).head(1)
     rows = [frame.assign(step=number, dp_rank=number, stage=number, rank=number) for number in range(9)]
-    with pytest.raises(UserError, match="9 rows are too few for 9 steps of 9 dp ranks × 9 stages"):
+    with pytest.raises(UserError, match="9 rows are too few for 9 steps of 9 dp ranks × 9 stages × 1 chunks"):
         replayed(pd.concat(rows), tmp_path)
 
 
