@@ -1,4 +1,4 @@
-"""The fluid network: flows on links, shared max-min fairly; rates change only when a flow starts or ends.
+"""The fluid network: flows on links, shared max-min fairly; rates change only when a flow starts or ends, or a link changes.
 
 A flow alone on its links is one SimPy event. When another one touches a link of it, the rates of all flows that are connected by
 shared links are worked out anew by progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2); the others are
@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar, cast
 from simpy import Environment, Event
 
 from sim.clock import on_grid
+from sim.engine.task import cancel
 
 F = TypeVar("F")
 
@@ -46,15 +47,24 @@ class Flow:
         return self.parts[self.part].flows
 
 
+class Link:
+    """A capacity in one direction, bytes per second, and the flows on it with their multiplicity."""
+
+    __slots__ = ("capacity", "flows")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        self.flows: dict[Flow, float] = {}
+
+
 class Network:
-    """Links of given capacities (bytes per second), and the flows on them."""
+    """Links of given capacities (bytes per second), numbered from 0, and the flows on them."""
 
     def __init__(self, env: Environment, capacity: Sequence[float]) -> None:
         self.env = env
-        self.capacity = capacity
+        self.links = [Link(each) for each in capacity]
         self.events = 0  # scheduled so far
         self._full: dict[tuple[tuple[int, float], ...], float] = {}
-        self._on: dict[int, dict[Flow, float]] = {}  # link -> flows on it, with multiplicity
 
     def start(
         self, parts: Sequence[FlowPart], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
@@ -62,11 +72,20 @@ class Network:
         """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
         self._enter(Flow(parts, latency, done, left_sender))
 
+    def change(self, link: int, capacity: float) -> None:
+        """From now on `link` has another capacity; 0: nothing goes over it."""
+        changed = self.links[link]
+        changed.capacity = capacity
+        self._full.clear()
+        flows = [flow for flow in changed.flows if flow.drain > self.env.now]
+        if flows:
+            self._share(flows)
+
     def _full_rate(self, flows: tuple[tuple[int, float], ...]) -> float:
         """The rate of a flow that is alone on its links."""
         rate = self._full.get(flows)
         if rate is None:
-            rate = self._full[flows] = min(self.capacity[link] / count for link, count in flows)
+            rate = self._full[flows] = min(self.links[link].capacity / count for link, count in flows)
         return rate
 
     def _enter(self, flow: Flow) -> None:
@@ -75,10 +94,8 @@ class Network:
         flow.left, flow.since, flow.drain = part.bytes, now, float("inf")
         lonely = True
         for link, count in part.flows:
-            others = self._on.get(link)
-            if others is None:
-                others = self._on[link] = {}
-            elif others:
+            others = self.links[link].flows
+            if others:
                 for other in [other for other in others if other.drain <= now]:
                     del others[other]  # has left the link and only waits for its latency
                 lonely = lonely and not others
@@ -91,8 +108,10 @@ class Network:
 
     def _expect(self, flow: Flow, now: float, alone: bool = False) -> None:
         """(Re)schedule the end of the current part; a flow alone in its last part is one event, latency included."""
-        if flow.event is not None:
-            flow.event.callbacks = []  # cancelled
+        cancel(flow.event)
+        if not flow.rate:
+            flow.event, flow.drain = None, float("inf")
+            return
         wait = on_grid(flow.left / flow.rate)
         flow.drain = now + wait
         whole = alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None
@@ -106,7 +125,7 @@ class Network:
         now = self.env.now
         neighbours: dict[Flow, None] = {}
         for link, _ in flow.parts[flow.part].flows:
-            others = self._on[link]
+            others = self.links[link].flows
             others.pop(flow, None)
             if others and not whole:  # a flow that was alone to its end has slowed no other
                 neighbours |= dict.fromkeys(other for other in others if other.drain > now)
@@ -131,7 +150,8 @@ class Network:
         if len(flows) == 1:
             rates = {flows[0]: self._full_rate(flows[0].flows)}
         else:
-            rates = fair_rates(self.capacity, {flow: flow.flows for flow in flows})
+            capacity = [link.capacity for link in self.links]
+            rates = fair_rates(capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
             # a flow with one event for its end and latency needs an event for its end, even at an unchanged rate
             if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:
@@ -144,7 +164,7 @@ class Network:
         queue = list(component)
         for flow in queue:
             for link, _ in flow.flows:
-                for other in self._on[link]:
+                for other in self.links[link].flows:
                     if other not in component and other.drain > self.env.now:
                         component[other] = None
                         queue.append(other)

@@ -1,0 +1,180 @@
+"""Effects: what makes a GPU, a host or a link differ from its price for a while.
+
+An effect is a class in one file of this folder, registered under the word that users write: `gpu 37: speed 0.9 from 2 s to 5 s`
+names the target, the effect with its value, and further fields of the class. Devices, hosts and the network ask effects what they
+do (`Effect.kernels`, `Effect.noise`, `Effect.pauses`, `Effect.links`); an effect that says nothing to a question does nothing there.
+Times count from the start of the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import BeforeValidator, Field
+from simpy import Environment, Event
+
+from sim.engine.host import Pause
+from topologies.impaired import LinkChange
+from topologies.reading import Config, UserError, build, nearest, shown
+from topologies.registry import Registry
+from topologies.topology import Ids, Topology
+from topologies.units import seconds
+
+Steps = Iterator[tuple[float, float]]  # (time, value from then on), in order of time; may go on for ever
+Time = Annotated[float, BeforeValidator(seconds)]
+LONGEST = 500  # letters of an effect
+MOST = 1000  # effects of a job
+
+
+class Effect(Config):
+    """Base of all effects. A subclass has a field of its registered name: the value that follows the word."""
+
+    component: ClassVar[str] = ""  # its row in the breakdown, where it lengthens kernels
+    of_links: ClassVar[bool] = False  # its target is a link
+
+    target: str
+
+    def __str__(self) -> str:
+        said = self.model_dump(exclude_unset=True, by_alias=True)
+        return f"{said.pop('target')}: {' '.join(f'{name} {value:g}' if isinstance(value, float) else f'{name} {value}' for name, value in said.items())}"
+
+    def gpus(self, topology: Topology) -> Ids:
+        """The GPUs that it acts on, sorted. Raises UserError when there are none of that number."""
+        return _gpus(self.target, topology)
+
+    def kernels(self) -> Steps:
+        """The factor by which kernels take longer from each moment on; infinite: they stand still."""
+        return iter(())
+
+    def noise(self, gpu: int) -> Callable[[], float] | None:
+        """The next block's factor by which its kernels take longer, drawn for one GPU."""
+        return None
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """When the thread that launches kernels loses its core."""
+        return ()
+
+    def links(self, topology: Topology) -> tuple[LinkChange, ...]:
+        """Links that are not as they should be. Raises UserError when there are none of that name."""
+        return ()
+
+    def detours(self, topology: Topology, gone: frozenset[int]) -> dict[int, int]:
+        """GPUs that reach other nodes through another GPU of theirs only. gone: links of all lost NICs."""
+        return {}
+
+    @property
+    def alike(self) -> bool:
+        """Whether all GPUs that it acts on behave alike."""
+        return True
+
+
+effects: Registry[type[Effect]] = Registry("effect", package="sim.engine.effects")
+
+
+def read_effects(given: object, where: str) -> tuple[Effect, ...]:
+    """Effects as texts or mappings, one or a list. Raises UserError."""
+    every = given if isinstance(given, Sequence) and not isinstance(given, str) else [] if given is None else [given]
+    if len(every) > MOST:
+        raise UserError(f"{where}: {len(every)} effects: must be at most {MOST}")
+    return tuple(effect if isinstance(effect, Effect) else _effect(effect, where) for effect in every)
+
+
+def _effect(given: object, where: str) -> Effect:
+    data = _fields(given, where) if isinstance(given, str) else given
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where}={shown(given)}: must be a text such as 'gpu 37: speed 0.9'")
+    names = [str(name) for name in data if name in effects]
+    if len(names) != 1:
+        known = ", ".join(effects)
+        raise UserError(f"{where}={shown(given)}: must name one effect of {known}, such as 'gpu 37: speed 0.9'")
+    return build(effects[names[0]], data, f"{where}={shown(given)}")
+
+
+def _fields(text: str, where: str) -> dict[str, Any]:
+    """`gpu 37: speed 0.9 from 2 s` as fields: a word that is an effect or a field of it begins a value."""
+    target, colon, rest = text.partition(":")
+    words = rest.split()
+    if len(text) > LONGEST or not colon or not target.strip() or not words:
+        raise UserError(f"{where}={shown(text)}: must be 'TARGET: EFFECT VALUE …', such as 'gpu 37: speed 0.9'")
+    effect = effects[words[0]] if words[0] in effects else None
+    if effect is None:
+        raise UserError(f"{where}={shown(text)}: unknown effect '{words[0]}'{nearest(words[0], effects)}")
+    known = {field.alias or name for name, field in effect.model_fields.items()}
+    result: dict[str, Any] = {"target": " ".join(target.split())}
+    for word in words:
+        if word in known and word not in result:
+            result[word] = last = []
+        else:
+            last.append(word)
+    return {name: value if name == "target" else _value(value) for name, value in result.items()}
+
+
+def _value(words: list[str]) -> object:
+    """A number, a text, or nothing."""
+    text = " ".join(words)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def _gpus(target: str, topology: Topology) -> Ids:
+    """`all`, `gpu 3`, `gpus 0-7,12`, `rank 3`, `node 2`, `nodes 2,5`."""
+    every = np.arange(topology.gpus)
+    if target == "all":
+        return every
+    word, _, listed = target.partition(" ")
+    parts = [_RANGE.fullmatch(part.strip()) for part in listed.split(",")]
+    if word.removesuffix("s") not in ("gpu", "rank", "node") or not all(parts):
+        raise UserError(f"effect '{target}': must be on 'all', 'gpu 3', 'gpus 0-7,12' or 'node 2'")
+    where = topology.node_of(every) if word.startswith("node") else every
+    chosen = np.zeros(topology.gpus, dtype=bool)
+    for part in parts:
+        assert part is not None
+        first, last = int(part[1]), int(part[2] or part[1])
+        if first > last or last > where[-1]:
+            raise UserError(f"effect '{target}': {word.removesuffix('s')} {last}: they are numbered 0 to {where[-1]}")
+        chosen |= (where >= first) & (where <= last)
+    return np.flatnonzero(chosen)
+
+
+def follow(env: Environment, steps: Steps, apply: Callable[[float], None]) -> None:
+    """Apply each value at its time; those of time 0 at once."""
+    step = next(steps, None)
+    while step is not None and step[0] <= env.now:
+        apply(step[1])
+        step = next(steps, None)
+    if step is None:
+        return
+    time, value = step
+
+    def due(_: Event) -> None:
+        apply(value)
+        follow(env, steps, apply)
+
+    env.timeout(time - env.now).callbacks.append(due)
+
+
+def during(value: float, usual: float, start: float, end: float | None) -> Steps:
+    """A value from `start` to `end` (None: for ever), and the usual one after that."""
+    yield start, value
+    if end is not None:
+        yield end, usual
+
+
+def periodic(value: float, usual: float, start: float, seconds: float, every: float | None) -> Steps:
+    """A value for `seconds` from `start` on, again after each `every` seconds (None: once)."""
+    for number in itertools.count() if every is not None else range(1):
+        begin = start + number * (every or 0.0)
+        yield begin, value
+        yield begin + seconds, usual
+
+
+From = Annotated[Time, Field(alias="from")]

@@ -1,0 +1,28 @@
+"""Traffic of another job on a link: a share of it is gone, all the time or in bursts.
+
+Under max-min fairness traffic that never asks for more than its share takes exactly that; the rest is left.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sim.engine.effects import Steps, Time, effects, periodic
+from sim.engine.effects.links import LinkEffect
+
+
+@effects("background")
+class Background(LinkEffect):
+    """Other traffic takes `background` of the link, from `at` on: always, or for `lasting` seconds of each `every` seconds."""
+
+    background: float = Field(gt=0, lt=1)
+    at: Time = 0.0
+    lasting: Time | None = Field(None, gt=0)
+    every: Time | None = Field(None, gt=0)
+
+    def capacity(self) -> Steps:
+        """What is left, and everything."""
+        if self.lasting is None:
+            yield self.at, 1 - self.background
+        else:
+            yield from periodic(1 - self.background, 1.0, self.at, self.lasting, self.every)

@@ -1,0 +1,25 @@
+"""A link that goes down and comes back: what is on its way waits.
+
+InfiniBand and RoCE retransmit for a while before they give up, so that a flap of seconds stalls a collective and does not end it
+(NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT, NCCL documentation; by default some seconds).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sim.engine.effects import Steps, Time, effects, periodic
+from sim.engine.effects.links import LinkEffect
+
+
+@effects("down")
+class Flapping(LinkEffect):
+    """The link carries nothing for `down` seconds, from `at` on and then again each `every` seconds."""
+
+    down: Time = Field(gt=0)
+    at: Time = 0.0
+    every: Time | None = Field(None, gt=0)
+
+    def capacity(self) -> Steps:
+        """Nothing, then all."""
+        return periodic(0.0, 1.0, self.at, self.down, self.every)

@@ -1,0 +1,33 @@
+"""A host whose core other processes take: nothing is launched meanwhile.
+
+A kernel queue that is deep enough hides it; a launch-bound step does not. Linux runs a competing process of equal priority for
+some milliseconds at a time (kernel documentation, EEVDF scheduler: base_slice_ns of 3 ms and more by the number of CPUs).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from sim.engine.effects import Effect, Time, effects
+from sim.engine.host import Pause
+
+LATEST = 10_000  # pauses
+
+
+@effects("preempted")
+class Preemption(Effect):
+    """The launching thread loses its core for `preempted` seconds, at `at` and then again each `every` seconds."""
+
+    component: ClassVar[str] = "preemption"
+
+    preempted: Time = Field(gt=0)
+    at: Time = 0.0
+    every: Time | None = Field(None, gt=0)
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """The first LATEST of them."""
+        if self.every is None:
+            return ((self.at, self.preempted),)
+        return tuple((self.at + number * max(self.every, self.preempted), self.preempted) for number in range(LATEST))
