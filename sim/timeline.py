@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,6 +64,7 @@ class Timeline:
     launched: list[float]  # when the host had launched a collective or send, or began to launch the kernels of a block
     events: int  # SimPy events that were scheduled
     op_costs: OpCosts  # the prices that the step was played with
+    owed: dict[int, dict[str, float]] = field(default_factory=dict)  # by op: seconds by which each effect lengthened it
 
     @cached_property
     def step(self) -> float:

@@ -1,4 +1,4 @@
-"""A job: model + plan + cluster (+ profile), everything that determines a prediction."""
+"""A job: model + plan + cluster (+ profile, effects), everything that determines a prediction."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
@@ -30,6 +31,7 @@ class Job:
     ignored: tuple[str, ...] = ()
     where: str = "plan"
     remarks: tuple[str, ...] = ()  # what of a framework's settings was not used
+    effects: tuple[Effect, ...] = ()  # what makes some GPUs, hosts or links differ from their price
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
@@ -77,4 +79,5 @@ class Job:
         """Twelve hexadecimal digits that change with any input."""
         parts = [part.model_dump(mode="json") for part in (self.model, self.plan, self.cluster)]
         written = [text] if (text := schedules[self.plan.schedule].text) else []
+        written += [str(effect) for effect in self.effects]
         return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]

@@ -54,7 +54,7 @@ def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> 
     """
     prices = prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
     with uncollected():
-        return run(lower(job.model, job.resolve()), job.cluster.topology(), prices, fold=fold)
+        return run(lower(job.model, job.resolve()), job.cluster.topology(), prices, fold=fold, effects=job.effects)
 
 
 def predict(job: Job, profile: Profile | None = None) -> Summary:

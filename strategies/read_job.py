@@ -5,6 +5,7 @@ cluster: dgx-h100             # from the catalogue, a path, or the fields themse
 nodes: 8
 plan: {tp: 8, pp: 2, global_batch: 128}
 profile: h100                 # optional: by default the one measured on the cluster's GPU
+effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sim.engine.effects import read_effects
+from sim.engine.perturbation import Perturbation
 from strategies.frameworks.settings import Found, frameworks
 from strategies.job import Job
 from strategies.models.importers import is_hugging_face
@@ -25,7 +28,7 @@ from topologies.reading import UserError, build, is_there, load_yaml, nearest, p
 
 NAME = 200  # letters of a name
 DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
-FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile")
+FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects")
 
 
 def read_job(
@@ -45,8 +48,9 @@ def read_job(
     found = [one for one in settings if one]
     for one in found:
         data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
-    data |= {field: value for field, value in given.items() if value is not None}
-    from_file = {field for field in data if given.get(field) is None}
+    given = {field: value for field, value in given.items() if value not in (None, ())}
+    data |= given
+    from_file = set(data) - set(given)
     changes = parse_changes(overrides)
     for field in changes:
         if field not in FIELDS:
@@ -70,7 +74,9 @@ def read_job(
     plan, assumed = with_batch(plan, cluster.gpus, framework=bool(found))
     name = base["name"] or (Path(path).stem if path else model.name)
     remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks)
+    effects = read_effects(base["effects"], f"{where}: effects")
+    Perturbation(effects, cluster.topology())  # their targets exist
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects)
 
 
 def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class LinkChange(NamedTuple):
 class ImpairedTopology:
     """`topology` with changed links, a `Topology` itself.
 
-    detours: GPUs without a NIC of their own -> GPU of their node through which they send and receive between nodes, over NVLink, as
-    NCCL's PXN does (NVIDIA developer blog, "Doubling all2all Performance with NCCL 2.12").
+    detours: GPUs without a NIC of their own -> GPU of their node through which they send and receive between nodes, over NVLink,
+    as NCCL's PXN does (NVIDIA developer blog, "Doubling all2all Performance with NCCL 2.12").
     """
 
     def __init__(self, topology: Topology, changes: Sequence[LinkChange], detours: Mapping[int, int]) -> None:

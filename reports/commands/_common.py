@@ -49,6 +49,7 @@ def job_options(command: Any) -> Any:
             click.option("--plan", help="YAML of the plan, instead of the job's."),
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
+            click.option("--effect", "effects", multiple=True, metavar="TEXT", help="What differs, e.g. 'gpu 37: speed 0.9'."),
             *settings,
         )
     ):

@@ -20,9 +20,10 @@ Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
 
 
 def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
-    """Per lane: seconds by component of COMPONENTS; they add up to the step exactly."""
+    """Per lane: seconds by component of COMPONENTS, and by effect; they add up to the step exactly."""
     incoming = _incoming(timeline)
-    return [_breakdown(timeline, lane, incoming[lane]) for lane in range(len(timeline.lanes))]
+    effects = sorted({name for owed in timeline.owed.values() for name in owed})
+    return [_breakdown(timeline, lane, incoming[lane], effects) for lane in range(len(timeline.lanes))]
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
@@ -36,7 +37,7 @@ def mean_breakdown(timeline: Timeline, per_lane: list[dict[str, float]]) -> dict
     """
     world = sum(lane.ranks for lane in timeline.lanes)
     pairs = list(zip(timeline.lanes, per_lane, strict=True))
-    mean = {name: sum(lane.ranks * parts[name] for lane, parts in pairs) / world for name in COMPONENTS}
+    mean = {name: sum(lane.ranks * parts[name] for lane, parts in pairs) / world for name in per_lane[0]}
     largest = max(mean, key=lambda name: mean[name])
     mean[largest] += timeline.step - sum(mean.values())
     return mean
@@ -73,9 +74,9 @@ def _incoming(timeline: Timeline) -> list[list[Transfer]]:
     return result
 
 
-def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[str, float]:
-    parts = dict.fromkeys(COMPONENTS, 0.0)
-    cursor, next_transfer, slowed, busy = timeline.begin(lane), 0, 0.0, 0.0
+def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects: list[str]) -> dict[str, float]:
+    parts = dict.fromkeys((*COMPONENTS, *effects), 0.0)
+    cursor, next_transfer, slowed, owed, busy = timeline.begin(lane), 0, 0.0, 0.0, 0.0
     finish = cursor + timeline.step
     blocks: dict[int, tuple[BlockCost, int]] = {}  # each distinct block cost and how often it ran
     costs, start, end, stretch = timeline.cost, timeline.start, timeline.end, timeline.stretch
@@ -93,6 +94,9 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[
         if isinstance(cost, BlockCost):
             blocks[id(cost)] = cost, blocks.get(id(cost), (cost, 0))[1] + 1
             slowed += stretch[number]
+            for effect, seconds in timeline.owed.get(number, {}).items() if effects else ():
+                parts[effect] += seconds
+                owed += seconds
             busy += cursor - start[number]
         else:
             parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
@@ -103,7 +107,7 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer]) -> dict[
         for (name, _), seconds in cost.parts.items():
             parts[name if name in COMPONENTS else f"{name} exposed"] += count * seconds
     parts["slowdown"] += slowed
-    parts["launch"] += busy - slowed - sum(count * cost.busy for cost, count in blocks.values())
+    parts["launch"] += busy - slowed - owed - sum(count * cost.busy for cost, count in blocks.values())
     return parts
 
 

@@ -7,20 +7,22 @@ from typing import cast
 from simpy import Environment, Event
 
 from sim.clock import on_grid
+from sim.engine.host import Host
 from sim.engine.task import Stream, Task, cancel
 from sim.pricing.block_costs import BlockCost
+from sim.program import Block
 
 
 class Compute(Task):
-    """A block of kernels. stretch: seconds by which collectives on the same device lengthened it; owed: by effect, the seconds by
-    which this one did.
+    """A block of kernels, `work`, at its price. stretch: seconds by which collectives on the same device lengthened it; owed: by
+    effect, the seconds by which this one did.
     """
 
-    __slots__ = ("cost", "device", "owed", "stretch")
+    __slots__ = ("cost", "device", "owed", "stretch", "work")
 
-    def __init__(self, env: Environment, device: Device, cost: BlockCost) -> None:
+    def __init__(self, env: Environment, device: Device, cost: BlockCost, work: Block | None = None) -> None:
         super().__init__(env)
-        self.device, self.cost = device, cost
+        self.device, self.cost, self.work = device, cost, work
         self.stretch = 0.0
         self.owed: dict[str, float] | None = None
 
@@ -32,15 +34,16 @@ class Compute(Task):
 class Device:
     """A GPU, or GPUs that do the same at the same times. One block of kernels runs at a time.
 
-    slowdown: the factor by which kernels take longer while a collective runs beside them.
+    slowdown: the factor by which kernels take longer while a collective runs beside them. `host` launches its tasks.
     """
 
-    def __init__(self, env: Environment, slowdown: float = 1.0) -> None:
-        self.env, self.slowdown = env, slowdown
+    def __init__(self, env: Environment, slowdown: float = 1.0, host: Host | None = None) -> None:
+        self.env, self.slowdown, self.host = env, slowdown, host or Host()
         self.streams: dict[str, Stream] = {}
         self.events = 0  # scheduled so far
         self._working: list[float] = []  # of each collective that runs now, the part of its time in which it slows compute
-        # of the block that runs: the event of its end, seconds left at `since` were it not slowed, whether it is slowed
+        # the block that runs: the event of its end, seconds left at `since` were it not slowed, whether it is slowed
+        self._task: Compute | None = None
         self._event: Event | None = None
         self._left = self._since = self._slow = 0.0
 
@@ -51,40 +54,47 @@ class Device:
             stream = self.streams[name] = Stream()
         return stream
 
+    def cost(self, task: Compute) -> BlockCost:
+        """What a block costs on this device now."""
+        return task.cost
+
     def duration(self, task: Compute) -> float:
         """Seconds that a block takes from its start, were no collective beside it: launches may hold it up."""
-        cost = task.cost
+        cost = self.cost(task)
         return max(cost.busy, task.launched + cost.critical - task.start)
 
     def compute(self, task: Compute) -> None:
         """Start a block."""
-        seconds = self.duration(task)
-        slow = self._slow = min(1.0, sum(self._working))
-        self._left, self._since = seconds, self.env.now
-        self._expect(task, on_grid(seconds * self._factor(task, slow)) if slow else seconds)
+        self._task, self._since, self._left = task, self.env.now, self.duration(task)
+        self._slow = min(1.0, sum(self._working)) if self._working else 0.0
+        self._expect(self._left)
 
-    def _factor(self, task: Compute, slow: float) -> float:
-        """The factor by which the block takes longer beside collectives that work for a part `slow` of the time: its kernels take
+    def _factor(self) -> float:
+        """The factor by which the block takes longer beside collectives that work for a part of the time: its kernels take
         longer, its own collectives and launches do not.
         """
+        if not self._slow:
+            return 1.0
+        task = cast(Compute, self._task)
         nominal = self.duration(task)
-        return 1 + slow * (self.slowdown - 1) * task.cost.kernels / nominal if nominal else 1.0
+        return 1 + self._slow * (self.slowdown - 1) * self.cost(task).kernels / nominal if nominal else 1.0
 
-    def _expect(self, task: Compute, seconds: float) -> None:
+    def _expect(self, seconds: float) -> None:
+        """Schedule the end of the block. seconds: left, were it not slowed."""
         self.events += 1
-        event = self._event = self.env.timeout(seconds, task)
+        event = self._event = self.env.timeout(on_grid(seconds * self._factor()) if self._slow else seconds)
         event.callbacks.append(self._computed)
 
-    def _computed(self, event: Event) -> None:
-        task = cast(Compute, event.value)
-        self._event = None
-        if self._slow or self._since != task.start:
-            self.settle(task)
+    def _computed(self, _: Event) -> None:
+        task = cast(Compute, self._task)
+        self.settle(task)
+        self._task = self._event = None
         task.finish()
 
     def settle(self, task: Compute) -> None:
-        """Say what lengthened a block that has ended."""
-        task.stretch = self.env.now - task.start - self.duration(task)
+        """Say what lengthened a block that ends now."""
+        if self._slow or self._since != task.start:
+            task.stretch = self.env.now - task.start - self.duration(task)
 
     def communicate(self, working: float) -> None:
         """A collective starts: compute that is running slows down."""
@@ -97,12 +107,15 @@ class Device:
         self._adapt()
 
     def _adapt(self) -> None:
-        event, slow, before = self._event, min(1.0, sum(self._working)), self._slow
-        if event is None or slow == before:
+        slow = min(1.0, sum(self._working))
+        if self._event is None or slow == self._slow:
             return
-        now, task = self.env.now, cast(Compute, event.value)
-        elapsed = (now - self._since) / self._factor(task, before)
-        left = self._left = max(0.0, self._left - elapsed)
-        self._since, self._slow = now, slow
-        cancel(event)
-        self._expect(task, on_grid(left * self._factor(task, slow)))
+        self._advance()
+        self._slow = slow
+        cancel(self._event)
+        self._expect(self._left if self._slow else on_grid(self._left))
+
+    def _advance(self) -> None:
+        """Note what the block has done until now."""
+        self._left = max(0.0, self._left - (self.env.now - self._since) / self._factor())
+        self._since = self.env.now

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice
+from math import inf
 
 from sim.engine.task import Task
 
@@ -12,13 +15,13 @@ Pause = tuple[float, float]  # when the thread loses its core, and for how many 
 class Host:
     """Launches tasks one after the other; it waits for nothing but what tasks that hold it up wait for.
 
-    pauses: when other processes take its core (host preemption), sorted.
+    pauses: when other processes take its core (host preemption).
     """
 
     __slots__ = ("_busy", "_resumption", "pauses")
 
     def __init__(self, pauses: Sequence[Pause] = ()) -> None:
-        self.pauses = tuple(pauses)
+        self.pauses = _joined(pauses)
         self._busy = 0.0  # seconds of work since the latest resumption
         self._resumption: Resumption | None = None
 
@@ -41,14 +44,28 @@ class Host:
     def through(self, begin: float, busy: float) -> float:
         """When the host is done that has `busy` seconds to do from `begin` on."""
         end = begin + busy
-        for start, seconds in self.pauses:
-            if begin < start + seconds and end > start:
-                end += start + seconds - max(begin, start)
+        if self.pauses:
+            first = max(0, bisect_right(self.pauses, (begin, inf)) - 1)  # pauses do not overlap
+            for start, seconds in islice(self.pauses, first, None):
+                if end <= start:
+                    break
+                end += max(0.0, start + seconds - max(begin, start))
         return end
 
     def more(self, launched: float, seconds: float) -> float:
         """How much longer than `seconds` the host takes from `launched` on, because it loses its core."""
         return self.through(launched, seconds) - launched - seconds if self.pauses else 0.0
+
+
+def _joined(pauses: Sequence[Pause]) -> tuple[Pause, ...]:
+    """Pauses in order, those that overlap as one."""
+    result: list[Pause] = []
+    for start, seconds in sorted(pauses):
+        if result and start <= sum(result[-1]):
+            result[-1] = result[-1][0], max(sum(result[-1]), start + seconds) - result[-1][0]
+        else:
+            result.append((start, seconds))
+    return tuple(result)
 
 
 class Resumption:

@@ -6,7 +6,7 @@ of scheduling, so that runs repeat exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -18,9 +18,10 @@ from sim.analysis import notes
 from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.engine.block_splitting import expand
-from sim.engine.device import Compute, Device
-from sim.engine.host import Host
+from sim.engine.device import Compute
+from sim.engine.effects import Effect
 from sim.engine.network import Network
+from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
 from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
@@ -33,36 +34,47 @@ from sim.timeline import Lane, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
+MAX_PERTURBED_OPS = 2_000_000  # ops of all lanes up to which ranks are played that effects make unlike
 MAX_UNFOLDED_OPS = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
 
 
-def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True) -> Timeline:
-    """Play one step of `program` on `topology`.
+def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True, effects: Sequence[Effect] = ()) -> Timeline:
+    """Play one step of `program` on `topology`, with `effects` on some of its GPUs, hosts or links.
 
     fold: one actor per cohort, or where ranks are not alike (tp=3 on nodes of 8 GPUs) one per kind of ranks, unless that is more
     than MAX_UNFOLDED_OPS ops; fold=False gives every rank its own: slower, with the same times for symmetric jobs.
-    Raises UserError when the program waits for itself (a schedule that deadlocks).
+    Raises UserError when the program waits for itself (a schedule that deadlocks), and StepHangsError when effects end it.
     """
-    op_costs = OpCosts(program, topology, prices)
-    whole, lane = _folded(program, op_costs)
+    perturbation = Perturbation(effects, topology)
+    op_costs = OpCosts(program, perturbation.topology, prices)
+    whole, lane = _folded(program, op_costs, perturbation)
     if not fold:
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
     if whole is not program or lane is not None:
-        op_costs = OpCosts(whole, topology, prices, lane)
+        op_costs = OpCosts(whole, perturbation.topology, prices, lane)
     op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-    player = _Player(whole, op_costs)
+    player = _Player(whole, op_costs, perturbation)
     player.play()
     return player.timeline()
 
 
-def _folded(program: Program, op_costs: OpCosts) -> tuple[Program, Ids | None]:
-    """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all)."""
+def _folded(program: Program, op_costs: OpCosts, perturbation: Perturbation) -> tuple[Program, Ids | None]:
+    """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
+
+    Raises UserError when effects make so many ranks unlike that they cannot be played.
+    """
     touched = op_costs.touched()
-    lane = None if op_costs.alike else op_costs.lanes(MAX_UNFOLDED_OPS // _ops(program))
+    unlike = perturbation.unlike([program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts])
+    perturbed = bool(unlike.any())
+    most = MAX_PERTURBED_OPS if perturbed else MAX_UNFOLDED_OPS
+    lane = None if op_costs.alike and not perturbed else op_costs.lanes(unlike, most // _ops(program))
     if lane is not None:
         whole = expand(program, touched | op_costs.divided(lane))
-        if _ops(whole) * (int(lane.max()) + 1) <= MAX_UNFOLDED_OPS:
+        if _ops(whole) * (int(lane.max()) + 1) <= most:
             return whole, lane
+    if perturbed:
+        number = "more" if lane is None else f"{int(lane.max()) + 1} of each stage"
+        raise UserError(f"effects make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs")
     return expand(program, touched) if touched else program, None
 
 
@@ -70,11 +82,27 @@ def _ops(program: Program) -> int:
     return sum(len(cohort.ops) for cohort in program.cohorts)
 
 
+class _End(Task):
+    """The end of a step: when all tasks have ended."""
+
+    __slots__ = ("reached",)
+
+    def __init__(self, env: Environment, tasks: list[Task]) -> None:
+        super().__init__(env)
+        self.reached = env.event()
+        for task in [task for task in tasks if not task.followers]:
+            self.wait_for(task)
+
+    def begin(self) -> None:
+        """The step is over."""
+        self.reached.succeed()
+
+
 class _Player:
     """Every op of every lane is a task of the lane's device."""
 
-    def __init__(self, program: Program, op_costs: OpCosts) -> None:
-        self.program, self.op_costs = program, op_costs
+    def __init__(self, program: Program, op_costs: OpCosts, perturbation: Perturbation) -> None:
+        self.program, self.op_costs, self.perturbation = program, op_costs, perturbation
         self.env = Environment()
         self.network = Network(self.env, op_costs.capacity)
         self.meetings: dict[Hashable, Rendezvous[CollectiveTransfer]] = {}
@@ -103,12 +131,22 @@ class _Player:
                 self.lanes.append(Lane(number, rank, size))
                 self.offset.append(total)
                 total += len(cohort.ops)
-        slowdown = self.op_costs.prices.profile.slowdown
-        self.devices = [Device(self.env, slowdown) for _ in self.lanes]
+        profile = self.op_costs.prices.profile
+        self.devices = [
+            self.perturbation.device(
+                self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane.cohort)
+            )
+            for lane in self.lanes
+        ]
+        self.perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
+
+    def _slower(self, cohort: int, task: Compute, factor: float) -> BlockCost:
+        """The cost of a block whose kernels take `factor` times as long."""
+        return self.op_costs.block(cast(Block, task.work), cohort, factor)
 
     def _launch(self, number: int) -> None:
         """A task for each op of a lane, priced, and launched by the lane's host in program order."""
-        lane, device, host = self.lanes[number], self.devices[number], Host()
+        lane, device = self.lanes[number], self.devices[number]
         example = int(self.example[number - self.first[lane.cohort]]) if self.op_costs.lane is not None else -1
         # by work: its cost, and the host's seconds before and after the launch
         known: dict[Work, tuple[BlockCost | TransferCost, float, float]] = {}
@@ -120,7 +158,7 @@ class _Player:
             cost, ahead, behind = priced
             task: Task
             if isinstance(cost, BlockCost):
-                task = Compute(self.env, device, cost)
+                task = Compute(self.env, device, cost, cast(Block, op.work))
             elif cost.is_send:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
@@ -129,7 +167,7 @@ class _Player:
                 )
             self.tasks.append(task)
             self.cost.append(cost)
-            host.launch(task, ahead, behind, op.held)
+            device.host.launch(task, ahead, behind, op.held)
 
     def _priced(
         self, work: Block | Collective | Send, cohort: int, example: int, launch: float
@@ -182,12 +220,27 @@ class _Player:
 
     def play(self) -> None:
         """Run to the end of the step."""
-        for task in [task for task in self.tasks if not task.waiting]:
+        first = [task for task in self.tasks if not task.waiting]
+        end = _End(self.env, self.tasks) if self.perturbation.effects else None
+        for task in first:
             task.ready()
-        self.env.run()
-        stuck = sum(task.end is None for task in self.tasks)
+        if end is None:
+            self.env.run()
+        else:  # effects may go on for ever
+            self.perturbation.run(self.env, end.reached)
+        stuck = [number for number, task in enumerate(self.tasks) if task.end is None]
         if stuck:
-            raise UserError(f"the program waits for itself: {stuck} ops never start (does the schedule deadlock?)")
+            self.perturbation.explain(self._held_up(stuck))
+            raise UserError(f"the program waits for itself: {len(stuck)} ops never start (does the schedule deadlock?)")
+
+    def _held_up(self, stuck: list[int]) -> dict[int, float]:
+        """For each lane with `stuck` ops, by its first rank, when its last op ended."""
+        lanes = np.unique(np.searchsorted(self.offset, stuck, side="right") - 1).tolist()
+        ends = {}
+        for lane in lanes:
+            tasks = self.tasks[self.offset[lane] : self.offset[lane + 1] if lane + 1 < len(self.offset) else None]
+            ends[self.lanes[lane].rank] = max((task.end for task in tasks if task.end is not None), default=0.0)
+        return ends
 
     def timeline(self) -> Timeline:
         """The timeline of the played step."""
@@ -202,6 +255,9 @@ class _Player:
             launched=[task.launched for task in self.tasks],
             events=self.network.events + sum(device.events for device in self.devices),
             op_costs=self.op_costs,
+            owed={number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
+            if self.perturbation.effects
+            else {},
         )
         return _from_zero(played) if self.program.cohorts[0].steady else played
 

@@ -5,7 +5,7 @@ NCCL chooses for each communicator by itself: sibling groups whose members are s
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -21,6 +21,7 @@ from sim.pricing.protocols import SIMPLE, Shape, collective_seconds, considered,
 from sim.pricing.sibling_groups import kinds, placements, together
 from sim.pricing.wiring import Traffic, applicable, extent, fullest, ranks_of, sent
 from sim.program import Collective, Send
+from topologies.impaired import ImpairedTopology
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -78,10 +79,21 @@ class AlgorithmChoice:
         """
         key = cost_key(work), siblings
         choices = self._chosen.get(key)
+        if choices is None and isinstance(self.topology, ImpairedTopology):
+            choices = self._chosen[key] = tuple(self._unaware(self.topology.nominal, work, siblings))
         if choices is None:
             each = [siblings._replace(groups=groups) for groups in placements(self.topology, self.grid, siblings)]
             choices = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
         return choices
+
+    def _unaware(self, nominal: Topology, work: Collective | Send, siblings: Traffic) -> Iterator[Choice]:
+        """What is chosen for links as they should be: a library's tables do not know that a link is slower."""
+        for traffic, protocol, _ in AlgorithmChoice(nominal, self.grid, self.prices).choose(work, siblings):
+            kind = kinds(self.topology, self.grid, traffic)
+            numbers = traffic.groups or range(len(kind))
+            for positions in together(kind) if kind else ((),):
+                alike = traffic._replace(groups=tuple(numbers[position] for position in positions) or traffic.groups)
+                yield Choice(alike, protocol, self.alone(alike).price(work, alike, protocol, alike.at).alone)
 
     def _cheapest(self, work: Collective | Send, placed: Traffic) -> list[Choice]:
         """The choices of groups whose members are spread over nodes in the same way, but may use other links: one, as slow as the

@@ -203,8 +203,8 @@ class CollectiveCosts(AlgorithmChoice):
             group_of = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
         return group_of
 
-    def lanes(self, most: int) -> Ids | None:
-        """See `sim.pricing.sibling_groups.lanes`."""
+    def lanes(self, unlike: Ids, most: int) -> Ids | None:
+        """See `sim.pricing.sibling_groups.lanes`. unlike: of each rank of a cohort, equal numbers where effects are equal."""
         memberships: dict[Hashable, Membership] = {}
         for work, cohort, _ in self._communications:
             group = self.groups(work, cohort)
@@ -212,7 +212,7 @@ class CollectiveCosts(AlgorithmChoice):
             for number, choice in enumerate(self.kinds(work, cohort)):
                 kind[list(choice.traffic.groups)] = number
             memberships[group.tobytes(), kind.tobytes()] = Membership(group, kind)
-        return lanes(list(memberships.values()), self.grid.groups((), self.program.cohorts[0].at).size, most)
+        return lanes(list(memberships.values()), unlike, most)
 
     def collectives_of(self, block: Block) -> Iterator[tuple[int, Collective]]:
         """The collectives of a block, each with how often it runs."""

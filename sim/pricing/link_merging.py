@@ -18,8 +18,10 @@ from sim.grid import Grid
 from sim.pricing.path_latency import Floats
 from sim.pricing.protocols import Shape
 from sim.pricing.wiring import Traffic, stretches
+from topologies.impaired import varying
 from topologies.topology import Topology
 
+_VARYING = np.uint64(0x9E3779B97F4A7C15)
 _ODD = 1_000_003  # numbers of flows are distinguished to one part of this
 
 
@@ -46,6 +48,7 @@ class Wiring:
     twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
     demands: dict[Traffic, tuple[Demand, ...]]
     kinds: tuple[str, ...]
+    varying: tuple[int, ...] = ()  # of the links on which traffic meets: see `ImpairedTopology.varying`
     shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
 
 
@@ -64,15 +67,17 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
     for number, (_, stretch) in enumerate(parts):
         load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
+    changing = varying(topology, touched)
     mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
+    mark += changing.astype(np.uint64) * _VARYING
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
     flows = np.zeros((len(parts), len(first)))
     for number, (_, stretch) in enumerate(parts):
         links, position = np.unique(merged[at[number]], return_index=True)
         flows[number, links] = stretch.flows[position]
-    kinds, nominal = kind[first], capacity[first]
+    kinds, nominal, changing = kind[first], capacity[first], changing[first]
     order = {traffic: number for number, traffic in enumerate(traffics)}
-    shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds)
+    shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds, changing)
     demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
         steps = tuple(stretch.steps.tolist())
@@ -86,9 +91,10 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
         multiple=tuple(multiple.tolist()),
         shared_capacity=tuple(shared.capacity.tolist()),
         shared_kind=tuple(names[k] for k in shared.kind),
-        twin=tuple(np.unique(shared.flows, axis=1, return_inverse=True)[1].tolist()) if shared.flows.size else (),
+        twin=tuple(_twins(shared)) if shared.flows.size else (),
         demands=demands,
         kinds=names,
+        varying=tuple(shared.varying.tolist()),
     )
 
 
@@ -98,14 +104,21 @@ def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:
 
 
 class _Shared(NamedTuple):
-    """Links as far as traffic meets on them: capacity and kind (links,), flows (demands, links)."""
+    """Links as far as traffic meets on them: capacity, kind and `ImpairedTopology.varying` (links,), flows (demands, links)."""
 
     capacity: Floats
     kind: Ids
+    varying: Ids
     flows: Floats
 
 
-def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared:
+def _twins(shared: _Shared) -> list[int]:
+    """A number for each link that links with the same demands, which vary alike, share."""
+    columns = np.concatenate([shared.flows, shared.varying[None]]) if shared.varying.any() else shared.flows
+    return [int(number) for number in np.unique(columns, axis=1, return_inverse=True)[1].ravel()]
+
+
+def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids, varying: Ids) -> _Shared:
     """One link for all of a kind that the same traffic uses, with the most that each of them asks of any; none that cannot limit.
 
     Links of a symmetric job are alike and nothing changes. Where they are not (a tree loads inner members more than leaves), the
@@ -113,8 +126,9 @@ def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared
     """
     used = np.zeros((int(traffic.max(initial=-1)) + 1, flows.shape[1]), dtype=bool)
     np.logical_or.at(used, traffic, flows > 0)
+    sort = np.unique(np.stack([kind, varying]), axis=1, return_inverse=True)[1].ravel()
     _, first, group = np.unique(
-        np.concatenate([kind[None].astype(np.uint8), np.packbits(used, axis=0)]), axis=1, return_index=True, return_inverse=True
+        np.concatenate([sort[None].astype(np.uint8), np.packbits(used, axis=0)]), axis=1, return_index=True, return_inverse=True
     )
     count = len(first)
     least = np.full(count, np.inf)
@@ -122,8 +136,8 @@ def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids) -> _Shared
     seconds = np.zeros((len(flows), count))
     for link, column in enumerate(group):
         np.maximum(seconds[:, column], flows[:, link] / capacity[link], out=seconds[:, column])
-    kept = np.flatnonzero(_limits(seconds, kind[first]))
-    return _Shared(least[kept], kind[first][kept], np.round(seconds[:, kept] * least[kept], 9))
+    kept = np.flatnonzero(_limits(seconds, sort[first]))
+    return _Shared(least[kept], kind[first][kept], varying[first][kept], np.round(seconds[:, kept] * least[kept], 9))
 
 
 def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:

@@ -17,7 +17,10 @@ from sim.collectives import Ids
 from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
 from sim.pricing.wiring import Traffic, endpoints, members, rings, schedule
+from topologies.impaired import varying
 from topologies.topology import Topology
+
+_VARYING = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Membership(NamedTuple):
@@ -37,7 +40,7 @@ def placements(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[tuple[
     groups = members(grid, traffic)
     where = _pattern(topology.node_of(groups))
     if not 2 < groups.shape[1] <= MEMBERS:  # no rings along direct links
-        return _classes(_numbered(where))
+        return _classes(numbered(where))
     _, first, each = np.unique(topology.node_of(np.arange(topology.gpus)), return_index=True, return_inverse=True)
     rows = np.concatenate([where, groups - first[each][groups]], axis=1)  # nodes, and places inside them
     _, examples, row = np.unique(rows, axis=0, return_index=True, return_inverse=True)
@@ -85,7 +88,7 @@ def kinds(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, ...]:
             equal = False
             weights = np.random.default_rng(number).integers(1, 2**63, size=rows.shape[1], dtype=np.uint64)
             sums += (rows * weights).sum(axis=1)
-    return () if equal else tuple(_numbered(sums[:, None]).tolist())
+    return () if equal else tuple(numbered(sums[:, None]).tolist())
 
 
 @lru_cache(maxsize=16)
@@ -99,23 +102,25 @@ def _marks(topology: Topology) -> NDArray[np.uint64]:
     )
     random = np.random.default_rng(0).integers(1, 2**63, size=len(bits), dtype=np.uint64)
     marks = sum(value * weight for value, weight in zip(bits, random, strict=True))
+    marks += varying(topology, links).astype(np.uint64) * _VARYING
     return np.append(marks, np.uint64(0))
 
 
-def lanes(memberships: Sequence[Membership], ranks: int, most: int) -> Ids | None:
+def lanes(memberships: Sequence[Membership], lane: Ids, most: int) -> Ids | None:
     """Ranks that do the same share a lane: the lane of each rank, numbered in order of first ranks; None if more than `most`.
+
+    lane: equal numbers for ranks that are alike by themselves, numbered in order of first ranks.
 
     Ranks are alike whose groups are of equal kind and bring together the same lanes: then all of them come to the same meetings
     at the same times (colour refinement, as in `sim.pricing.symmetry`).
     """
-    lane: Ids = np.zeros(ranks, np.int64)
     while True:
         parts = [lane]
         for group, kind in memberships:
             present = np.zeros((len(kind), int(lane.max(initial=0)) + 1), dtype=bool)
             present[group, lane] = True
-            parts.append(_numbered(np.concatenate([kind[:, None], np.packbits(present, axis=1)], axis=1))[group])
-        refined = _numbered(np.stack(parts, axis=1))
+            parts.append(numbered(np.concatenate([kind[:, None], np.packbits(present, axis=1)], axis=1))[group])
+        refined = numbered(np.stack(parts, axis=1))
         if refined.max(initial=0) == lane.max(initial=0):
             return refined
         if refined.max() >= most:
@@ -123,7 +128,7 @@ def lanes(memberships: Sequence[Membership], ranks: int, most: int) -> Ids | Non
         lane = refined
 
 
-def _numbered(rows: NDArray[Any]) -> Ids:
+def numbered(rows: NDArray[Any]) -> Ids:
     """Equal rows have equal numbers, in order of first appearance."""
     _, first, number = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[number.ravel()])

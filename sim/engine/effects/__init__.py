@@ -1,9 +1,10 @@
 """Effects: what makes a GPU, a host or a link differ from its price for a while.
 
 An effect is a class in one file of this folder, registered under the word that users write: `gpu 37: speed 0.9 from 2 s to 5 s`
-names the target, the effect with its value, and further fields of the class. Devices, hosts and the network ask effects what they
-do (`Effect.kernels`, `Effect.noise`, `Effect.pauses`, `Effect.links`); an effect that says nothing to a question does nothing there.
-Times count from the start of the step.
+names the target, the effect with its value, and further fields of the class. Devices, hosts and the network ask effects what
+they do (`Effect.kernels`, `Effect.noise`, `Effect.pauses`, `Effect.links`, …); an effect that says nothing to a question does
+nothing there. Effects only take: none makes a GPU or a link quicker than its price, but for what is drawn at random. Times count
+from the start of the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from simpy import Environment, Event
 
 from sim.engine.host import Pause
@@ -34,13 +35,12 @@ class Effect(Config):
     """Base of all effects. A subclass has a field of its registered name: the value that follows the word."""
 
     component: ClassVar[str] = ""  # its row in the breakdown, where it lengthens kernels
-    of_links: ClassVar[bool] = False  # its target is a link
 
     target: str
+    text: str = ""  # as it was written
 
     def __str__(self) -> str:
-        said = self.model_dump(exclude_unset=True, by_alias=True)
-        return f"{said.pop('target')}: {' '.join(f'{name} {value:g}' if isinstance(value, float) else f'{name} {value}' for name, value in said.items())}"
+        return self.text
 
     def gpus(self, topology: Topology) -> Ids:
         """The GPUs that it acts on, sorted. Raises UserError when there are none of that number."""
@@ -62,9 +62,26 @@ class Effect(Config):
         """Links that are not as they should be. Raises UserError when there are none of that name."""
         return ()
 
+    def capacity(self) -> Steps:
+        """The part of the capacity of `varying` links that is there from each moment on."""
+        return iter(())
+
+    def varying(self, topology: Topology) -> tuple[int, ...]:
+        """Links whose capacity changes while a step runs. Raises UserError when there are none of that name."""
+        return ()
+
+    def gone(self, topology: Topology) -> frozenset[int]:
+        """Links of NICs that are lost."""
+        return frozenset()
+
     def detours(self, topology: Topology, gone: frozenset[int]) -> dict[int, int]:
         """GPUs that reach other nodes through another GPU of theirs only. gone: links of all lost NICs."""
         return {}
+
+    @property
+    def failure(self) -> float | None:
+        """When its GPUs stand still for ever."""
+        return None
 
     @property
     def alike(self) -> bool:
@@ -91,7 +108,14 @@ def _effect(given: object, where: str) -> Effect:
     if len(names) != 1:
         known = ", ".join(effects)
         raise UserError(f"{where}={shown(given)}: must name one effect of {known}, such as 'gpu 37: speed 0.9'")
-    return build(effects[names[0]], data, f"{where}={shown(given)}")
+    text = given if isinstance(given, str) else _text(data, names[0])
+    return build(effects[names[0]], {**data, "text": text}, f"{where}={shown(given)}")
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    """A mapping as the text that says the same."""
+    rest = [f"{field} {value}" for field, value in data.items() if field not in ("target", name)]
+    return f"{data.get('target')}: {' '.join([f'{name} {data[name]}', *rest])}"
 
 
 def _fields(text: str, where: str) -> dict[str, Any]:
@@ -100,10 +124,9 @@ def _fields(text: str, where: str) -> dict[str, Any]:
     words = rest.split()
     if len(text) > LONGEST or not colon or not target.strip() or not words:
         raise UserError(f"{where}={shown(text)}: must be 'TARGET: EFFECT VALUE …', such as 'gpu 37: speed 0.9'")
-    effect = effects[words[0]] if words[0] in effects else None
-    if effect is None:
+    if words[0] not in effects:
         raise UserError(f"{where}={shown(text)}: unknown effect '{words[0]}'{nearest(words[0], effects)}")
-    known = {field.alias or name for name, field in effect.model_fields.items()}
+    known = {field.alias or name for name, field in effects[words[0]].model_fields.items()} - {"target", "text"}
     result: dict[str, Any] = {"target": " ".join(target.split())}
     for word in words:
         if word in known and word not in result:
@@ -175,6 +198,3 @@ def periodic(value: float, usual: float, start: float, seconds: float, every: fl
         begin = start + number * (every or 0.0)
         yield begin, value
         yield begin + seconds, usual
-
-
-From = Annotated[Time, Field(alias="from")]

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sim.engine.effects import Steps, Time, effects, periodic
 from sim.engine.effects.links import LinkEffect
+from topologies.topology import Topology
 
 
 @effects("background")
@@ -19,6 +20,10 @@ class Background(LinkEffect):
     at: Time = 0.0
     lasting: Time | None = Field(None, gt=0)
     every: Time | None = Field(None, gt=0)
+
+    def varying(self, topology: Topology) -> tuple[int, ...]:
+        """Each named link."""
+        return self.named(topology)
 
     def capacity(self) -> Steps:
         """What is left, and everything."""

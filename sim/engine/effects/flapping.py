@@ -10,6 +10,7 @@ from pydantic import Field
 
 from sim.engine.effects import Steps, Time, effects, periodic
 from sim.engine.effects.links import LinkEffect
+from topologies.topology import Topology
 
 
 @effects("down")
@@ -19,6 +20,10 @@ class Flapping(LinkEffect):
     down: Time = Field(gt=0)
     at: Time = 0.0
     every: Time | None = Field(None, gt=0)
+
+    def varying(self, topology: Topology) -> tuple[int, ...]:
+        """Each named link."""
+        return self.named(topology)
 
     def capacity(self) -> Steps:
         """Nothing, then all."""

@@ -18,7 +18,7 @@ from topologies.topology import Topology
 class LinkRate(LinkEffect):
     """The link carries `rate` of its usual bytes per second, `latency` later."""
 
-    rate: float = Field(gt=0.0001, le=100)
+    rate: float = Field(gt=0.0001, le=1)
     latency: Time = 0.0
 
     def links(self, topology: Topology) -> tuple[LinkChange, ...]:

@@ -20,6 +20,10 @@ class LostNic(LinkEffect):
 
     lost: str = Field("", max_length=0)
 
+    def gone(self, topology: Topology) -> frozenset[int]:
+        """Each named link."""
+        return frozenset(self.named(topology))
+
     def detours(self, topology: Topology, gone: frozenset[int]) -> dict[int, int]:
         """The GPUs that use the NIC, each with the next GPU of its node that has another one. gone: links of all lost NICs.
 

@@ -20,7 +20,7 @@ class Speed(Effect):
 
     component: ClassVar[str] = "slower GPU"
 
-    speed: float = Field(gt=0.001, le=100)
+    speed: float = Field(gt=0.001, le=1)
     start: Time = Field(0.0, alias="from")
     end: Time | None = Field(None, alias="to")
 

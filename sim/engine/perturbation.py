@@ -1,0 +1,109 @@
+"""Effects at work: the devices, hosts and links of one step on which they act."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import cast
+
+import numpy as np
+from simpy import Environment, Event
+
+from sim.engine.device import Device
+from sim.engine.effects import Effect, Steps, follow
+from sim.engine.effects.failure import WATCHDOG, StepHangsError
+from sim.engine.host import Host, Pause
+from sim.engine.network import Network
+from sim.engine.perturbed_device import PerturbedDevice, Price
+from sim.pricing.sibling_groups import numbered
+from topologies.impaired import ImpairedTopology, LinkChange
+from topologies.topology import Ids, Topology
+
+EVERY = 1009  # see `Perturbation.vary`: more than there may be effects
+
+
+class Perturbation:
+    """The effects of a job on one topology. Raises UserError where a target is not there."""
+
+    def __init__(self, effects: Sequence[Effect], topology: Topology) -> None:
+        self.effects = tuple(effects)
+        self._gpus = [effect.gpus(topology) for effect in effects]
+        changes: list[LinkChange] = []
+        gone: set[int] = set()
+        for number, effect in enumerate(self.effects, 1):
+            changes += effect.links(topology)
+            gone |= effect.gone(topology)
+            changes += [LinkChange(link, varying=number) for link in effect.varying(topology)]
+        detours: dict[int, int] = {}
+        for effect in self.effects:
+            detours |= effect.detours(topology, frozenset(gone))
+        self.topology = ImpairedTopology(topology, changes, detours) if changes or detours else topology
+
+    def unlike(self, ranks: Sequence[Ids]) -> Ids:
+        """Equal numbers for places on which equal effects act. ranks: of each cohort, its rank at each place."""
+        colour = np.zeros((self.topology.gpus, len(self.effects)), dtype=np.int64)
+        for number, (effect, gpus) in enumerate(zip(self.effects, self._gpus, strict=True)):
+            colour[gpus, number] = 1 if effect.alike else 1 + np.arange(len(gpus))
+        return numbered(np.concatenate([colour[each] for each in ranks], axis=1))
+
+    def device(self, env: Environment, rank: int, slowdown: float, synchronous: bool, price: Price) -> Device:
+        """The device of a rank, with its host."""
+        acting = [effect for effect, gpus in zip(self.effects, self._gpus, strict=True) if rank in gpus]
+        if not acting:
+            return Device(env, slowdown)
+        device = PerturbedDevice(env, slowdown, price)
+        pauses = sorted(pause for effect in acting for pause in effect.pauses())
+        if not synchronous:
+            device.host = Host(pauses)
+        elif pauses:  # the thread that launches computes
+            follow(env, _standing(pauses), partial(device.change, "preemption"))
+        for effect in acting:
+            noise = effect.noise(rank)
+            if noise is not None:
+                device.noises[effect.component] = noise
+            follow(env, effect.kernels(), partial(device.change, effect.component))
+        return device
+
+    def vary(self, env: Environment, network: Network, varying: Sequence[int]) -> None:
+        """Let links change while the step runs. varying: of each link of the network, see `ImpairedTopology.varying`."""
+        for link, code in enumerate(varying):
+            there = _Part(network, link)
+            while code:
+                code, number = divmod(code, EVERY)
+                follow(env, self.effects[number - 1].capacity(), partial(there.change, number))
+
+    def run(self, env: Environment, end: Event) -> None:
+        """Run until `end`, or until nothing happens any more, or somebody notices that a GPU has failed."""
+        failures = [effect.failure for effect in self.effects if effect.failure is not None]
+        until = end | env.timeout(min(failures) + WATCHDOG) if failures else end
+        with suppress(RuntimeError):  # simpy: no scheduled events left
+            env.run(until=until)
+
+    def explain(self, ends: dict[int, float]) -> None:
+        """Raise StepHangsError if a failed GPU is why ranks wait for ever. ends: when each of them ended its last op."""
+        failed = [effect for effect in self.effects if effect.failure is not None]
+        if failed:
+            first = min(failed, key=lambda effect: cast(float, effect.failure))
+            raise StepHangsError(str(first), cast(float, first.failure), max(ends.values()))
+
+
+class _Part:
+    """The part of a link's capacity that several effects leave."""
+
+    def __init__(self, network: Network, link: int) -> None:
+        self.network, self.link, self.usual = network, link, network.links[link].capacity
+        self.parts: dict[int, float] = {}
+
+    def change(self, effect: int, part: float) -> None:
+        """An effect leaves another part of it."""
+        self.parts[effect] = part
+        self.network.change(self.link, self.usual * math.prod(self.parts.values()))
+
+
+def _standing(pauses: Sequence[Pause]) -> Steps:
+    """Pauses as factors by which kernels take longer."""
+    for start, seconds in pauses:
+        yield start, math.inf
+        yield start + seconds, 1.0

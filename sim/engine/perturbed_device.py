@@ -1,0 +1,123 @@
+"""A device on which effects act: what they cost is kept apart, by effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from simpy import Environment
+
+from sim.clock import on_grid
+from sim.engine.device import Compute, Device
+from sim.engine.task import cancel
+from sim.pricing.block_costs import BlockCost
+
+Price = Callable[[Compute, float], BlockCost]  # of a block whose kernels take so many times as long
+
+
+class PerturbedDevice(Device):
+    """A device whose kernels take longer by effects that come and go. price: the cost of a block by the factor."""
+
+    def __init__(self, env: Environment, slowdown: float, price: Price) -> None:
+        super().__init__(env, slowdown)
+        self.price = price
+        self.factors: dict[str, float] = {}  # by effect, by which kernels take longer now; infinite: they stand still
+        self.noises: dict[str, Callable[[], float]] = {}  # by effect, the factor of the next block
+        # of the block that runs
+        self._drawn: dict[str, float] = {}
+        self._cost: BlockCost | None = None  # with all effects
+        self._owed: dict[str, float] = {}  # seconds to each effect until `since`
+
+    def cost(self, task: Compute) -> BlockCost:
+        """What the block that runs costs under the effects of now."""
+        cost = self._cost or task.cost
+        late = self.host.more(task.launched, cost.host)
+        return cost._replace(critical=cost.critical + late) if late else cost
+
+    def compute(self, task: Compute) -> None:
+        """Start a block."""
+        self._drawn = {name: draw() for name, draw in self.noises.items()}
+        self._owed = {}
+        self._cost = self._priced(task)
+        super().compute(task)
+        if self._standing:
+            cancel(self._event)
+
+    @property
+    def _standing(self) -> list[str]:
+        """The effects by which kernels stand still now."""
+        return [name for name, factor in self.factors.items() if factor == math.inf]
+
+    def _acting(self) -> dict[str, float]:
+        """The factor of each effect by which kernels run slower or quicker now."""
+        return {name: factor for name, factor in {**self.factors, **self._drawn}.items() if factor not in (1.0, math.inf)}
+
+    def _priced(self, task: Compute) -> BlockCost:
+        """The cost of a block under the effects of now. What is drawn for a block lengthens its kernels, and does not change
+        which of them wait for their launch.
+        """
+        factor = math.prod(factor for name, factor in self._acting().items() if name not in self._drawn)
+        cost = self.price(task, factor) if factor != 1 else task.cost
+        drawn = math.prod(self._drawn.values())
+        return cost if drawn == 1 else cost._replace(busy=on_grid(cost.busy + (drawn - 1) * cost.kernels))
+
+    def change(self, name: str, factor: float) -> None:
+        """From now on kernels take `factor` times as long by an effect."""
+        task = self._task
+        if task is None:
+            self.factors[name] = factor
+            return
+        self._advance()
+        before = self.duration(task)
+        self.factors[name] = factor
+        self._cost = self._priced(task)
+        self._left *= self.duration(task) / before if before else 1.0
+        cancel(self._event)
+        if not self._standing:
+            self._slow = min(1.0, sum(self._working))
+            self._expect(self._left if self._slow else on_grid(self._left))
+
+    def _adapt(self) -> None:
+        if not self._standing:
+            super()._adapt()
+
+    def _advance(self) -> None:
+        """Note what the block has done until now, and what it owes to which effect."""
+        task, passed, standing = self._task, self.env.now - self._since, self._standing
+        assert task is not None
+        if standing:
+            self._owe(standing[0], passed)
+            self._since = self.env.now
+            return
+        done = passed / self._factor()
+        super()._advance()
+        whole, usual = self.duration(task), _usual(task)
+        more = done * (1 - usual / whole) if whole else 0.0
+        acting = self._acting()
+        product, rest = 1.0, more
+        for effect, factor in list(acting.items())[:-1]:  # one after the other, as far as kernels go
+            part = done / whole * task.cost.kernels * product * (factor - 1) if whole else 0.0
+            self._owe(effect, part)
+            product, rest = product * factor, rest - part
+        if rest:
+            self._owe(next(reversed(acting), "preemption"), rest)
+
+    def _owe(self, effect: str, seconds: float) -> None:
+        self._owed[effect] = self._owed.get(effect, 0.0) + seconds
+
+    def settle(self, task: Compute) -> None:
+        """Say what lengthened a block that ends now: effects, and collectives beside it."""
+        slowed = self._slow or any(self._working)
+        self._advance()
+        more = self.env.now - task.start - _usual(task)
+        owed = {name: on_grid(seconds) for name, seconds in self._owed.items()}
+        rest = more - sum(owed.values())
+        if owed and not slowed and abs(rest) < 1e-9 * max(1.0, self.env.now - task.start):  # what rounding left
+            owed[max(owed, key=lambda name: abs(owed[name]))] += rest
+            rest = 0.0
+        task.owed, task.stretch = owed or None, rest
+
+
+def _usual(task: Compute) -> float:
+    """Seconds that the block would take from its start without any effect."""
+    return max(task.cost.busy, task.launched + task.cost.critical - task.start)
