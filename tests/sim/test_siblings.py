@@ -152,17 +152,17 @@ def test_ranks_are_alike_that_meet_alike() -> None:
     """Six ranks in three pairs, of which the second is of another kind, and in two triples of equal kind."""
     pairs = Membership(np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0]))
     triples = Membership(np.array([0, 1, 0, 1, 0, 1]), np.array([0, 0]))
-    assert list(lanes([pairs, triples], 6, 6)) == [0, 0, 1, 1, 0, 0]
+    assert list(lanes([pairs, triples], np.zeros(6, np.int64), 6)) == [0, 0, 1, 1, 0, 0]
     unequal = Membership(np.array([0, 1, 0, 1, 0, 1]), np.array([0, 1]))
-    assert list(lanes([pairs, unequal], 6, 6)) == [0, 1, 2, 3, 0, 1]
-    assert lanes([pairs, unequal], 6, 3) is None
+    assert list(lanes([pairs, unequal], np.zeros(6, np.int64), 6)) == [0, 1, 2, 3, 0, 1]
+    assert lanes([pairs, unequal], np.zeros(6, np.int64), 3) is None
 
 
 def test_lanes_split_until_groups_bring_together_the_same() -> None:
     """A chain of pairs: the odd kind of the first tells the second pair's ranks apart, and so on to the end."""
     even = Membership(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0]))
     odd = Membership(np.array([0, 1, 1, 2, 2, 3]), np.array([0, 0, 0, 0]))
-    assert list(lanes([even, odd], 6, 6)) == [0, 1, 2, 3, 4, 5]
+    assert list(lanes([even, odd], np.zeros(6, np.int64), 6)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_placements_are_ways_to_be_spread_over_nodes(toy_cluster) -> None:

@@ -1,0 +1,261 @@
+"""Effects on toy programs with times worked out by hand, and what they are written as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+from shardyard import UserError, read_job, simulate
+from sim.analysis.breakdown import breakdowns
+from sim.engine.effects import Effect, Steps, effects, read_effects
+from sim.engine.effects.failure import StepHangsError
+from sim.engine.player import run
+from sim.grid import Grid
+from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
+
+SMALL = {"name": "small", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "context": 2048}
+
+
+def block(*seconds: float, times: int = 1) -> Block:
+    """Kernels of so many seconds on the toy GPU (1 TB/s)."""
+    return Block("forward", (Run(times, tuple(Kernel("memory", "kernel", "forward", 0.0, each * 1e12) for each in seconds)),))
+
+
+def program(*cohorts: Cohort, **degrees: int) -> Program:
+    return Program(Grid.of(**degrees), list(cohorts), 1.0, 1.0, "bf16", 1.0, 1)
+
+
+@pytest.fixture
+def step(toy_cluster, toy_prices) -> Callable[..., list[float]]:
+    """Ends of all ops of one rank's kernels under effects."""
+
+    def play(ops: list[Op], *given: str, **profile: object) -> list[float]:
+        timeline = run(
+            program(Cohort({}, ops)),
+            toy_cluster(1).topology(),
+            toy_prices(**profile),
+            effects=read_effects(list(given), "effects"),
+        )
+        for parts in breakdowns(timeline):
+            assert sum(parts.values()) == timeline.step
+        return timeline.end
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("effect", "end"),
+    [
+        ("gpu 0: speed 0.5", 8.0),
+        ("gpu 0: speed 0.5 from 1 s", 1 + 2 * 3.0),
+        ("gpu 0: speed 0.5 from 1 s to 3 s", 1 + 2 + 2.0),  # in two seconds one second's work
+        ("gpu 0: speed 0.5 from 9 s", 4.0),
+        ("gpu 0: throttle 0.5 after 2 s", 2 + 2 * 2.0),
+        ("gpu 0: throttle 0.2 over 8 s", 6 + 0.1 / 0.3),  # 0.9, 0.8 … of the speed, each for a second: 3.9 s of work in six
+        ("gpu 0: preempted 3 s at 1 s", 4.0),  # launched already
+    ],
+)
+def test_a_block_of_four_seconds(step, effect: str, end: float) -> None:
+    assert step([Op("compute", block(4.0))], effect) == [pytest.approx(end, abs=1e-9)]
+
+
+def test_effects_multiply(step) -> None:
+    assert step([Op("compute", block(4.0))], "gpu 0: speed 0.5", "all: throttle 0.5 after 4 s") == [4 + 2 * 4.0]
+
+
+def test_a_slower_gpu_does_not_lengthen_what_waits_for_launches(step) -> None:
+    """Five kernels of 0.5 s that take 1 s each to be launched: only the last one's own time counts."""
+    assert step([Op("compute", block(0.5, times=5))], launch="1 s") == [5.5]
+    assert step([Op("compute", block(0.5, times=5))], "gpu 0: speed 0.5", launch="1 s") == [6.0]
+
+
+def test_a_preempted_host_launches_later(step) -> None:
+    """Launches end after 1, 2, 3 s; the host is away from 1.5 s to 3.5 s."""
+    ops = [Op("compute", block(0.0)) for _ in range(3)]
+    assert step(ops, launch="1 s") == [1.0, 2.0, 3.0]
+    assert step(ops, "gpu 0: preempted 2 s at 1.5 s", launch="1 s") == [1.0, 4.0, 5.0]
+    assert step(ops, "gpu 0: preempted 1 s at 1 s every 2 s", launch="1 s") == [1.0, 3.0, 5.0]  # away in [1, 2] and [3, 4]
+
+
+def test_a_cpu_that_is_preempted_computes_later(step) -> None:
+    assert step([Op("compute", block(4.0))], "gpu 0: preempted 2 s at 1 s", synchronous=True) == [6.0]
+
+
+def test_the_breakdown_says_what_each_effect_costs(toy_cluster, toy_prices) -> None:
+    """4 s of kernels at half speed from 2 s on, beside 4 s of gathering that halves them too."""
+    cohort = Cohort({}, [Op("compute", block(4.0)), Op("dp", Collective("all_gather", 8e9, "dp", "gather"))])
+    given = read_effects("all: speed 0.5 from 2 s", "effects")
+    timeline = run(program(cohort, dp=2), toy_cluster(2).topology(), toy_prices(slowdown=2.0), effects=given)
+    assert timeline.end == [4 + 2 * 2.5, 4.0]  # 1 s of work until 2 s, 0.5 s until 4 s
+    parts = breakdowns(timeline)[0]
+    assert {name: seconds for name, seconds in parts.items() if seconds} == {
+        "forward": 4.0,
+        "slower GPU": 3.0,  # 0.5 s and 2.5 s of work at half speed
+        "slowdown": 2.0,  # two of four seconds
+    }
+
+
+def test_ranks_wait_for_the_slow_one(toy_cluster, toy_prices) -> None:
+    gather = Collective("all_gather", 2e9, "dp", "gather")
+    cohort = Cohort({}, [Op("compute", block(1.0)), Op("dp", gather, (Ref(0, 0),))])
+    timeline = run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=read_effects("gpu 2: speed 0.5", "e"))
+    assert [(lane.rank, lane.ranks) for lane in timeline.lanes] == [(0, 3), (2, 1)]
+    assert timeline.end == [1.0, 2 + 1.5, 2.0, 2 + 1.5]  # three quarters of 2 GB at 1 GB/s
+
+
+@pytest.mark.parametrize(
+    ("effect", "end"),
+    [
+        ("node 0 nic 0: rate 0.5", 8.0),
+        ("node 1 nic 0 in: rate 0.5", 8.0),
+        ("node 1 nic 0 out: rate 0.5", 4.0),
+        ("node 0 nic 0: rate 1 latency 500 ms", 4.5),
+        ("node 0 nic 0: down 2 s at 1 s", 6.0),
+        ("node 0 nic 0: down 1 s at 1 s every 2 s", 7.0),  # away in [1, 2], [3, 4], [5, 6]
+        ("node 0 nic 0: background 0.5", 8.0),
+        ("node 0 nic 0: background 0.5 at 1 s lasting 2 s", 5.0),
+        ("node 0 nic 0: background 0.5 lasting 1 s every 2 s", 5.5),  # 0.5 GB in a second, 1 GB in the next
+    ],
+)
+def test_a_send_of_four_gigabytes_between_nodes(effect: str, end: float, toy_cluster, toy_prices) -> None:
+    cohorts = [Cohort({"pp": 0}, [Op("send", Send(4e9, 1, "x"))]), Cohort({"pp": 1})]
+    timeline = run(
+        program(*cohorts, pp=2), toy_cluster(1, nodes=2).topology(), toy_prices(), effects=read_effects(effect, "effects")
+    )
+    assert timeline.end == [pytest.approx(end)]
+
+
+def test_without_its_nic_a_gpu_sends_through_its_neighbours(toy_cluster, toy_prices) -> None:
+    """Two GPUs of a node send 4 GB each to another node: through one NIC it takes twice as long."""
+    cohorts = [Cohort({"pp": 0}, [Op("send", Send(4e9, 1, "x"))]), Cohort({"pp": 1})]
+    grid = dict(tp=2, pp=2)
+    for given, end in ([], 4.0), (["node 0 nic 1: lost"], 8.0), (["node 1 nic 0: lost"], 8.0):
+        topology = toy_cluster(2, nodes=2).topology()
+        timeline = run(program(*cohorts, **grid), topology, toy_prices(), effects=read_effects(given, "effects"))
+        assert max(timeline.end) == pytest.approx(end), given
+
+
+def test_a_gpu_that_fails_lets_the_others_wait(toy_cluster, toy_prices) -> None:
+    gather = Collective("all_gather", 2e9, "dp", "gather")
+    cohort = Cohort({}, [Op("compute", block(3.0)), Op("dp", gather, (Ref(0, 0),))])
+    with pytest.raises(StepHangsError, match="the step hangs") as raised:
+        run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=read_effects("gpu 2: fails at 1 s", "e"))
+    assert (raised.value.failed, raised.value.silent, raised.value.detected) == (1.0, 3.0, 603.0)
+
+
+def test_a_gpu_that_fails_after_the_step_does_no_harm(step) -> None:
+    assert step([Op("compute", block(3.0))], "gpu 0: fails at 5 s") == [3.0]
+
+
+def test_jitter_has_mean_one_and_the_spread_that_it_says() -> None:
+    (effect,) = read_effects("all: jitter 0.08 seed 3", "effects")
+    draw, again, once = effect.noise(5), effect.noise(5), read_effects("all: jitter 0.08 per step", "e")[0].noise(5)
+    factors = np.array([draw() for _ in range(100_000)])
+    assert factors.mean() == pytest.approx(1.0, abs=0.001)
+    assert factors.std() == pytest.approx(0.08, rel=0.02)
+    assert factors[0] == again() != effect.noise(6)()
+    assert once() == once()
+
+
+PLANS = [
+    dict(tp=2, pp=2, accumulation=4, data_parallel="zero1"),
+    dict(tp=4, accumulation=2, data_parallel="zero3"),
+    dict(pp=4, accumulation=8, data_parallel="ddp"),
+    dict(tp=2, cp=2, pp=2, accumulation=4, sequence_parallel=True),
+]
+GIVEN = [
+    "gpu 5: speed 0.7",
+    "gpus 2,9-11: throttle 0.5 after 3 ms over 10 ms",
+    "gpu 12: preempted 3 ms at 2 ms every 7 ms",
+    "node 1 nic 2: rate 0.25",
+    "node 0 nic 5: lost",
+    "node 1 nic 2 out: down 2 ms at 1 ms every 5 ms",
+    "node 0 gpu 3 nvlink: background 0.75 lasting 1 ms every 3 ms",
+    "all: jitter 0.05",
+]
+
+
+@pytest.mark.parametrize("effect", GIVEN)
+def test_folded_is_unfolded_and_breakdowns_add_up(effect: str) -> None:
+    """One slow GPU splits off exactly the ranks that it makes unlike, whatever the axis."""
+    plan = PLANS[GIVEN.index(effect) % len(PLANS)] | {"sequence": 1024}
+    job = read_job(model=SMALL, cluster="dgx-h100", nodes=2, plan=plan, effects=[effect])
+    folded, unfolded = simulate(job), simulate(job, fold=False)
+    assert folded.step == unfolded.step
+    assert len(folded.lanes) <= len(unfolded.lanes)
+    for parts in breakdowns(folded):
+        assert sum(parts.values()) == folded.step
+
+
+def test_effects_take_time_and_none_gives_it_back() -> None:
+    job = dict(model=SMALL, cluster="dgx-h100", nodes=2, plan=PLANS[0] | {"sequence": 1024})
+    ideal = simulate(read_job(**job)).step
+    slow = [simulate(read_job(**job, effects=[f"gpu 12: speed {speed}"])).step for speed in (1.0, 0.5, 0.25)]
+    assert ideal == slow[0] < slow[1] < slow[2]
+    assert simulate(read_job(**job, effects=["node 0 nic 5: rate 1"])).step == ideal
+
+
+def test_one_slow_gpu_of_many_costs_a_handful_of_lanes() -> None:
+    plan = dict(tp=8, pp=4, accumulation=4, data_parallel="zero1", sequence=1024)
+    many = simulate(read_job(model=SMALL, cluster="dgx-h100", nodes=2048, plan=plan, effects=["gpu 4321: speed 0.9"]))
+    assert sum(lane.ranks for lane in many.lanes) == 16384
+    assert len(many.lanes) == 4 * 4  # the slow one, its tp and its dp siblings, the rest; in each stage
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gpu 3 speed 0.9", "must be 'TARGET: EFFECT VALUE …'"),
+        ("gpu 3: sped 0.9", "unknown effect 'sped'; did you mean 'speed'?"),
+        ("gpu 3: speed 1.5", "speed=1.5: input should be less than or equal to 1"),
+        ("gpu 3: speed fast", "speed='fast'"),
+        ("gpu 3: speed 0.9 from 2", "needs a unit"),
+        ("gpu 99: speed 0.9", "gpu 99: they are numbered 0 to 7"),
+        ("moon 3: speed 0.9", "must be on 'all', 'gpu 3'"),
+        ("node 0 nic 9: rate 0.5", "no link is called 'node 0 nic 9'"),
+        ("node 0 gpu 1 nvlink: lost", "is no NIC"),
+        ("gpu 3: fails", "at"),
+        ({"target": "gpu 3"}, "must name one effect"),
+        (7, "must be a text"),
+    ],
+)
+def test_what_cannot_be_is_one_line(given: object, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        read_job(model=SMALL, cluster="dgx-h100", effects=[given])
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_mappings_say_the_same_as_texts() -> None:
+    text = read_effects("gpu 3: speed 0.9 from 2 s", "effects")[0]
+    mapping = read_effects({"target": "gpu 3", "speed": 0.9, "from": "2 s"}, "effects")[0]
+    assert mapping == text
+    assert str(mapping) == "gpu 3: speed 0.9 from 2 s"
+
+
+@pytest.fixture
+def theirs() -> Iterator[None]:
+    before = dict(effects._things)
+    list(effects)
+
+    @effects("naps")
+    class Naps(Effect):
+        """Kernels take twice as long until then."""
+
+        component = "nap"
+        naps: float = Field(gt=0)
+
+        def kernels(self) -> Steps:
+            yield 0.0, 2.0
+            yield self.naps, 1.0
+
+    yield
+    effects._things.clear()
+    effects._things.update(before)
+
+
+def test_an_effect_is_one_class(step, theirs: None) -> None:
+    assert step([Op("compute", block(4.0))], "gpu 0: naps 2") == [5.0]
