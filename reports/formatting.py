@@ -150,9 +150,10 @@ def stages(summary: Summary) -> list[StageMemory]:
 
 
 def components(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:
-    """The components that take any time in any of `breakdowns`, in their order."""
+    """The components that take any time in any of `breakdowns`, in their order; effects last."""
     every = list(breakdowns)
-    return [name for name in COMPONENTS if any(parts.get(name) for parts in every)]
+    names = dict.fromkeys((*COMPONENTS, *(name for parts in every for name in parts)))
+    return [name for name in names if any(parts.get(name) for parts in every)]
 
 
 def tokens_per_step(summary: Summary) -> float:

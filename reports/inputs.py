@@ -40,6 +40,7 @@ def describe(job: Job, command: str = "") -> dict[str, Any]:
             "accumulation": plan.microbatches,
             "layers_per_stage": list(plan.layers),
         },
+        **({"effects": [str(effect) for effect in job.effects]} if job.effects else {}),
         "ignored": list(job.ignored),
         "notes": list(job.notes),
         "hash": job.hash,

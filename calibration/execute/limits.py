@@ -115,6 +115,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
+    if job.effects:
+        yield f"effects are simulated only, and this job has '{job.effects[0]}'"
     if model.dropout if plan.dropout is None else plan.dropout:
         yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
     if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:

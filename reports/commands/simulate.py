@@ -34,6 +34,7 @@ def command(
     from reports.inputs import describe
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
+    from strategies.planner.effects_cost import with_effects
     from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
@@ -45,6 +46,7 @@ def command(
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    summary = with_effects(asked, timeline, summary)
     if summary.uneven > UNEVEN:
         summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:

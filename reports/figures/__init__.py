@@ -24,25 +24,35 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
 BLACK, GREY, DARK, WHITE, LIGHT = "#000000", "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
-COLOURS = {
-    "forward": BLUE,
-    "backward": ORANGE,
-    "recompute": YELLOW,
-    "optimizer": GREEN,
-    "launch": GREY,
-    "slowdown": DARK,
-    "bubble": WHITE,
-    "wait": LIGHT,
-    "tp": PURPLE,
-    "cp": YELLOW,
-    "ep": BLACK,
-    "dp": RED,
-    "replica": YELLOW,
-    "pp": SKY,
-    "host": GREY,
-    "nvme": DARK,
-    "cpu": ORANGE,
-}
+
+class _Colours(dict[str, str]):
+    """Colours by name; effects, which anybody may add, are red."""
+
+    def __missing__(self, name: str) -> str:
+        return RED
+
+
+COLOURS = _Colours(
+    {
+        "forward": BLUE,
+        "backward": ORANGE,
+        "recompute": YELLOW,
+        "optimizer": GREEN,
+        "launch": GREY,
+        "slowdown": DARK,
+        "bubble": WHITE,
+        "wait": LIGHT,
+        "tp": PURPLE,
+        "cp": YELLOW,
+        "ep": BLACK,
+        "dp": RED,
+        "replica": YELLOW,
+        "pp": SKY,
+        "host": GREY,
+        "nvme": DARK,
+        "cpu": ORANGE,
+    }
+)
 HATCHES = {
     "tp": "////",
     "cp": "xxxx",

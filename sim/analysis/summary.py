@@ -91,6 +91,17 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class EffectsCost:
+    """What effects do to a step. Seconds; without: the step without each effect, where there are several."""
+
+    step_without: float  # without any effect
+    without: dict[str, float]
+    critical_rank: int  # whose compute stream is idle least: the others wait for it
+    critical_idle: float
+    mean_idle: float  # of all ranks
+
+
+@dataclass(frozen=True)
 class Summary:
     """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
 
@@ -118,6 +129,7 @@ class Summary:
     notes: tuple[str, ...] = ()
     interval: Interval | None = None  # of step_seconds, where the spread of the prices was asked for
     offloaded: NodeMemory | None = None  # where anything is offloaded
+    effects: EffectsCost | None = None  # where there are any
 
     @property
     def worst(self) -> StageMemory:
@@ -127,6 +139,8 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         data = asdict(self)
+        if self.effects is None:
+            del data["effects"]
         worst = self.worst
         data["memory_peak"] = worst.peak
         data["memory_over"] = max(0.0, worst.peak - self.memory_capacity)

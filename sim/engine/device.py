@@ -13,6 +13,11 @@ from sim.pricing.block_costs import BlockCost
 from sim.program import Block
 
 
+def kernels(seconds: float) -> BlockCost:
+    """The cost of kernels in a row that are launched in no time."""
+    return BlockCost(seconds, seconds, 0.0, {}, seconds)
+
+
 class Compute(Task):
     """A block of kernels, `work`, at its price. stretch: seconds by which collectives on the same device lengthened it; owed: by
     effect, the seconds by which this one did.

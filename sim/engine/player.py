@@ -23,7 +23,7 @@ from sim.engine.effects import Effect
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
-from sim.engine.task import Task
+from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer, Transfer
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
@@ -220,10 +220,8 @@ class _Player:
 
     def play(self) -> None:
         """Run to the end of the step."""
-        first = [task for task in self.tasks if not task.waiting]
         end = _End(self.env, self.tasks) if self.perturbation.effects else None
-        for task in first:
-            task.ready()
+        start(self.tasks)
         if end is None:
             self.env.run()
         else:  # effects may go on for ever

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from simpy import Environment, Event
@@ -53,6 +54,12 @@ class Task:
             follower.waiting -= 1
             if not follower.waiting:
                 follower.ready()
+
+
+def start(tasks: Iterable[Task]) -> None:
+    """Begin with those of `tasks` that wait for nothing; the environment's run does the rest."""
+    for task in [task for task in tasks if not task.waiting]:
+        task.ready()
 
 
 class Stream:

@@ -136,7 +136,8 @@ class Play:
         self.prices, self.topology = prices, job.cluster.topology()
         pairs = [(weight, lower(one.model, one.resolve())) for weight, one in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
-        self.timelines = [run(program, self.topology, prices) for _, program in self.programs]
+        self.acting = job.effects
+        self.timelines = [run(program, self.topology, prices, effects=self.acting) for _, program in self.programs]
         self._base = [timeline.step for timeline in self.timelines]
 
     @classmethod
@@ -159,7 +160,7 @@ class Play:
     def at(self, price: Price, factor: float, anew: bool = False) -> float:
         """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
         scaled = _Scaled(self.prices, price, factor, anew)
-        return self._total([run(program, self.topology, scaled).step for _, program in self.programs])
+        return self._total([run(program, self.topology, scaled, effects=self.acting).step for _, program in self.programs])
 
     def _total(self, steps: Sequence[float]) -> float:
         return sum(weight * step / program.steps for (weight, program), step in zip(self.programs, steps, strict=True))
