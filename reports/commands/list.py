@@ -33,6 +33,7 @@ def command(sort: str | None, as_json: bool) -> None:
 def _catalogues() -> dict[str, Any]:
     from reports.metrics import metric_names
     from sim.collectives import algorithms
+    from sim.engine.effects import effects
     from sim.pricing.shipped import profile_names
     from strategies.data_parallel import hooks
     from strategies.frameworks import kernel_sets
@@ -52,6 +53,7 @@ def _catalogues() -> dict[str, Any]:
         "data_parallel": lambda: list(hooks),
         "kernels": lambda: list(kernel_sets),
         "algorithms": lambda: list(algorithms),
+        "effects": lambda: list(effects),
         "metrics": metric_names,
         "wirings": lambda: list(wirings),
         "fabrics": lambda: list(fabrics),
