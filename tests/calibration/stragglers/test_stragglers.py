@@ -193,6 +193,28 @@ def test_random_jobs_replay_to_what_was_measured(pp: int, chunks: int, idle_peer
     assert replay.left_out == {}
 
 
+def test_ops_that_were_recorded_but_not_launched(tmp_path: Path) -> None:
+    """Profilers of interleaved schedules leave out the first receive, which has no sender, record sends before the first pass and
+    receives after the last: none of that changes what waits for what.
+    """
+    random = np.random.default_rng(0)
+    frame = trace_of(
+        lambda *_: float(random.uniform(1, 3)), dp=2, pp=2, microbatches=4, steps=(3, 5), order=interleaved, idle_peers=True
+    )
+    usual_steps = replayed(frame, tmp_path)
+    first = (frame.stage == 0) & (frame.optype == "forward-recv") & (frame.seq_id == 0)
+    extra = frame[frame.optype.isin(["forward-send", "backward-recv"])].groupby(["step", "rank", "optype"]).head(1).copy()
+    last = frame[frame.optype == "backward-compute"].groupby(["step", "rank"]).start_ts.max()
+    early = extra.optype == "forward-send"
+    extra.loc[early, "start_ts"] = 0.0
+    places = pd.MultiIndex.from_frame(extra.loc[~early, ["step", "rank"]])
+    extra.loc[~early, "start_ts"] = last[places].to_numpy() + 0.01
+    changed = pd.concat([frame[~first], extra]).sort_values("start_ts", kind="stable")
+    changed["seq_id"] = changed.groupby(["step", "rank", "optype"]).cumcount()
+    replay = replayed(changed, tmp_path)
+    assert replay.steps(replay.own) == pytest.approx(usual_steps.steps(usual_steps.own), rel=1e-12)
+
+
 def test_a_gap_is_a_launch_delay(tmp_path: Path) -> None:
     """The backward pass starts half a second after the forward pass ended."""
     frame = trace_of(usual(1, 0, 0))
