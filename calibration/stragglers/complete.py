@@ -10,14 +10,14 @@ from calibration.stragglers.trace import BACKWARD, FORWARD, OP_TYPES, SENDS_AND_
 
 def incomplete_steps(trace: Trace) -> dict[int, str]:
     """Step (as numbered in the trace) -> what is missing or too many: against most other steps, or a forward compute without its
-    backward. Sends and receives are checked where they are matched with compute.
+    backward, or a worker without any. Sends and receives are checked where they are matched with compute.
     """
     workers = len(trace.dp_ranks) * trace.stages
     counts = np.zeros((len(trace.steps), workers, len(OP_TYPES)), np.int32)
     np.add.at(counts, (trace.step, trace.worker, trace.op_type), 1)
     forward, backward = (OP_TYPES.index(name) for name in (FORWARD, BACKWARD))
     result: dict[int, str] = {}
-    for step, worker in np.argwhere(counts[..., forward] != counts[..., backward]).tolist():
+    for step, worker in np.argwhere((counts[..., forward] != counts[..., backward]) | (counts[..., forward] == 0)).tolist():
         numbers = f"{counts[step, worker, forward]} {FORWARD} and {counts[step, worker, backward]} {BACKWARD}"
         result.setdefault(step, f"{_name(trace, worker)} has {numbers}")
     counts[..., [OP_TYPES.index(name) for name in (FORWARD, BACKWARD, *SENDS_AND_RECEIVES)]] = 0

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from calibration.stragglers.complete import incomplete_steps
 from calibration.stragglers.trace import COMPUTE, OP_TYPES, Booleans, Trace
 from calibration.stragglers.waits import Waits, waits_of
-from sim.replay.graph import CycleError, Floats, Graph
+from sim.replay.graph import CycleError, Floats, Graph, Integers
 from topologies.reading import UserError
 
 CLOCKS = 1e-2  # seconds by which clocks of two workers may disagree; what is more negative counts as 0
 
 
+class Ops(NamedTuple):
+    """When ops started and ended, in seconds since their step's first start, by step. steps: their numbers in the trace."""
+
+    step: Integers
+    steps: Integers
+    start: Floats
+    end: Floats
+
+
 class Replay:
-    """A trace's whole steps as a graph. left_out: number of a step in the file -> why it is not replayed. Raises UserError that
-    begins with `source` when nothing is left.
+    """Ops of whole steps as a graph, with their own durations and those of a job without stragglers. left_out: number of a step
+    in the trace -> why it is not replayed.
     """
 
-    def __init__(self, trace: Trace, source: str) -> None:
-        self.left_out: dict[int, str] = {}
-        while True:
-            bad, waits, graph = _built(trace)
-            self.left_out |= {int(trace.steps[step]): why for step, why in bad.items()}
-            if len(bad) == len(trace.steps):
-                step, why = min(self.left_out.items())
-                raise UserError(f"{source}: step {step}: {why}; no step can be replayed")
-            if waits is not None and graph is not None:
-                break
-            trace = trace.without(bad)
-        self.trace, self.graph = trace, graph
-        self.own = _own_durations(trace, waits)
-        self.ideal = _ideal_durations(trace, self.own)
-        self._first_rows = np.searchsorted(trace.step, np.arange(len(trace.steps)))
+    def __init__(self, ops: Ops, graph: Graph, own: Floats, ideal: Floats, left_out: Mapping[int, str]) -> None:
+        self.ops, self.graph, self.own, self.ideal, self.left_out = ops, graph, own, ideal, left_out
+        self._first_rows = np.searchsorted(ops.step, np.arange(len(ops.steps)))
 
     def measured(self) -> Floats:
         """Seconds of each step in the trace."""
-        return self._of_steps(self.trace.end)
+        return self._of_steps(self.ops.end)
 
     def steps(self, durations: Floats) -> Floats:
         """Seconds of each step if ops last so long, without launch delays."""
@@ -46,7 +46,7 @@ class Replay:
         """Seconds of each step with ops' own durations and launch delays, the gaps between an op's start and all that it waits
         for: measured, unless clocks disagree or the rules do not fit the job.
         """
-        delays = self.trace.start - self.graph.ready(self.trace.end)
+        delays = self.ops.start - self.graph.ready(self.ops.end)
         return self._of_steps(self.graph.times(self.own, np.where(delays <= -CLOCKS, 0.0, delays)).end)
 
     def only(self, rows: Booleans) -> Floats:
@@ -60,6 +60,24 @@ class Replay:
     def _of_steps(self, ends: Floats) -> Floats:
         latest: Floats = np.maximum.reduceat(ends, self._first_rows)
         return latest
+
+
+def replay_of(trace: Trace, source: str) -> tuple[Trace, Replay]:
+    """The whole steps of a trace, and their replay. Raises UserError that begins with `source` when no step is whole."""
+    left_out: dict[int, str] = {}
+    while True:
+        bad, waits, graph = _built(trace)
+        left_out |= {int(trace.steps[step]): why for step, why in bad.items()}
+        if len(bad) == len(trace.steps):
+            step, why = min(left_out.items())
+            raise UserError(f"{source}: step {step}: {why}; no step can be replayed")
+        if waits is not None and graph is not None:
+            break
+        trace = trace.without(bad)
+    ops = Ops(trace.step, trace.steps, trace.start, trace.end)
+    own = own_durations(ops, waits.rendezvous)
+    is_compute = np.isin(trace.op_type, [OP_TYPES.index(name) for name in COMPUTE])
+    return trace, Replay(ops, graph, own, ideal_durations(own, trace.op_type, is_compute), left_out)
 
 
 def _built(trace: Trace) -> tuple[dict[int, str], Waits | None, Graph | None]:
@@ -76,23 +94,23 @@ def _built(trace: Trace) -> tuple[dict[int, str], Waits | None, Graph | None]:
         return {int(trace.step[error.op]): f"{op} never starts: what it waits for waits in a circle"}, None, None
 
 
-def _own_durations(trace: Trace, waits: Waits) -> Floats:
+def own_durations(ops: Ops, rendezvous: Integers) -> Floats:
     """Of what meets the transfer: end minus the latest start of those that meet; of everything else its duration."""
-    meets = np.flatnonzero(waits.rendezvous >= 0)
-    number = waits.rendezvous[meets]
+    meets = np.flatnonzero(rendezvous >= 0)
+    number = rendezvous[meets]
     latest = np.full(int(number.max(initial=-1)) + 1, -np.inf)
-    np.maximum.at(latest, number, trace.start[meets])
-    transfer = trace.end[meets] - latest[number]
-    result = trace.duration.copy()
+    np.maximum.at(latest, number, ops.start[meets])
+    transfer = ops.end[meets] - latest[number]
+    result = ops.end - ops.start
     result[meets] = np.where(transfer <= -CLOCKS, 0.0, transfer)
     return result
 
 
-def _ideal_durations(trace: Trace, own: Floats) -> Floats:
-    """Of compute the mean, of communication the median over all ops of its type."""
+def ideal_durations(own: Floats, alike: Integers, is_compute: Booleans) -> Floats:
+    """Of compute the mean, of communication the median over all ops of the same number in `alike`."""
     result = own.copy()
-    for number, name in enumerate(OP_TYPES):
-        rows = trace.op_type == number
-        if rows.any():
-            result[rows] = own[rows].mean() if name in COMPUTE else np.median(own[rows])
+    order = np.argsort(alike, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(alike[order])) + 1):
+        if len(rows):
+            result[rows] = own[rows].mean() if is_compute[rows[0]] else np.median(own[rows])
     return result

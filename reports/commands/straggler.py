@@ -23,10 +23,9 @@ def command(trace: str, steps: bool, plot: str | None, as_json: bool) -> None:
     """
     from calibration.readers.op_trace import read_op_trace
     from calibration.stragglers.analysis import analyse
-    from calibration.stragglers.replay import Replay
     from reports.tables.stragglers import as_data, every_step, overview
 
-    found = analyse(Replay(read_op_trace(Path(trace)), trace))
+    found = analyse(read_op_trace(Path(trace)), trace)
     if as_json:
         echo(json.dumps(as_data(found, trace), indent=2))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibration.stragglers.analysis import Analysis, Part, Worker
@@ -21,13 +20,12 @@ NEARLY = 0.9  # of the largest share: then the smaller part is named
 
 def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
     """Everything, with stable keys; times in seconds; steps, dp ranks and ranks as in the trace."""
-    trace, last = analysis.trace, str(analysis.trace.stages - 1)
-    worst = worst_part(analysis)
+    worst, last = worst_part(analysis), str(len(analysis.stages) - 1)
     return {
         "trace": source,
-        "ops": len(trace.step),
-        "dp": len(trace.dp_ranks),
-        "pp": trace.stages,
+        "ops": analysis.ops,
+        "dp": len(analysis.dp_ranks) or None,
+        "pp": len(analysis.stages) or None,
         "workers": analysis.worker_count,
         "slowdown": analysis.slowdown,
         "step_seconds": {
@@ -42,10 +40,10 @@ def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
         "by_dp_rank": {part.name: part.to_dict() for part in analysis.dp_ranks},
         "by_stage": {part.name: part.to_dict() for part in analysis.stages},
         "by_worker": [worker.to_dict() for worker in analysis.workers],
-        "last_stage": next(part.to_dict() for part in analysis.stages if part.name == last),
+        "last_stage": next((part.to_dict() for part in analysis.stages if part.name == last), None),
         "slowest_workers": {"ranks": analysis.slowest} | analysis.slowest_part.to_dict(),
         "microbatches": None if analysis.microbatches is None else analysis.microbatches._asdict(),
-        "by_step": [_step(analysis, place) for place in range(len(trace.steps))],
+        "by_step": [_step(analysis, place) for place in range(len(analysis.steps))],
         "steps_left_out": {str(step): why for step, why in analysis.left_out.items()},
     }
 
@@ -53,7 +51,7 @@ def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
 def _step(analysis: Analysis, place: int) -> dict[str, Any]:
     kinds = {"op_type": analysis.op_types, "dp_rank": analysis.dp_ranks, "stage": analysis.stages}
     return {
-        "step": int(analysis.trace.steps[place]),
+        "step": int(analysis.steps[place]),
         "measured": float(analysis.measured[place]),
         "without_launch_delays": float(analysis.replayed[place]),
         "without_stragglers": float(analysis.ideal[place]),
@@ -65,15 +63,9 @@ def worst_part(analysis: Analysis) -> tuple[str, Part] | None:
     """(kind, part) without whose excess a step is shortest; of parts that save nearly as much the smallest: a worker, then a
     stage, a dp rank, an op type. None when no part explains half of the slowdown.
     """
-    kinds: list[tuple[str, Sequence[Part]]] = [
-        ("worker", analysis.workers),
-        ("stage", analysis.stages),
-        ("dp rank", analysis.dp_ranks),
-        ("op type", analysis.op_types),
-    ]
     best = [
         (kind, max(parts, key=lambda part: part.share or 0.0))
-        for kind, parts in kinds
+        for kind, parts in analysis.kinds.items()
         if len(parts) > 1 and any(part.share is not None for part in parts)
     ]
     most = max((part.share or 0.0 for _, part in best), default=0.0)
@@ -85,9 +77,10 @@ def overview(analysis: Analysis, source: str) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    trace = analysis.trace
     measured, replayed, ideal = (float(times.mean()) for times in (analysis.measured, analysis.replayed, analysis.ideal))
-    size = f"{plural(len(trace.steps), 'step')}, dp {len(trace.dp_ranks)} × pp {trace.stages}, {len(trace.step):,} ops"
+    dp, pp = len(analysis.dp_ranks), len(analysis.stages)
+    workers = f"dp {dp} × pp {pp}" if dp else plural(analysis.worker_count, "rank")
+    size = f"{plural(len(analysis.steps), 'step')}, {workers}, {analysis.ops:,} ops"
     lines = [
         Text(f"{source}: {size}", "bold"),
         Text(f"a step takes {seconds(measured)}; {seconds(replayed)} without launch delays; {seconds(ideal)} without stragglers"),
@@ -99,6 +92,8 @@ def overview(analysis: Analysis, source: str) -> RenderableType:
 
 def _verdict(analysis: Analysis) -> str:
     worst = worst_part(analysis)
+    if analysis.slowest_part.share is None:
+        return "no rank is slower than others"
     if worst is None:
         return "no worker, stage, dp rank or op type explains half of it by itself"
     kind, part = worst
@@ -107,6 +102,8 @@ def _verdict(analysis: Analysis) -> str:
 
 
 def _named(kind: str, part: Part) -> str:
+    if isinstance(part, Worker) and part.stage is None:
+        return f"rank {part.rank}"
     if isinstance(part, Worker):
         return f"rank {part.rank} (dp rank {part.dp_rank}, stage {part.stage})"
     return f"{kind} {part.name}"
@@ -116,17 +113,11 @@ def _parts(analysis: Analysis) -> Table:
     from rich import box
     from rich.table import Table
 
-    kinds: dict[str, Sequence[Part]] = {
-        "op type": analysis.op_types,
-        "dp rank": analysis.dp_ranks,
-        "stage": analysis.stages,
-        "worker": analysis.workers,
-    }
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("part", "slowdown alone", "step without it", "change", "share of the slowdown"):
         table.add_column(column, justify="left" if column == "part" else "right", no_wrap=True)
     replayed = float(analysis.replayed.mean())
-    for kind, parts in kinds.items():
+    for kind, parts in analysis.kinds.items():
         for part in parts[:SHOWN]:
             share = "" if part.share is None else signed(part.share)
             cells = (f"{part.slowdown:.3f}", seconds(part.fixed), signed(part.fixed / replayed - 1), share)
@@ -166,10 +157,12 @@ def every_step(analysis: Analysis) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("step", "measured", "without launch delays", "without stragglers", "slowdown", "worst dp rank", "worst stage"):
+    named = {kind: parts for kind, parts in analysis.kinds.items() if len(parts) > 1}
+    times = ("step", "measured", "without launch delays", "without stragglers", "slowdown")
+    for column in (*times, *(f"worst {kind}" for kind in named)):
         table.add_column(column, justify="right", no_wrap=True)
     for place in analysis.per_step.argsort()[::-1].tolist():
-        worst = [max(parts, key=lambda part: float(part.per_step[place])).name for parts in (analysis.dp_ranks, analysis.stages)]
-        times = (float(each[place]) for each in (analysis.measured, analysis.replayed, analysis.ideal))
-        table.add_row(str(analysis.trace.steps[place]), *map(seconds, times), f"{analysis.per_step[place]:.3f}", *worst)
+        worst = [max(parts, key=lambda part: float(part.per_step[place])).name for parts in named.values()]
+        cells = (float(each[place]) for each in (analysis.measured, analysis.replayed, analysis.ideal))
+        table.add_row(str(analysis.steps[place]), *map(seconds, cells), f"{analysis.per_step[place]:.3f}", *worst)
     return table

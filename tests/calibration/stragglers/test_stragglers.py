@@ -17,8 +17,8 @@ from click.testing import CliRunner
 import shardyard
 from calibration.readers.op_trace import read_op_trace
 from calibration.stragglers.analysis import Analysis, analyse
-from calibration.stragglers.replay import Replay
-from calibration.stragglers.trace import COLUMNS
+from calibration.stragglers.replay import Replay, replay_of
+from calibration.stragglers.trace import COLUMNS, Trace
 from calibration.stragglers.waits import waits_of
 from reports.tables.stragglers import as_data, worst_part
 from topologies.reading import UserError
@@ -116,14 +116,17 @@ def _pipeline(
     return free
 
 
+def read(frame: pd.DataFrame, folder: Path) -> Trace:
+    frame.to_csv(folder / "trace.csv", index=False)
+    return read_op_trace(folder / "trace.csv")
+
+
 def replayed(frame: pd.DataFrame, folder: Path) -> Replay:
-    path = folder / "trace.csv"
-    frame.to_csv(path, index=False)
-    return Replay(read_op_trace(path), "trace.csv")
+    return replay_of(read(frame, folder), "trace.csv")[1]
 
 
 def analysed(frame: pd.DataFrame, folder: Path) -> Analysis:
-    return analyse(replayed(frame, folder))
+    return analyse(read(frame, folder), "trace.csv")
 
 
 def usual(slow: float, dp_rank: int, stage: int) -> Duration:
@@ -246,8 +249,8 @@ def test_overlapped_gradients_wait_for_their_chunk(tmp_path: Path) -> None:
     frame["seq_id"] = frame.groupby("optype").cumcount()
     replay = replayed(frame, tmp_path)
     times = replay.graph.times(replay.own)
-    assert times.start == pytest.approx(replay.trace.start)
-    assert times.end == pytest.approx(replay.trace.end)
+    assert times.start == pytest.approx(replay.ops.start)
+    assert times.end == pytest.approx(replay.ops.end)
 
 
 def test_unlike_microbatches_are_told(tmp_path: Path) -> None:
@@ -268,7 +271,7 @@ def test_steps_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
         next(row for row in at[4] if frame.optype[row] == "forward-send"),
     ]
     found = analysed(frame.drop(index=gone), tmp_path)
-    assert found.trace.steps.tolist() == [1, 5]
+    assert found.steps.tolist() == [1, 5]
     assert found.left_out == {
         2: "dp rank 0, stage 0 has 0 optimizer, and 1 in other steps",
         3: "dp rank 0, stage 0 has 2 forward-compute and 1 backward-compute",
@@ -285,7 +288,7 @@ def test_a_step_that_waits_in_a_circle_is_left_out(tmp_path: Path) -> None:
     bad = (frame.step == 2) & (frame.stage == 0) & frame.optype.isin(["backward-recv", "backward-compute"])
     frame.loc[bad, "start_ts"] -= 100
     found = analysed(frame, tmp_path)
-    assert found.trace.steps.tolist() == [1]
+    assert found.steps.tolist() == [1]
     assert "never starts: what it waits for waits in a circle" in found.left_out[2]
 
 
@@ -449,8 +452,8 @@ def test_published_traces(name: str) -> None:
     if not trace.exists():
         pytest.skip("the traces are not at hand")
     theirs, last, slowest = (json.loads((PUBLISHED / f"{kind}-{name}.json").read_text()) for kind in ("result", "ms", "mw"))
-    found = analyse(Replay(read_op_trace(trace), name))
-    steps = [str(step) for step in found.trace.steps]
+    found = analyse(read_op_trace(trace), name)
+    steps = [str(step) for step in found.steps]
     for key, times in (("step_t_base", found.measured), ("step_t_nodelay", found.replayed), ("step_t_noblk", found.ideal)):
         assert times == pytest.approx([theirs[key][step] for step in steps], rel=1e-6)
     assert found.slowdown == pytest.approx(theirs["blocking_slowdown"], rel=1e-6)
@@ -459,6 +462,6 @@ def test_published_traces(name: str) -> None:
         per_step = theirs[f"blocking_decompose_by_{kind}_per_step"]
         for part in parts:
             assert part.per_step == pytest.approx([per_step[step][part.name] for step in steps], rel=1e-5)
-    stage = next(part for part in found.stages if part.name == str(found.trace.stages - 1))
+    stage = next(part for part in found.stages if part.name == str(len(found.stages) - 1))
     assert (stage.fixed, stage.share) == pytest.approx((last["trem"], last["Ms"]), rel=1e-5)
     assert (found.slowest_part.fixed, found.slowest_part.share) == pytest.approx((slowest["trem"], slowest["Mw"]), rel=1e-5)
