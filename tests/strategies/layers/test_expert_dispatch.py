@@ -196,6 +196,16 @@ def test_what_makes_no_sense_is_refused(plan, message) -> None:
         layer(gpus=16, **plan)
 
 
+def test_whole_experts_are_spread_over_tp_ranks_before_dp_ranks() -> None:
+    """ep 8 with tp 4: with whole experts 2 dp ranks have those of 8 ranks; cut ones are on 8 dp ranks."""
+    fields: dict[str, Any] = {"tp": 4, "sequence_parallel": True, "ep": 8}
+    assert Plan(**fields, expert_tp=1).ep_of_dp == 2
+    assert Plan(**fields).ep_of_dp == Plan(**fields, expert_tp=4).ep_of_dp == 8
+    assert Plan(ep=8, expert_tp=1).ep_of_dp == 8
+    assert Plan(**fields, expert_tp=1).whole_experts
+    assert not Plan(ep=8, expert_tp=1).whole_experts  # of one tp rank every expert is whole
+
+
 def test_tp_divides_the_columns_of_experts_that_are_cut() -> None:
     """8 ranks: routed experts of 36 columns, unless each is whole on its rank; two shared ones of 18 are one of 36."""
 
