@@ -40,6 +40,10 @@ def test_a_collective_beside_slows_kernels_down() -> None:
     assert both.kernels == pytest.approx(2.4)
     short = play((Start(RING), kernel(1), Join(RING)), {Start: 2.0, Kernel: 1.0}, slowdown=1.25)
     assert (short.busy, short.kernels, short.parts["slowdown", "kernel"]) == (2.0, 0.0, 0.25)
+    half = play((Start(RING), kernel(1), Join(RING)), {Start: 2.0, Kernel: 3.0}, slowdown=2.0)  # 2 s do 1 s of the 3
+    assert (half.busy, half.kernels, half.parts["slowdown", "kernel"]) == (4.0, 2.0, 1.0)
+    never = play((Start(RING), kernel(1), Join(RING)), {Start: 2.0, Kernel: 3.0})
+    assert (never.busy, never.kernels) == (3.0, 3.0)
 
 
 def test_a_collective_waits_for_what_was_launched_before() -> None:
