@@ -76,6 +76,22 @@ def test_activations_one_by_one() -> None:
     }
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_rotary_features_and_keys_by_hand(tp) -> None:
+    """DeepSeek-V3: 64 features of each head's query and of the one key are turned; keys are 128 features of each head and these
+    64, of which every head gets a copy. Two bytes each, read and written.
+    """
+    heads, tokens, element = 128 // tp, 16, 2
+    model = model_of("deepseek-v3")
+    part = parts(model, resolved(model, sequence=tokens, tp=tp, sequence_parallel=tp > 1)).layer(0)
+    moved = {item.label: item.bytes for item in part.forward if isinstance(item, Kernel) and item.label in ("rotary", "keys")}
+    assert moved["rotary"] == 2 * element * tokens * (heads * 64 + 64)
+    assert moved["keys"] == element * tokens * (heads * 128 + 64 + heads * 192)
+    back = {item.label: item.bytes for item in part.input_gradient if isinstance(item, Kernel)}
+    assert back["keys"] == moved["keys"]
+    assert back["qkv input sum"] == 3 * element * tokens * 7168 // tp  # of the gradients of the two ways into latents
+
+
 @pytest.mark.parametrize("plan", [{"cp": 2}, {"attention": "materialised"}])
 def test_other_cores_are_refused(plan) -> None:
     model = model_of("deepseek-v2-lite")

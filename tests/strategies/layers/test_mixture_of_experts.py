@@ -103,6 +103,27 @@ def test_flops_and_parameters_are_the_models(name, plan) -> None:
         assert flops(work.layer(1).recompute) == flops(work.layer(1).forward)
 
 
+@pytest.mark.parametrize(
+    ("plan", "replicated"),
+    [
+        ({}, 9 * 64),
+        ({"tp": 2}, 9 * 64),
+        ({"tp": 2, "sequence_parallel": True}, 9 * 64),
+        ({"tp": 2, "sequence_parallel": True, "ep": 2, "expert_tp": 1}, 64),
+    ],
+)
+def test_biases_behind_matrices_that_are_cut_by_rows_are_on_every_tp_rank(plan, replicated) -> None:
+    """8 routed experts and a shared one of 64 features; whole experts, half of them on each rank, have each bias once."""
+    biased, plain = (
+        parts(m, resolved(m, **plan)).layer(1) for m in (Model(**MOE | {"mlp_bias": bias}) for bias in (True, False))
+    )
+    tp, whole = plan.get("tp", 1), plan.get("expert_tp") == 1
+    assert biased.replicated - plain.replicated == replicated
+    routed = 8 * (64 + 2 * 32)  # biases of the second and of the first, gated matrix
+    more = routed // 2 if whole else 8 * (64 + 2 * 32 // tp)
+    assert biased.parameters - plain.parameters == more + 64 + 2 * 32 // tp
+
+
 @pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}])
 def test_work_divides(plan) -> None:
     """All but the router, which without sequence parallelism every tp rank runs on all tokens."""
