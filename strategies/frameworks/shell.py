@@ -44,7 +44,8 @@ def _words(text: str, path: Path) -> list[str]:
     """The words of a shell script, with its own variables in place of their names."""
     text = re.sub(r"\\\r?\n", " ", text)
     text = re.sub(r"^([ \t]*(?:export[ \t]+)?(\w+)=)[\"']?\$\{\2:[-=]([^{}$]*)\}[\"']?", r"\1\3", text, flags=re.MULTILINE)
-    known = dict(re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^\s(;]+)", text, re.MULTILINE))
+    whole = r"\"[^\"\n]*\"(?=[\s;]|$)|'[^'\n]*'(?=[\s;]|$)"  # a quoted value may have blanks
+    known = dict(re.findall(rf"^[ \t]*(?:export[ \t]+)?(\w+)=({whole}|[^\s(;]+)", text, re.MULTILINE))
     room = GROWTH
 
     def put(value: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:

@@ -1,0 +1,54 @@
+"""What a rank keeps from pass to pass, followed by hand along short schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strategies.planner.bounds.layer_layout import gatherings, moments, paired, splits
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "microbatches", "forward", "backward"),
+    [
+        ("1f1b", 1, 3, 3, 0),  # F B F B F B: each forward finds nothing, each backward what its forward has left
+        ("gpipe", 1, 3, 1, 2),  # F F F B B B: what the first backward releases is gathered again for the others
+        ("1f1b", 2, 3, 2, 1),  # F F B F B B
+    ],
+)
+def test_passes_that_find_parameters_gone(schedule: str, ranks: int, microbatches: int, forward: int, backward: int) -> None:
+    assert gatherings(schedule, ranks, microbatches, 1) == ((forward, backward),)
+
+
+def held(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> set[tuple[Any, ...]]:
+    """By moment: (pass, whether it makes weights' gradients, microbatches kept, halves owed, whether parameters are there)."""
+    found = moments(schedule, rank, ranks, microbatches, chunks)
+    assert not isinstance(found, str)
+    rows = zip(found.forward, found.makes, found.saved, found.held, found.there, strict=True)
+    return {(bool(f), bool(m), tuple(s.tolist()), tuple(h.tolist()), tuple(t.tolist())) for f, m, s, h, t in rows}
+
+
+def test_what_is_kept_at_most() -> None:
+    """1F1B keeps two on the first of two ranks, one on the last; GPipe all. When one F of GPipe runs, the others are there."""
+    assert held("1f1b", 0, 2, 3) == {(True, False, (2,), (0,), (1,)), (False, True, (2,), (0,), (1,))}
+    assert held("1f1b", 1, 2, 3) == {(True, False, (1,), (0,), (1,)), (False, True, (1,), (0,), (1,))}
+    assert held("gpipe", 0, 2, 3) == {(True, False, (3,), (0,), (1,)), (False, True, (3,), (0,), (1,))}
+
+
+def test_halves_that_are_owed() -> None:
+    """ZB-H1 on the last of two ranks: the first half of a backward pass keeps no more than 1F1B, and owes a second half."""
+    passes = held("zb-h1", 1, 2, 4)
+    assert {makes for forward, makes, *_ in passes} == {False}
+    assert max(owed[0] for _, _, _, owed, _ in passes) >= 1
+    assert max(kept[0] for _, _, kept, _, _ in passes) == 1
+
+
+def test_schedules_that_cannot_be_made_say_why() -> None:
+    assert "even" in str(moments("dualpipe", 0, 2, 3, 2))
+    assert not paired("dualpipe", 2, 3, 2)
+
+
+def test_schedules_by_what_they_do() -> None:
+    assert [splits(name, 2, 4, 1) for name in ("1f1b", "gpipe", "zb-h1")] == [False, False, True]
+    assert [paired(name, 2, 4, chunks) for name, chunks in (("1f1b", 1), ("dualpipe", 2))] == [False, True]
