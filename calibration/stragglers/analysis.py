@@ -72,7 +72,7 @@ P = TypeVar("P", bound=Part)
 class Analysis:
     """Times in seconds per step. measured: in the trace; replayed: without launch delays; ideal: also without stragglers. Parts
     worst first; dp_ranks and stages are empty where the trace does not say. workers: the worst of worker_count. slowest: ranks of
-    the slowest workers, and what they are together.
+    the slowest workers, and what they are together. notes: what was assumed or ignored.
     """
 
     steps: Integers
@@ -90,6 +90,7 @@ class Analysis:
     slowest: list[int]
     slowest_part: Part
     microbatches: Microbatches | None
+    notes: Sequence[str] = ()
 
     @property
     def slowdown(self) -> float:

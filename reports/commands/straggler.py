@@ -4,35 +4,51 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from reports.commands._common import AS_JSON, figure_option, show
 from reports.terminal import echo
 
+if TYPE_CHECKING:
+    from calibration.stragglers.analysis import Analysis
+
 
 @click.command("straggler")
-@click.argument("trace")
+@click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--steps", is_flag=True, help="Also print a line per step.")
 @figure_option("--plot", "PNG or SVG of what each worker (dp rank × stage) costs.")
 @AS_JSON
-def command(trace: str, steps: bool, plot: str | None, as_json: bool) -> None:
-    """What stragglers cost a job, and which, by replaying its op-level trace.
+def command(trace: tuple[Path, ...], steps: bool, plot: str | None, as_json: bool) -> None:
+    """What stragglers cost a job, and which, by replaying its trace.
 
-    TRACE is Parquet or CSV with a row per op: dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc, gmc.
+    TRACE is Parquet or CSV with a row per op: dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc, gmc. Or traces
+    of the PyTorch profiler, one file per rank, or their folder.
     """
-    from calibration.readers.op_trace import read_op_trace
-    from calibration.stragglers.analysis import analyse
     from reports.tables.stragglers import as_data, every_step, overview
 
-    found = analyse(read_op_trace(Path(trace)), trace)
+    source = str(trace[0]) + (f" and {len(trace) - 1} more" if len(trace) > 1 else "")
+    found = _analysed(trace, source)
     if as_json:
-        echo(json.dumps(as_data(found, trace), indent=2))
+        echo(json.dumps(as_data(found, source), indent=2))
     else:
         if steps:
             show(every_step(found))
-        show(overview(found, trace))
+        show(overview(found, source))
     if plot is not None:
         from reports.figures.stragglers import stragglers
 
         echo(f"wrote {stragglers(found, Path(plot))}", err=as_json)
+
+
+def _analysed(paths: tuple[Path, ...], source: str) -> Analysis:
+    if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
+        from calibration.readers.op_trace import read_op_trace
+        from calibration.stragglers.analysis import analyse
+
+        return analyse(read_op_trace(paths[0]), source)
+    from calibration.readers.kineto_ops import kineto_files, read_ranks
+    from calibration.stragglers.kernels import analyse_kernels
+
+    return analyse_kernels(read_ranks(kineto_files(paths)), source)

@@ -44,6 +44,7 @@ def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
         "slowest_workers": {"ranks": analysis.slowest} | analysis.slowest_part.to_dict(),
         "microbatches": None if analysis.microbatches is None else analysis.microbatches._asdict(),
         "by_step": [_step(analysis, place) for place in range(len(analysis.steps))],
+        "notes": _notes(analysis),
         "steps_left_out": {str(step): why for step, why in analysis.left_out.items()},
     }
 
@@ -127,7 +128,7 @@ def _parts(analysis: Analysis) -> Table:
 
 def _notes(analysis: Analysis) -> list[str]:
     """What else is to be known."""
-    result = []
+    result = list(analysis.notes)
     slowest = analysis.slowest_part
     if slowest.share is not None and analysis.worker_count > len(analysis.slowest):
         ranks = ", ".join(map(str, analysis.slowest[:SHOWN])) + (", …" if len(analysis.slowest) > SHOWN else "")

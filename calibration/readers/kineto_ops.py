@@ -1,0 +1,169 @@
+"""Reads traces of the PyTorch profiler (Kineto), one file per rank, into what each GPU ran: kernels in the order of their
+launches.
+
+A kernel is launched when the CPU calls the runtime with its `correlation`; steps are the windows "ProfilerStep#N" on the CPU. A
+collective names itself and its group ("Collective name", "Process Group Name", "Process Group Ranks"), a send and a receive also
+their peer ("Src Rank", "Dst Rank").
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibration.readers.stream import members
+from topologies.reading import UserError, shown
+
+KERNELS = 1_000_000  # of all traces together
+CALLS = 4_000_000  # of the runtime, of a trace
+TEXTS = 64 * 2**20  # letters of names of groups of a trace, each once
+LAST = 1e16  # microseconds
+LONGEST = 1e10  # microseconds of a kernel or step
+STEP = "ProfilerStep#"
+ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver")
+NO_TRANSFER = ("wait", "init")
+
+
+class Kernel(NamedTuple):
+    """Times in seconds, of the clock of its rank. collective: "" for compute; peers: what names those that it meets, "" for
+    unknown.
+    """
+
+    launched: float
+    start: float
+    end: float
+    stream: int
+    collective: str = ""
+    peers: str = ""
+
+
+class RankTrace(NamedTuple):
+    """What a rank's GPU ran in each step, by its number, in the order of launches. Without windows all is step 0."""
+
+    rank: int
+    steps: dict[int, list[Kernel]]
+
+
+def kineto_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as given, of folders the .json and .json.gz in them. Raises UserError when there is none."""
+    result: list[Path] = []
+    for path in paths:
+        inside = [file for file in path.iterdir() if file.name.endswith((".json", ".json.gz"))] if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path}: has no .json or .json.gz: a folder of profiler traces has one per rank")
+        result += sorted(inside)
+    return result
+
+
+def read_ranks(paths: Sequence[Path]) -> list[RankTrace]:
+    """The traces of a run's ranks. Raises UserError."""
+    result: dict[int, RankTrace] = {}
+    for path in paths:
+        trace = _read(path, KERNELS - sum(len(kernels) for each in result.values() for kernels in each.steps.values()))
+        if trace.rank in result:
+            raise UserError(f"{path}: rank {trace.rank} has another trace already; give one file per rank, of one run")
+        result[trace.rank] = trace
+    return [result[rank] for rank in sorted(result)]
+
+
+class _Scan:
+    """What is kept of the events of a trace; times in microseconds."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self.most = path, most
+        self.texts: dict[str, str] = {}
+        self.letters = 0
+        self.is_trace, self.base = False, 0.0
+        self.own: Mapping[str, Any] = {}
+        self.windows: list[tuple[float, float, int]] = []  # begin, end, number
+        self.launches: dict[int, float] = {}  # by correlation
+        self.kernels: list[tuple[float, float, int, int, str, str]] = []  # start, end, correlation, stream, collective, peers
+
+    def add(self, number: int, event: Any) -> None:
+        if not isinstance(event, Mapping) or event.get("ph") != "X":
+            return
+        kind, name = event.get("cat"), str(event.get("name", ""))
+        args = event.get("args")
+        args = args if isinstance(args, Mapping) else {}
+        if kind in RUNTIME and isinstance(args.get("correlation"), int):
+            self.launches[args["correlation"]] = self._number(number, event, "ts", LAST)
+            if len(self.launches) > CALLS:
+                raise UserError(f"{self.path}: more than {CALLS:,} calls of the runtime: give a trace of fewer steps")
+        elif name.startswith(STEP) and kind != "gpu_user_annotation" and name[len(STEP) :].isdecimal():
+            begin = self._number(number, event, "ts", LAST)
+            self.windows.append((begin, begin + self._number(number, event, "dur", LONGEST), int(name[len(STEP) :][:9])))
+        elif kind in ON_THE_GPU:
+            if len(self.kernels) == self.most:
+                raise UserError(f"{self.path}: more than {KERNELS:,} kernels with those before: give traces of fewer steps")
+            start = self._number(number, event, "ts", LAST)
+            end = start + self._number(number, event, "dur", LONGEST)
+            collective, peers = _collective(args) if "nccl" in name.lower() else ("", "")
+            ids = (args.get(field) for field in ("correlation", "stream"))
+            correlation, stream = (value if isinstance(value, int) else -1 for value in ids)
+            self.kernels.append((start, end, correlation, stream, collective, self._once(peers)))
+
+    def _once(self, text: str) -> str:
+        if text not in self.texts:
+            self.letters += len(text)
+            if self.letters > TEXTS:
+                raise UserError(f"{self.path}: the names of groups are longer than {TEXTS // 2**20} MiB")
+        return self.texts.setdefault(text, text)
+
+    def _number(self, number: int, event: Mapping[str, Any], field: str, most: float) -> float:
+        value = event.get(field, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise UserError(f"{self.path}: event {number}: {field}={shown(value)}: must be microseconds from 0 to {most:g}")
+        return float(value)
+
+
+def _collective(args: Mapping[str, Any]) -> tuple[str, str]:
+    """(name, peers) of an NCCL kernel."""
+    name = str(args.get("Collective name", "")).removeprefix("nccl:") or "nccl"
+    group = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
+    if name in NO_TRANSFER or not group:
+        return name, ""
+    if name in ("send", "recv"):
+        ends = args.get("Src Rank"), args.get("Dst Rank")
+        return name, "" if None in ends else f"{group}: {ends[0]} to {ends[1]}"
+    return name, f"{group}: {name}"
+
+
+def _read(path: Path, most: int) -> RankTrace:
+    scan, number = _Scan(path, most), 0
+    for key, value in members(path, "traceEvents"):
+        if key == "traceEvents":
+            scan.is_trace |= isinstance(value, list)
+            scan.add(number, value)
+            number += 1
+        elif key == "distributedInfo" and isinstance(value, Mapping):
+            scan.own = value
+        elif key == "baseTimeNanoseconds" and isinstance(value, int):
+            scan.base = 1e-3 * value
+    if not scan.is_trace:
+        raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
+    rank = scan.own.get("rank")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be the number of the rank")
+    if not scan.kernels:
+        raise UserError(f"{path}: has no kernels: was ProfilerActivity.CUDA recorded?")
+    return RankTrace(rank, _steps(scan))
+
+
+def _steps(scan: _Scan) -> dict[int, list[Kernel]]:
+    windows = sorted(scan.windows)
+    begins = [begin for begin, _, _ in windows]
+    result: dict[int, list[Kernel]] = {}
+    for start, end, correlation, stream, collective, peers in scan.kernels:
+        launched = scan.launches.get(correlation, start)
+        place = bisect_right(begins, launched) - 1
+        if windows and (place < 0 or launched > windows[place][1]):
+            continue
+        launched, start, end = (1e-6 * (time + scan.base) for time in (launched, start, end))
+        step = windows[place][2] if windows else 0
+        result.setdefault(step, []).append(Kernel(launched, start, end, stream, collective, peers))
+    for kernels in result.values():
+        kernels.sort()
+    return result
