@@ -29,6 +29,16 @@ class Lane(NamedTuple):
     ranks: int
 
 
+class Resumption(NamedTuple):
+    """When a host that an op held up went on. before: the number of the op that held it up before, −1: none; busy: seconds of
+    launches between the two; time: when it went on.
+    """
+
+    before: int
+    busy: float
+    time: float
+
+
 class OpRow(NamedTuple):
     """One op on one lane: times in seconds, `bytes` that one rank sends."""
 
@@ -65,6 +75,7 @@ class Timeline:
     events: int  # SimPy events that were scheduled
     op_costs: OpCosts  # the prices that the step was played with
     owed: dict[int, dict[str, float]] = field(default_factory=dict)  # by op: seconds by which each effect lengthened it
+    resumptions: dict[int, Resumption] = field(default_factory=dict)  # by op that holds up its host
 
     @cached_property
     def step(self) -> float:

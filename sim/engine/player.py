@@ -30,7 +30,7 @@ from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Collective, Op, Program, Send, Work
-from sim.timeline import Lane, Timeline
+from sim.timeline import Lane, Resumption, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
 
@@ -240,6 +240,14 @@ class _Player:
             ends[self.lanes[lane].rank] = max((task.end for task in tasks if task.end is not None), default=0.0)
         return ends
 
+    def _resumptions(self) -> dict[int, Resumption]:
+        held = {id(task.holds): number for number, task in enumerate(self.tasks) if task.holds is not None}
+        return {
+            number: Resumption(held[id(holds.before)] if holds.before else -1, holds.busy, holds.time)
+            for number in held.values()
+            for holds in [self.tasks[number].holds]
+        }
+
     def timeline(self) -> Timeline:
         """The timeline of the played step."""
         played = Timeline(
@@ -256,6 +264,7 @@ class _Player:
             owed={number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
             if self.perturbation.effects
             else {},
+            resumptions=self._resumptions(),
         )
         return _from_zero(played) if self.program.cohorts[0].steady else played
 

@@ -1,0 +1,55 @@
+"""`shardyard variability`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reports.commands._common import AS_JSON, figure_option, job_options, show
+from reports.terminal import echo
+
+
+@click.command("variability")
+@click.argument("job", required=False, metavar="[JOB.yaml]")
+@job_options
+@AS_JSON
+@click.option("--gpus", type=float, help="Standard deviation of the logarithm of kernels' times among GPUs. [default: 0.02]")
+@click.option("--collectives", type=float, default=0.0, show_default=True, help="The same of each collective and send.")
+@click.option("--samples", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Draws.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
+@figure_option("--plot", "Draw what waiting for the slowest leaves, by ranks (PNG or SVG).")
+def command(
+    job: str | None,
+    as_json: bool,
+    gpus: float | None,
+    collectives: float,
+    samples: int,
+    seed: int,
+    plot: str | None,
+    **given: Any,
+) -> None:
+    """How long a step takes when GPUs of one kind differ: every rank draws its own speed, the step waits for the slowest."""
+    from strategies.planner.variability import GPUS, variability
+    from strategies.read_job import read_job
+    from topologies.reading import UserError
+
+    for option, value in (("--gpus", gpus), ("--collectives", collectives)):
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"{option} {value:g}: must be from 0 to 1")
+    asked = read_job(job, **given)
+    spread = variability(asked, GPUS if gpus is None else gpus, collectives, samples, seed)
+    replica = asked.cluster.gpus // asked.resolve().dp
+    if as_json:
+        echo(json.dumps({**asdict(spread), "cost": spread.cost, "gpus_per_replica": replica}, indent=2))
+    else:
+        from reports.tables.variability import table
+
+        show(table(asked.name, spread, replica))
+    if plot is not None:
+        from reports.figures.variability import variability as draw
+
+        echo(f"wrote {draw((spread, replica), Path(plot))}", err=as_json)
