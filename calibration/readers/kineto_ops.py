@@ -2,8 +2,8 @@
 launches.
 
 A kernel is launched when the CPU calls the runtime with its `correlation`; steps are the windows "ProfilerStep#N" on the CPU. A
-collective names itself and its group ("Collective name", "Process Group Name", "Process Group Ranks"), a send and a receive also
-their peer ("Src Rank", "Dst Rank").
+collective names itself and its group ("Collective name", "Process Group Name", "Process Group Ranks"), a send also "Dst Rank" and
+a receive "Src Rank" (torch/csrc/profiler/util.h).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ STEP = "ProfilerStep#"
 ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
 NO_TRANSFER = ("wait", "init")
+OWN = "own rank"
 
 
 class Kernel(NamedTuple):
@@ -103,9 +104,10 @@ class _Scan:
             collective, peers = _collective(args) if "nccl" in name.lower() else ("", "")
             ids = (args.get(field) for field in ("correlation", "stream"))
             correlation, stream = (value if isinstance(value, int) else -1 for value in ids)
-            self.kernels.append((start, end, correlation, stream, collective, self._once(peers)))
+            self.kernels.append((start, end, correlation, stream, collective, self.once(peers)))
 
-    def _once(self, text: str) -> str:
+    def once(self, text: str) -> str:
+        """A text, kept once."""
         if text not in self.texts:
             self.letters += len(text)
             if self.letters > TEXTS:
@@ -120,14 +122,14 @@ class _Scan:
 
 
 def _collective(args: Mapping[str, Any]) -> tuple[str, str]:
-    """(name, peers) of an NCCL kernel."""
+    """(name, peers) of an NCCL kernel; OWN stands for the own rank, which a trace may name at its end."""
     name = str(args.get("Collective name", "")).removeprefix("nccl:") or "nccl"
     group = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
     if name in NO_TRANSFER or not group:
         return name, ""
     if name in ("send", "recv"):
-        ends = args.get("Src Rank"), args.get("Dst Rank")
-        return name, "" if None in ends else f"{group}: {ends[0]} to {ends[1]}"
+        source, target = (args.get(field, OWN) for field in ("Src Rank", "Dst Rank"))
+        return name, "" if source == target else f"{group}: {source} to {target}"
     return name, f"{group}: {name}"
 
 
@@ -149,10 +151,10 @@ def _read(path: Path, most: int) -> RankTrace:
         raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be the number of the rank")
     if not scan.kernels:
         raise UserError(f"{path}: has no kernels: was ProfilerActivity.CUDA recorded?")
-    return RankTrace(rank, _steps(scan))
+    return RankTrace(rank, _steps(scan, rank))
 
 
-def _steps(scan: _Scan) -> dict[int, list[Kernel]]:
+def _steps(scan: _Scan, rank: int) -> dict[int, list[Kernel]]:
     windows = sorted(scan.windows)
     begins = [begin for begin, _, _ in windows]
     result: dict[int, list[Kernel]] = {}
@@ -163,6 +165,8 @@ def _steps(scan: _Scan) -> dict[int, list[Kernel]]:
             continue
         launched, start, end = (1e-6 * (time + scan.base) for time in (launched, start, end))
         step = windows[place][2] if windows else 0
+        if collective in ("send", "recv"):
+            peers = scan.once(peers.replace(OWN, str(rank)))
         result.setdefault(step, []).append(Kernel(launched, start, end, stream, collective, peers))
     for kernels in result.values():
         kernels.sort()

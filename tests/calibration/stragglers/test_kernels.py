@@ -114,9 +114,8 @@ def test_steps_are_replayed_each(tmp_path: Path) -> None:
 
 def test_send_and_receive_meet(tmp_path: Path) -> None:
     """Rank 0 computes for 2 ms and sends for 1 ms; rank 1 waited for it since the beginning, then computes for 4 ms."""
-    ends = {"Src Rank": 0, "Dst Rank": 1}
-    first = Rank(0).step(0, 0).run(0, 2).run(2, 3, "send", **ends)
-    second = Rank(1).step(0, 0).run(0, 3, "recv", **ends).run(3, 7)
+    first = Rank(0).step(0, 0).run(0, 2).run(2, 3, "send", **{"Dst Rank": "1"})
+    second = Rank(1).step(0, 0).run(0, 3, "recv", **{"Src Rank": "0"}).run(3, 7)
     replay, ops = replay_of_kernels(read_ranks([first.write(tmp_path), second.write(tmp_path)]), "traces")
     transfers = [own for op, own in zip(ops, replay.own, strict=True) if op.kind == "send and receive"]
     assert transfers == pytest.approx([1e-3, 1e-3])
