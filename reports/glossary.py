@@ -13,6 +13,7 @@ from reports import metrics
 from sim.collectives import algorithms
 from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_sets
+from strategies.plan.framework_options import FIELD, all_options
 from strategies.plan.plan import Plan
 from strategies.schedules import schedules
 from topologies.reading import UserError, nearest
@@ -44,6 +45,11 @@ def _entries() -> Iterator[tuple[str, str]]:
         field: f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
         for field, info in _fields(Plan)
     }
+    for option, kind, sets in all_options():
+        info = kind.model_fields[option]
+        default = info.get_default(call_default_factory=True)
+        of = "any kernels" if len(sets) == len(list(kernel_sets)) else f"kernels={' and '.join(sets)}"
+        fields[f"framework.{option}"] = f"plan.framework.{option}\n  {info.description}\n  default   {default}\n  of        {of}"
     yield from fields.items()
     for registry in (schedules, hooks, kernel_sets, algorithms):
         for name in registry:
@@ -55,6 +61,8 @@ def _fields(config: type[BaseModel], inside: str = "") -> Iterator[tuple[str, Fi
     """Fields of a plan, and of the groups in it, by their names with dots."""
     for name, info in config.model_fields.items():
         yield f"{inside}{name}", info
+        if name == FIELD:  # whose options depend on kernels
+            continue
         for kind in get_args(info.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _fields(kind, f"{inside}{name}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from quantiphy import InvalidNumber, Quantity
 
 # unit spelt by the user -> factor to the unit used inside
@@ -118,3 +118,16 @@ def show(value: float, unit: str, digits: int = 4, zeros: bool = False) -> str:
 def watts(text: object) -> float:
     """Watts in `"700 W"`, `"20 MW"`."""
     return _parse(text, _POWER)
+
+
+def elements(value: object) -> object:
+    """5e8, which is a text to YAML, as a whole number; anything else as it is."""
+    try:
+        return int(float(value)) if isinstance(value, str) and len(value) < LONGEST and float(value).is_integer() else value
+    except ValueError:
+        return value
+
+
+ELEMENTS = 10**15  # a hundred times the parameters of the largest models
+Elements = Annotated[int, Field(gt=0, le=ELEMENTS), BeforeValidator(elements)]
+ElementsOrZero = Annotated[int, Field(ge=0, le=ELEMENTS), BeforeValidator(elements)]

@@ -56,9 +56,9 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "overlap",
     "layers_per_stage",
     "order",
-    "set_to_none",
-    "gradient_as_bucket_view",
+    "framework",
 }
+EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framework
 
 
 def check_model(model: Model) -> None:
@@ -169,5 +169,8 @@ def _of_fields(plan: Plan) -> Iterator[str]:
     for field in sorted(set(type(plan).model_fields) - EXECUTED):
         if getattr(plan, field) != type(plan).model_fields[field].default:
             yield f"{field}={getattr(plan, field)} is simulated only"
+    for option, value in plan.options:
+        if option not in EXECUTED_OPTIONS and value != type(plan.options).model_fields[option].default:
+            yield f"{option}={value} is simulated only"
     if plan.data_parallel == "zero3" and "bucket" in plan.model_fields_set:
         yield f"bucket with data_parallel={plan.data_parallel}: FSDP2 reduces layer by layer"

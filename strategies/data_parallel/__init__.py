@@ -20,9 +20,9 @@ class Declaration:
     flat: ClassVar[bool] = False  # whether gradients live in a buffer of its own, which stays
     of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
     whole_gradients: ClassVar[bool] = False  # whether a framework may go over whole gradients before they are reduced
-    of_megatron: ClassVar[bool] = False  # whether Megatron-LM has it too, with buckets of its own
+    framework_buckets: ClassVar[bool] = False  # whether buckets are of the size that the framework chooses
 
-    of_deepspeed: ClassVar[bool] = False  # whether DeepSpeed has it, with its options and offload
+    zero_stage: ClassVar[bool] = False  # whether it is a stage of ZeRO, which DeepSpeed has and whose states may be offloaded
     asynchronous: ClassVar[bool] = False  # whether stages may be updated at different times
     blocks: ClassVar[bool] = False  # whether it is written down for a host that waits for every kernel
     powersgd: ClassVar[bool] = False  # whether plan.powersgd describes it

@@ -66,11 +66,11 @@ class Limits(NamedTuple):
 def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     """Of the stage that is chunk `chunk` of pipeline rank `rank`."""
     width, hook = plan.bytes_per_gradient, plan.hook
-    if plan.deepspeed is not None:
-        return Limits(plan.deepspeed.reduce_bucket_size, plan.deepspeed.reduce_bucket_size, fits=True)
+    if (room := plan.runtime.reduce_bucket_size) is not None:
+        return Limits(room, room, fits=True)
     if plan.bucket is not None:
         return Limits(plan.bucket / width, plan.bucket / width)
-    if hook.of_megatron:
+    if hook.framework_buckets:
         first = (rank == 0 or "gradient" in hook.shards) and chunk == 0
         size = plan.kernel_set.bucket(plan.overlap, first, plan.dp)
         if size is not None:

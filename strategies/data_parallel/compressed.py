@@ -24,7 +24,7 @@ WIDTH = 2  # bytes of an element on its way
 class CompressedDDP(DDP):
     """Cast, all-reduce, cast back."""
 
-    of_megatron = whole_gradients = asynchronous = blocks = False
+    framework_buckets = whole_gradients = asynchronous = blocks = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:

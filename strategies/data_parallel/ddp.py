@@ -21,7 +21,7 @@ from strategies.plan.resolved import Resolved
 class DDP(Hook):
     """All-reduce of gradients."""
 
-    of_ddp = of_megatron = whole_gradients = asynchronous = blocks = True
+    of_ddp = framework_buckets = whole_gradients = asynchronous = blocks = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduced in the last microbatch only."""

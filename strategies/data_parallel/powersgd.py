@@ -34,7 +34,7 @@ Shaped = Callable[[int, int, int], tuple[int, int, int]]
 class PowerSGDDDP(DDP):
     """Low-rank all-reduce of gradients with error feedback."""
 
-    of_megatron = whole_gradients = asynchronous = blocks = False
+    framework_buckets = whole_gradients = asynchronous = blocks = False
     powersgd = True
 
     @classmethod

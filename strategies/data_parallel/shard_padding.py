@@ -18,9 +18,9 @@ from strategies.plan.plan import Plan
 
 def padded(plan: Plan, shapes: Iterable[Shape], ranks: int) -> int:
     """Elements of parameters of these shapes, which are sharded together over `ranks` ranks, with what fills them up."""
-    if plan.pytorch_fsdp and not plan.flat_parameters:
+    if plan.pytorch_fsdp and not plan.kernel_set.flat_parameters:
         return sum(_up(shape[0], ranks) * math.prod(shape[1:]) for shape in shapes)
-    if plan.deepspeed is not None and plan.deepspeed.coalesced and "parameter" in plan.hook.shards:
+    if plan.runtime.pads_each_parameter and plan.shards_parameters:
         return sum(_up(math.prod(shape), ranks) for shape in shapes)
     whole = sum(map(math.prod, shapes))
     return _up(whole, ranks) if plan.pytorch_fsdp else whole

@@ -33,7 +33,7 @@ class ShardedParameters(Hook):
     """Sharded parameters, gradients and optimizer states."""
 
     shards = frozenset({"optimizer", "gradient", "parameter"})
-    scatters = of_deepspeed = True
+    scatters = zero_stage = True
 
     def __init__(self) -> None:
         self._gathers: dict[int, ParameterGather] = {}

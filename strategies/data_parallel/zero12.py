@@ -26,7 +26,7 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
-    scatters = flat = of_megatron = whole_gradients = of_deepspeed = blocks = True
+    scatters = flat = framework_buckets = whole_gradients = zero_stage = blocks = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
@@ -44,11 +44,12 @@ class Zero1(Hook):
         beside fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
         """
         plan = stage.plan
-        if plan.deepspeed is None or stage.plan.copies == 1:
+        room = plan.runtime.reduce_bucket_size
+        if room is None or plan.copies == 1:
             return ()
         narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
         kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
-        bucket = float(plan.deepspeed.reduce_bucket_size * plan.bytes_per_gradient)
+        bucket = float(room * plan.bytes_per_gradient)
         return ("buffer", bucket * (1 + plan.overlap)), *kept
 
     @classmethod
@@ -67,7 +68,7 @@ class Zero1(Hook):
         for elements, along, spread in (dense, (stage.spread(0, every), stage.plan.expert_sharing, True)):
             if elements:
                 width = stage.gathered_width(0, every, spread)
-                size = plan.deepspeed.allgather_bucket_size if plan.deepspeed else stage.limits.size
+                size = plan.runtime.allgather_bucket_size or stage.limits.size
                 count = in_buckets(elements, size)
                 size = elements * width / count
                 gather = Collective("all_gather", size, "dp", "parameters", plan.algorithm, count, width, along=along)
@@ -95,7 +96,7 @@ class Zero2(Zero1):
         """Buckets are reduce-scattered in every microbatch, or in the last, and their memory given back."""
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
-        copied, there = stage.plan.deepspeed is not None, stage.number in self._accumulated
+        copied, there = stage.plan.runtime.own_buffers, stage.number in self._accumulated
         if stage.plan.syncs_gradients == "last":
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
             if not last:

@@ -36,4 +36,4 @@ class Zero3(ShardedParameters):
 
 
 def _kind(plan: Plan) -> type[FSDP] | type[DeepSpeedZero3]:
-    return FSDP if plan.deepspeed is None else DeepSpeedZero3
+    return FSDP if plan.runtime.fsdp else DeepSpeedZero3

@@ -25,7 +25,7 @@ class ZeroRedundancyOptimizer(DDP):
     """All-reduce of gradients, an owner of each parameter, broadcasts."""
 
     shards = frozenset({"optimizer"})
-    of_megatron = whole_gradients = asynchronous = blocks = False
+    framework_buckets = whole_gradients = asynchronous = blocks = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:

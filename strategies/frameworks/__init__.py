@@ -1,4 +1,5 @@
-"""Training frameworks: a folder each, with its kernels and habits (`kernels.py`) and its settings (`settings.py`).
+"""Training frameworks: a folder each, with its kernels and habits (`kernels.py`), its options (`options.py`) and its settings
+(`settings.py`).
 
 `kernel_sets` has what runs between matrix products, by the name that `plan.kernels` says. A set is asked what it does; nobody
 compares its name. What is written here is what most do, Megatron-LM's fused kernels; a folder says what is otherwise.
@@ -6,18 +7,26 @@ compares its name. What is written here is what most do, Megatron-LM's fused ker
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from strategies.frameworks.passes import FLOAT, Passes, Ways, complex_rotary, persistent_norm, reduce, stream
+from strategies.frameworks.options import Options
+from strategies.frameworks.passes import FLOAT, Passes, Ways, persistent_norm, reduce, stream
+from strategies.frameworks.runtime import Runtime
 from topologies.registry import Registry
 
 TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # its fp8 scalings
 
 
 class KernelSet:
-    """What a framework runs between matrix products, what autograd keeps for it, and the habits that come with it."""
+    """What a framework runs between matrix products, what autograd keeps for it, and the habits that come with it.
+
+    options: what the plan says under `framework`; the default of a class tells which options it has.
+    """
+
+    options: Options = Options.model_validate({})
+    runtime: ClassVar[Runtime] = Runtime()  # what keeps gradients and model states
 
     of_pytorch: ClassVar[bool] = False  # the model is written in PyTorch's operators: gradients are parameters' .grad
     eager: ClassVar[bool] = False  # an operator is a kernel, and keeps what it needs for backward
@@ -35,7 +44,6 @@ class KernelSet:
     fp8_gathers: ClassVar[str] = "optimizer"  # what a hook must shard for parameters to be gathered in fp8
 
     deterministic: ClassVar[bool] = False  # plan.deterministic is written down
-    persistent_norm: ClassVar[bool] = False  # plan.persistent_norm is a choice
     sequences_first: ClassVar[bool] = False  # FlashAttention-2 is given sequences first, which copies there and back
     weighs_before_combining: ClassVar[bool] = False  # results of experts are weighted inside their products
     early_cublas: ClassVar[bool] = False  # cuBLAS before CUDA 11.7
@@ -44,20 +52,30 @@ class KernelSet:
     small_kernels: ClassVar[bool] = False  # batches, masks and losses are handled by many kernels of hardly any bytes
     softmax_rows: ClassVar[int] = 1  # rows that the fused softmax takes at a time; other numbers are left to PyTorch
 
-    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
-        """A norm over features, per element. persistent: `plan.persistent_norm`."""
+    separate_products: bool = False  # queries, keys, values, gate and up are products of their own
+    repeats_keys: bool = False  # key and value heads are copied for each of their query heads before fused attention
+    unpads: bool = False  # fused attention is given tokens that are gathered before it and put back after it
+    loss_metrics: int = 0  # how many times more the cross entropy is computed
+    waits_before_passes: bool = False  # the host waits for the GPU before every pass
+
+    flat_parameters: bool = False  # zero3 is FSDP1, whose units are flat parameters
+    frees_gradients: bool = True  # after the update, where gradients are PyTorch's .grad
+    bucket_views: bool = False  # gradients live in DDP's buckets
+
+    def __init__(self, options: Options | None = None) -> None:
+        if options is not None:
+            self.options = options
+
+    def norm(self, rms: bool, width: float) -> Ways:
+        """A norm over features, per element."""
         return persistent_norm(width)
 
     def gate(self, width: float) -> Ways:
         """A gated activation, per element of its result."""
         return Ways(stream(3 * width), stream(5 * width))
 
-    def rotary(self, width: float, in_complex: bool = False) -> Ways:
-        """Rotary embedding of queries and keys, per element. in_complex: `plan.complex_rotary`."""
-        return complex_rotary(width) if in_complex else self.real_rotary(width)
-
-    def real_rotary(self, width: float) -> Ways:
-        """The same without complex numbers."""
+    def rotary(self, width: float) -> Ways:
+        """Rotary embedding of queries and keys, per element."""
         return Ways(stream(2 * width), stream(2 * width))
 
     def residual(self, width: float, mask: bool) -> Ways:
@@ -85,10 +103,10 @@ class KernelSet:
         """
         return None
 
-    def before_reduction(self, gradient: int, joined: bool, copies: int, checked: bool, averaged: bool) -> list[tuple[str, int]]:
+    def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """Kernels on a rank's whole gradients of `gradient` bytes before they are summed over `copies` ranks: names, bytes per
-        parameter. joined: gradients of the parameters' type, each by itself; checked, averaged: `plan.check_gradients`,
-        `plan.average_in_collective`.
+        parameter. joined: gradients of the parameters' type, each by itself; scaled: the loss is (fp16), so that infinities are
+        looked for after the reduction.
         """
         return []
 
@@ -101,7 +119,17 @@ def dropout_backward(width: float, mask: bool) -> Passes:
 kernel_sets: Registry[type[KernelSet]] = Registry("kernels", package="strategies.frameworks", module="kernels")
 
 
-@lru_cache(maxsize=64)
-def kernel_set(name: str) -> KernelSet:
-    """The set of that name. Raises UserError for an unknown one."""
-    return kernel_sets[name]()
+@lru_cache(maxsize=256)
+def kernel_set(name: str, options: Options | None = None) -> KernelSet:
+    """The set of that name with options, of which it keeps those that it has. Raises UserError for an unknown name."""
+    known = kernel_sets[name]
+    kind = type(known.options)
+    if options is None or isinstance(options, kind):
+        return known(options)
+    return known(kind.model_validate(options.model_dump(include=options.model_fields_set & kind.model_fields.keys())))
+
+
+def sets_with(fields: Iterable[str]) -> list[str]:
+    """Names of the kernel sets that have all these options."""
+    wanted = set(fields)
+    return [name for name in kernel_sets if wanted <= type(kernel_sets[name].options).model_fields.keys()]

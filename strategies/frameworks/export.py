@@ -31,7 +31,7 @@ _RESOLVED = {
     "global_batch": "global_batch",
     "accumulation": "microbatches",
 }
-_MEANT = {"gradient_sync": "syncs_gradients"}  # fields of a plan with a default that depends on others
+_MEANT = {"gradient_sync": "syncs_gradients", "framework": "options"}  # fields of a plan with a default that depends on others
 _ANOTHER_WAY = {"first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer"}  # to say layers_per_stage
 _ASSUMED = {"imbalance"}  # of what the data will be: nobody sets it
 _UNTOLD = {"name", "source", "context", "vocabulary", "vocabulary_multiple"}  # of a model: what changes no layer's work
@@ -76,6 +76,8 @@ def _differences(own: Resolved, theirs: Resolved) -> Iterator[str]:
         if field not in _ANOTHER_WAY | _ASSUMED:
             at, name = _RESOLVED.get(field), _MEANT.get(field, field)
             one, other = (getattr(plan, at) if at else getattr(plan, name) for plan in (own, theirs))
+            if field == "framework":  # whose class goes with the kernels
+                one, other = (options.model_dump(exclude_defaults=True) for options in (one, other))
             if not _same(one, other):
                 yield _told(field, one, other)
 
@@ -105,7 +107,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _told(name: str, one: Any, other: Any) -> str:
     """Of groups of fields only those that differ."""
-    if isinstance(one, BaseModel) and isinstance(other, BaseModel):
+    if isinstance(one, BaseModel) and type(one) is type(other):
         pairs = [(field, getattr(one, field), getattr(other, field)) for field in type(one).model_fields]
         return "; ".join(_told(f"{name}.{field}", a, b) for field, a, b in pairs if a != b)
     return f"{name}={_shown(one)}: it has {_shown(other)}"
@@ -119,7 +121,9 @@ def _shown(value: Any) -> str:
     if value is None:
         return "the default"
     if isinstance(value, BaseModel):
-        return f"{{{', '.join(f'{name}: {part}' for name, part in value.model_dump(exclude_defaults=True).items())}}}"
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {part}' for name, part in value.items())}}}"
     if isinstance(value, tuple):  # [3, 14 × 4, 2]
         runs = [(layers, len(list(group))) for layers, group in groupby(value)]
         return f"[{', '.join(f'{times} × {layers}' if times > 1 else str(layers) for layers, times in runs)}]"

@@ -50,7 +50,7 @@ def fused_loss(width: float) -> Ways:
 
 
 def apex_norm(width: float, persistent: bool) -> Ways:
-    """Apex's layer norm, whose weight gradient is a kernel of its own; persistent: `persistent_norm`."""
+    """Apex's layer norm, whose weight gradient is a kernel of its own; persistent: FastLayerNorm."""
     return persistent_norm(width) if persistent else Ways(stream(2 * width, operator="apex norm"), reduce(3 * width, 2 * width))
 
 

@@ -106,7 +106,7 @@ def _fused_loss(share: RankShapes) -> Operator:
 def _metrics(share: RankShapes) -> Items:
     """Cross-entropy that is only looked at: llm-foundry's come after the backward pass, when there is room for their copies."""
     logits, ways = share.tokens * share.rows, passes.pytorch_loss(share.element)
-    return share.run("loss metrics", "forward", logits, ways.forward) * share.resolved.loss_metrics
+    return share.run("loss metrics", "forward", logits, ways.forward) * share.kernels.loss_metrics
 
 
 def _loss(share: RankShapes) -> Operator:

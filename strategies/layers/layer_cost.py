@@ -129,8 +129,7 @@ def _partitioned(share: RankShapes, kept: Tensors, restored: Tensors) -> tuple[I
     """DeepSpeed's partition_activations: of the input that is kept each tp rank keeps a part (what makes it, what makes it whole
     again; deepspeed/runtime/activation_checkpointing/checkpointing.py, partition_activations, gather_partitioned_activations).
     """
-    options = share.resolved.deepspeed
-    if options is None or not options.partition_activations:
+    if not share.resolved.runtime.partitions_checkpoints:
         return (), ()
     name, size = next(iter(kept.items()))
     kept[name] = size / share.tp

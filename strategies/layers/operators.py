@@ -92,7 +92,7 @@ def column_linear(
     """
     hidden, tokens = inputs or share.model.hidden, share.tokens
     local = local or outputs // share.tp
-    sizes = parts if share.resolved.separate_products and parts else (local,)
+    sizes = parts if share.kernels.separate_products and parts else (local,)
     inside = label != "head"  # of a layer, which torch.compile takes and Transformer Engine makes; the head is PyTorch's own
     narrow = Fp8Products(share, label, local, hidden, on=inside)
     gathered = share.element * tokens * hidden
@@ -222,7 +222,7 @@ def norm(share: RankShapes, label: str, residual: bool = False, source: str = ""
     features = features or share.model.hidden
     size, parameters = share.element * share.parted * features, share.model.norm_parameters(features)
     kernels, elements = share.kernels, share.parted * features
-    ways = kernels.norm(share.model.norm == "rmsnorm", share.element, share.resolved.persistent_norm)
+    ways = kernels.norm(share.model.norm == "rmsnorm", share.element)
     apart = residual and not kernels.compiled
     addition = (share.memory(f"{label} residual", "backward", 3 * size),)
     kept = {source or f"{label} input": size}
@@ -285,7 +285,7 @@ def activation(share: RankShapes, label: str, elements: int, saved: str) -> Oper
 
 def rotary(share: RankShapes, elements: int) -> Operator:
     """Rotary embedding of so many elements of queries and keys."""
-    ways = share.kernels.rotary(share.element, share.resolved.complex_rotary)
+    ways = share.kernels.rotary(share.element)
     forward, backward = (
         share.run("rotary", phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True)
     )

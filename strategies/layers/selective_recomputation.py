@@ -29,7 +29,7 @@ def check(share: RankShapes) -> None:
     for wrong, why in (
         (not share.gathers_once, f"contradicts kernels={plan.kernels}: it is PyTorch's, with kernels=torch or compiled"),
         (not plan.fused_attention, f"needs fused attention, and attention={plan.attention}"),
-        (not plan.separate_products, "is not simulated with joined_products=true: the policy counts products"),
+        (not share.kernels.separate_products, "is not simulated with joined_products=true: the policy counts products"),
         (biased, f"is not simulated with biases, which {model.name} has: their products are another operator"),
         (model.experts is not None, f"is not simulated with experts, which {model.name} has"),
         (model.latent is not None, f"is not simulated with latent attention, which {model.name} has"),

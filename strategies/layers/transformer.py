@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strategies.frameworks.pytorch import operators as eager
-from strategies.layers.attention import attention
+from strategies.layers.attention.self_attention import attention
 from strategies.layers.mixture_of_experts import mixture
 from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear
 from strategies.layers.rank_shapes import RankShapes

@@ -60,8 +60,7 @@ class Host:
     @property
     def checkpoints(self) -> bool:
         """Whether it has inputs of layers until these are recomputed."""
-        options = self.plan.deepspeed
-        return options is not None and options.cpu_checkpointing
+        return self.plan.runtime.checkpoints_on_cpu
 
     def checkpoint(self, source: str, target: str, kept: Memory) -> Ref:
         """Copy the input of a layer, for which the compute stream waits (tensor.to of DeepSpeed's checkpointing.py)."""

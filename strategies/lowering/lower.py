@@ -28,7 +28,7 @@ def lower(model: Model, plan: Resolved) -> Program:
         model_flops=model_flops,
         hardware_flops=hardware_flops,
         masked_flops=masked,
-        expandable=plan.expandable_segments,
+        expandable=plan.options.expandable_segments,
     )
 
 
@@ -95,7 +95,7 @@ class _Lowering:
             psi,
             steps=plan.local_steps,
             eager=not plan.kernel_set.compiled,
-            blocking=plan.blocking_launches,
+            blocking=plan.options.blocking_launches,
         )
 
     def _buffers(self, size: float) -> None:

@@ -6,7 +6,6 @@ from sim.program import Kernel
 from strategies.plan.plan import Plan
 
 ZEROING = "gradient zeroing"
-SUB_GROUP = 1e9  # DeepSpeed's sub_group_size
 
 
 # An operator at a time, all in place but one: (name, fp32 numbers read and written). PyTorch's single-tensor loops, and as many
@@ -68,13 +67,10 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
     alone = copies == 1 or hook.local  # where all ways are one
     if plan.copies_gradients and not alone:
         return [("gradients from buckets", 2 * plan.bytes_per_gradient)]
-    if plan.deepspeed is not None or not (alone or hook.whole_gradients):
+    if not plan.runtime.passes_over_gradients or not (alone or hook.whole_gradients):
         return []
     joined = plan.bytes_per_gradient == plan.bytes_per_element and (alone or not hook.shards)
-    checked = plan.check_gradients and plan.precision != "fp16"
-    return plan.kernel_set.before_reduction(
-        plan.bytes_per_gradient, joined, 1 if alone else copies, checked, plan.average_in_collective
-    )
+    return plan.kernel_set.before_reduction(plan.bytes_per_gradient, joined, 1 if alone else copies, plan.precision == "fp16")
 
 
 def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:
@@ -85,19 +81,10 @@ def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[
 
 
 def taken_by(plan: Plan, count: float, largest: float) -> float:
-    """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements.
-
-    16-bit gradients are copied to fp32 (megatron/optimizer/optimizer.py). DeepSpeed's ZeRO takes the norm of each gradient as
-    fp64, then joins those of its own parameters in 16 bits and turns them to fp32 (deepspeed/runtime/zero/stage_1_and_2.py, step,
-    get_grad_norm_direct), in ZeRO-3 of at most SUB_GROUP parameters at a time (stage3.py). That the gradients of others'
-    parameters are dropped in between is left out: their blocks are no place for joined ones.
-    """
+    """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements."""
     if plan.bytes_per_gradient != 2 or plan.masters_only:
         return 0.0
-    if plan.deepspeed is None:
-        return 4.0 * count
-    norm = 8.0 * min(largest, count) if plan.clip_gradients else 0.0
-    return max(norm, (2.0 + 4.0) * (min(count, SUB_GROUP) if plan.shards_parameters else count))
+    return plan.runtime.update_workspace(count, largest, plan.clip_gradients, plan.shards_parameters)
 
 
 def on_the_cpus(plan: Plan) -> int:

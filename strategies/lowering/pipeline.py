@@ -103,7 +103,7 @@ class Passes:
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
         plan = self.plan
-        if action.kind != "W" and (plan.timers or (plan.pp > 1 and not plan.overlap_p2p)):
+        if action.kind != "W" and (plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)):
             first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
             first.held = True
         return stage, ref, last

@@ -166,7 +166,7 @@ class Stage(StagePasses):
         views of its buckets, those that autograd has made, and that are copied there one by one.
         """
         plan, elements = self.plan, sum(one.elements for one in buckets)
-        if not plan.gradient_as_bucket_view or not plan.frees_gradients:
+        if not plan.kernel_set.bucket_views or not plan.frees_gradients:
             return self.made(elements), ()
         if self.has_gradients:
             gone: Memory = (("gradient", float(elements * plan.bytes_per_gradient)),)

@@ -4,11 +4,14 @@ and what the host waits for; and what follows from them alone.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from strategies.frameworks import KernelSet, kernel_set, kernel_sets
+from strategies.frameworks.options import Options
+from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
 from topologies.reading import Config
 
@@ -50,22 +53,11 @@ class Computing(Config):
         "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
         "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
     )
-    unpad: bool = Field(
-        False,
-        description="fused attention is given tokens without padding, gathered before it and put back after it (flash_attn's "
-        "bert_padding, as llm-foundry and Hugging Face do); here there is no padding, but the copies are",
-    )
     loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
         description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
         "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
         "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
-    )
-    loss_metrics: NonNegativeInt = Field(
-        0,
-        le=100,
-        description="metrics that compute the cross entropy of every microbatch once more, by PyTorch's own operators and "
-        "without gradients (llm-foundry has two: LanguageCrossEntropy and LanguagePerplexity)",
     )
     kernels: str = Field(
         "megatron",
@@ -73,23 +65,10 @@ class Computing(Config):
         "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
         "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
     )
-    joined_products: bool | None = Field(
+    framework: SerializeAsAny[Options] | None = Field(
         None,
-        description="queries, keys and values are made by one product, and so are gate and up of an MLP; by default not with "
-        "kernels=torch or compiled, as most PyTorch models have a matrix for each (GPT-2 and llm-foundry join them)",
-    )
-    complex_rotary: bool = Field(
-        False,
-        description="kernels=torch or compiled: rotary positions, where a model has them, are products of complex numbers in "
-        "fp32, as in Meta's Llama and torchtitan, which torch.compile does not fuse",
-    )
-    repeated_keys: bool = Field(
-        False,
-        description="kernels=torch or compiled: key and value heads are copied for each of their query heads before fused "
-        "attention (torchtitan's and Hugging Face's repeat_kv)",
-    )
-    persistent_norm: bool = Field(
-        False, description="kernels=apex: layer norms by Apex's FastLayerNorm (Megatron-LM since the end of 2021)"
+        description="options of the framework that `kernels` names, which no other has: {complex_rotary: true}; of all, "
+        "{blocking_launches: …, expandable_segments: …}. They may also be written beside the plan's fields",
     )
     deterministic: bool = Field(
         False,
@@ -108,16 +87,6 @@ class Computing(Config):
     accumulation_fusion: bool | None = Field(
         None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
     )
-    check_gradients: bool = Field(
-        True,
-        description="kernels=megatron: gradients are searched for NaN before they are reduced, but in fp16 (Megatron-LM's "
-        "default; --no-check-for-nan-in-loss-and-grad)",
-    )
-    average_in_collective: bool = Field(
-        False,
-        description="kernels=megatron: collectives average gradients (--ddp-average-in-collective); otherwise a pass over them "
-        "does, before they are summed",
-    )
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
     )
@@ -130,20 +99,6 @@ class Computing(Config):
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
-    timers: bool = Field(
-        False,
-        description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
-        "torch.cuda.synchronize in megatron/global_vars.py)",
-    )
-    expandable_segments: bool = Field(
-        False,
-        description="segments of PyTorch's caching allocator grow, so that it loses no memory between blocks of other sizes "
-        "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True); otherwise the profile's share is lost",
-    )
-    blocking_launches: bool = Field(
-        False,
-        description="the host waits for each kernel to end before it launches the next (CUDA_LAUNCH_BLOCKING=1)",
-    )
 
     @field_validator("kernels")
     @classmethod
@@ -151,10 +106,26 @@ class Computing(Config):
         kernel_sets[name]
         return name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _beside(cls, data: Any) -> Any:
+        """Options of a framework that are written beside the plan's fields."""
+        return options_in_group(data, cls.model_fields) if isinstance(data, Mapping) else data
+
+    @field_validator("framework", mode="before")
+    @classmethod
+    def _framework(cls, given: Any, info: ValidationInfo) -> Any:
+        return read_options(info.data.get("kernels", "megatron"), given) if isinstance(given, Mapping) else given
+
     @property
     def kernel_set(self) -> KernelSet:
-        """What `kernels` names."""
-        return kernel_set(self.kernels)
+        """What `kernels` names, with the options of `framework`."""
+        return kernel_set(self.kernels, self.framework)
+
+    @property
+    def options(self) -> Options:
+        """`framework`, or its defaults."""
+        return self.kernel_set.options
 
     @property
     def bytes_per_element(self) -> int:
@@ -185,11 +156,6 @@ class Computing(Config):
     def fused_attention(self) -> bool:
         """Whether attention is one kernel that writes no scores."""
         return self.attention != "materialised"
-
-    @property
-    def separate_products(self) -> bool:
-        """Whether queries, keys, values, gate and up are products of their own."""
-        return self.of_pytorch if self.joined_products is None else not self.joined_products
 
     @property
     def fused_accumulation(self) -> bool:

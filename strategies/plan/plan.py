@@ -1,5 +1,5 @@
-"""The plan: how a model is trained. One frozen class of fields, those of how a rank computes in `strategies.plan.computing`;
-`Resolved` fills in what depends on a model and a cluster.
+"""The plan: how a model is trained. One frozen class of fields: degrees in `strategies.plan.degrees`, how a rank computes in
+`strategies.plan.computing`, what ranks schedule, share and overlap here; `Resolved` fills in what depends on model and cluster.
 
 The same `Plan` drives the simulation and a real execution. Every field is honoured or refused, never ignored.
 """
@@ -15,67 +15,27 @@ from sim.collectives import algorithms
 from sim.grid import ORDER
 from sim.pricing.protocols import split
 from strategies.data_parallel import Declaration, hooks
+from strategies.frameworks.deepspeed.options import DeepSpeed
+from strategies.frameworks.deepspeed.runtime import deepspeed_runtime
+from strategies.frameworks.runtime import Runtime, SendInParts
 from strategies.models.model import LAYERS, WIDTH, Layers, Model, Tokens
 from strategies.plan.computing import Computing
-from strategies.plan.options import DeepSpeed, Offload, PowerSGD
+from strategies.plan.degrees import Degrees, Ranks
+from strategies.plan.options import Offload, PowerSGD
 from strategies.schedules import schedules
-from topologies.cluster import MAX_GPUS
 from topologies.reading import nearest
 from topologies.units import Bytes
 
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
-Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
-ScatterGather = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]
 GradientSync = Literal["every", "last"]
 
 
-class Plan(Computing):
+class Plan(Degrees, Computing):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
-    tp: Ranks = Field(1, description="tensor parallel degree (Megatron-LM)")
-    pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
-    dp: Ranks | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
-    cp: Ranks = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
-    cp_method: Literal["ring", "ulysses"] = Field(
-        "ring",
-        description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
-        "exchanges tokens for heads (arXiv:2309.14509)",
-    )
-    ep: Ranks = Field(
-        1,
-        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
-        "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
-    )
-    imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
-    capacity_factor: float | None = Field(
-        None,
-        ge=1e-3,
-        le=1e3,
-        description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
-    )
-    pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
-    expert_tp: Ranks | None = Field(
-        None,
-        description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
-        "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
-    )
-    ep_nodes: Ranks = Field(
-        1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
-    )
-    routed_nodes: Ranks | None = Field(
-        None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
-    )
-    sequence_parallel: bool = Field(
-        False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
-    )
-    sync_norm: bool = Field(
-        False,
-        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
-        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
-    )
     schedule: str = Field(
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
@@ -98,27 +58,11 @@ class Plan(Computing):
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
-    flat_parameters: bool = Field(
-        False,
-        description="zero3 with kernels=torch or compiled: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and "
-        "divides gradients before it reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
-    )
     gradient_sync: GradientSync | None = Field(
         None,
         description="zero2 and zero3: in which microbatches gradients are reduced: every, or the last; until then whole ones "
         "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
         "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
-    )
-    set_to_none: bool | None = Field(
-        None,
-        description="kernels=torch or compiled: gradients are freed after the update and made anew by the next backward pass "
-        "(PyTorch's Optimizer.zero_grad), the default; otherwise they stay, as they always do in the buffers of Megatron-LM, "
-        "DeepSpeed, zero1 and zero2",
-    )
-    gradient_as_bucket_view: bool | None = Field(
-        None,
-        description="DDP with kernels=torch or compiled: gradients live in its buckets; otherwise, PyTorch's default, beside "
-        "them, and are copied there and, when they are reduced, back",
     )
     microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(
@@ -151,7 +95,7 @@ class Plan(Computing):
         description="pipeline sends do not hold up the sender's compute; otherwise its host too waits for every exchange "
         "(torch.cuda.synchronize in Megatron-LM's p2p_communication.py)",
     )
-    scatter_gather: ScatterGather | None = Field(
+    scatter_gather: SendInParts | None = Field(
         None,
         description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
         "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
@@ -228,19 +172,14 @@ class Plan(Computing):
         return hooks[self.data_parallel]
 
     @property
+    def runtime(self) -> Runtime:
+        """What keeps gradients and model states: DeepSpeed where the plan has its options, otherwise what goes with `kernels`."""
+        return self.kernel_set.runtime if self.deepspeed is None else deepspeed_runtime(self.deepspeed)
+
+    @property
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered before they are used (ZeRO-3, FSDP)."""
         return "parameter" in self.hook.shards
-
-    @property
-    def whole_experts(self) -> bool:
-        """Whether tp ranks have whole experts, each its own."""
-        return self.expert_tp == 1 and self.tp > 1
-
-    @property
-    def ep_of_dp(self) -> int:
-        """How many dp ranks the experts are spread over; with whole experts the tp ranks are among the ep ranks, too."""
-        return self.ep // self.tp if self.whole_experts else self.ep
 
     @property
     def beside_products(self) -> TensorOverlap:
@@ -248,10 +187,10 @@ class Plan(Computing):
         return self.overlap_tp or self.kernel_set.beside_products
 
     @property
-    def scatters(self) -> ScatterGather:
+    def scatters(self) -> SendInParts:
         """`scatter_gather`, or its default."""
-        engine = self.deepspeed is not None and self.tp > 1 and self.pp > 1 and not self.sequence_parallel
-        return self.scatter_gather or ("deepspeed" if engine else "none")
+        alike = self.tp > 1 and self.pp > 1 and not self.sequence_parallel
+        return self.scatter_gather or (self.runtime.send_in_parts if alike else "none")
 
     @property
     def syncs_gradients(self) -> GradientSync:
@@ -261,23 +200,23 @@ class Plan(Computing):
         backward_maybe_with_nosync). Megatron-LM's FSDP reduces in every backward pass where gradients are sharded
         (megatron_fsdp.py, grad_reduce_every_bprop), and so does DeepSpeed, which has no pipelines with them.
         """
-        pipelined = self.pp > 1 and self.of_pytorch and self.deepspeed is None and self.offload is None
+        pipelined = self.pp > 1 and self.of_pytorch and not self.runtime.reduces_as_made and self.offload is None
         return self.gradient_sync or ("last" if pipelined and "gradient" in self.hook.shards else "every")
 
     @property
     def own_gradients(self) -> bool:
         """Whether each parameter has a gradient by itself on the GPU (PyTorch's .grad), in no buffer of a framework."""
-        return self.of_pytorch and self.deepspeed is None and self.offload is None and not self.hook.flat
+        return self.of_pytorch and not self.runtime.own_buffers and self.offload is None and not self.hook.flat
 
     @property
     def frees_gradients(self) -> bool:
-        """`set_to_none`, or its default."""
-        return self.own_gradients if self.set_to_none is None else self.set_to_none
+        """Whether gradients are freed after the update, and made anew by the next backward pass."""
+        return self.own_gradients and self.kernel_set.frees_gradients
 
     @property
     def copies_gradients(self) -> bool:
         """Whether DDP's buckets are beside the gradients."""
-        return self.own_gradients and self.hook.of_ddp and not self.gradient_as_bucket_view
+        return self.own_gradients and self.hook.of_ddp and not self.kernel_set.bucket_views
 
     @property
     def partitioned(self) -> bool:
@@ -291,7 +230,7 @@ class Plan(Computing):
     @property
     def pytorch_fsdp(self) -> bool:
         """Whether zero3 is PyTorch's, not Megatron-LM's and not DeepSpeed's."""
-        return self.shards_parameters and self.of_pytorch and self.deepspeed is None
+        return self.shards_parameters and self.of_pytorch and self.runtime.fsdp
 
     @property
     def masters_only(self) -> bool:
@@ -304,7 +243,7 @@ class Plan(Computing):
     def casts_gradients(self) -> bool:
         """Whether 16-bit gradients are added to fp32 ones by DeepSpeed's BF16_Optimizer, which is its ZeRO-1 then."""
         wider = self.bytes_per_gradient > self.bytes_per_element
-        return self.deepspeed is not None and not self.hook.shards_all("gradient") and wider
+        return self.runtime.casts_gradients and not self.hook.shards_all("gradient") and wider
 
     @property
     def bytes_of_states(self) -> dict[str, int]:

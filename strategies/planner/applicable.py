@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from strategies.frameworks.options import Options
 from strategies.job import Job
 from strategies.plan.computing import Computing
 from strategies.plan.plan import Plan
@@ -90,6 +91,9 @@ def _without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
     for name in _NAME.findall(reason):
         field, _, part = name.partition(".")
         value = getattr(plan, field, None) if field in fields else None
+        options = plan.framework if "framework" in fields else None
+        if options is not None and name in options.model_fields_set & options.droppable:
+            yield {"framework": _without_part(options, name)}
         if isinstance(value, BaseModel) and part in value.model_fields_set:
             yield {field: _without_part(value, part)}
         elif value is not None and not part and field not in KEPT and value != _default(field):
@@ -97,7 +101,8 @@ def _without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
 
 
 def _without_part(group: BaseModel, part: str) -> BaseModel | None:
+    rest = group.model_dump(exclude_unset=True, exclude={part})
     try:
-        return type(group).model_validate(group.model_dump(exclude_unset=True, exclude={part}))
+        return type(group).model_validate(rest) if rest or not isinstance(group, Options) else None
     except ValidationError:  # of nothing else
         return None

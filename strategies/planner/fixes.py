@@ -133,7 +133,7 @@ def _ideas(job: Job) -> Iterator[Changes]:
 def _with_offload(job: Job) -> Iterator[Changes]:
     """The same, after what may be offloaded."""
     if job.cluster.topology().cpu is not None:
-        if job.plan.hook.of_deepspeed and job.plan.offload is None:
+        if job.plan.hook.zero_stage and job.plan.offload is None:
             yield {"offload": OPTIMIZER}
         if job.plan.shards_parameters and job.plan.offload in (None, OPTIMIZER):
             yield {"offload": EVERYTHING}

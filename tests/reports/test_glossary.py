@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reports.glossary import explain
-from strategies.plan.options import DeepSpeed, Fp8, Offload, PowerSGD
+from strategies.frameworks.deepspeed.options import DeepSpeed
+from strategies.plan.options import Fp8, Offload, PowerSGD
 from strategies.plan.plan import Plan
 
 GROUPS = {"powersgd": PowerSGD, "offload": Offload, "deepspeed": DeepSpeed, "fp8": Fp8}

@@ -15,6 +15,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
 from strategies.frameworks import kernel_set
+from strategies.frameworks.megatron_2021.options import Megatron2021Options
 from tests.sim.conftest import MEASURED, Gpu, attention, prices, sizes
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
@@ -239,7 +240,8 @@ def test_a_host_that_launches_from_python_decodes_as_published() -> None:
 )
 def test_norms_take_as_long_as_published(gpu, kernels, persistent, rows, features, forward, backward) -> None:
     prices = Prices(profile_for(gpu), load_gpu(gpu))
-    ways = kernel_set(kernels).norm(kernels == "compiled", 2, persistent)
+    options = Megatron2021Options.model_validate({"persistent_norm": True}) if persistent else None
+    ways = kernel_set(kernels, options).norm(kernels == "compiled", 2)
     for passes, seconds in ((ways.forward, forward), (ways.backward, backward)):
         moved = [Kernel(way.kind, "norm", "forward", 0.0, rows * features * way.moved, variant=way.operator) for way in passes]
         assert sum(map(prices.seconds, moved)) == pytest.approx(seconds, rel=0.06)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard import read_job, simulate, summarise
+from reports.glossary import explain
+from shardyard import UserError, read_job, simulate, summarise
 from sim.collectives import algorithms
 from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_set, kernel_sets
 from strategies.lowering.optimizer_step import before_reduction
+from strategies.plan.plan import Plan
 from strategies.schedules import schedules
 
 FILES = {
@@ -45,6 +47,24 @@ from strategies.frameworks.megatron.kernels import Megatron
 @kernel_sets("their_kernels")
 class TheirKernels(Megatron):
     '''Megatron-LM's, by another name.'''
+""",
+    "their_framework": """
+from pydantic import Field
+from strategies.frameworks import kernel_sets
+from strategies.frameworks.megatron.kernels import Megatron
+from strategies.frameworks.megatron.options import MegatronOptions
+
+class TheirOptions(MegatronOptions):
+    bucket_scale: int = Field(1, ge=1, description="buckets are so many times as large")
+
+@kernel_sets("their_framework")
+class TheirFramework(Megatron):
+    '''Megatron-LM's with an option of its own.'''
+
+    options: TheirOptions = TheirOptions.model_validate({})
+
+    def bucket(self, overlap, first, dp):
+        return self.options.bucket_scale * super().bucket(overlap, first, dp)
 """,
 }
 
@@ -105,6 +125,28 @@ def test_a_hook_that_extends_zero1_keeps_its_kernels(theirs: None) -> None:
         for name in ("zero1", "their_zero1")
     )
     assert before_reduction(other, 8) == before_reduction(own, 8) == [("gradient check", 4), ("gradient scale", 8)]
+
+
+def test_a_framework_brings_its_own_options(theirs: None) -> None:
+    """In a plan's group or beside its fields, asked for by nobody else, explained, and refused for other kernels."""
+    kernels, own = {"kernels": "their_framework"}, {"bucket_scale": 2, "check_gradients": False}
+    grouped, beside = Plan.model_validate(kernels | {"framework": own}), Plan.model_validate(kernels | own)
+    assert grouped == beside
+    assert grouped.kernel_set.bucket(True, True, 8) == 80e6
+    assert before_reduction(grouped, 8) == [("gradient scale", 4)]
+    assert grouped.model_dump(mode="json", exclude_unset=True) == kernels | {"framework": own}
+    assert "kernels=their_framework" in explain("bucket_scale")
+    job = {"model": "gpt3-175b", "cluster": "dgx-a100"}
+    with pytest.raises(
+        UserError, match="bucket_scale=2 contradicts kernels=megatron: it is an option of kernels=their_framework"
+    ):
+        read_job(plan=PLAN | {"bucket_scale": 2}, **job).resolve()
+    with pytest.raises(UserError, match="framework.bucket_scale=0: input should be greater"):
+        read_job(plan=PLAN | kernels | {"bucket_scale": 0}, **job)
+    with pytest.raises(UserError, match="unknown field 'framework.bucket_scal'; did you mean 'bucket_scale'"):
+        read_job(plan=PLAN | kernels | {"framework": {"bucket_scal": 2}}, **job)
+    with pytest.raises(UserError, match="no framework has all of these options: bucket_scale .*, timers"):
+        read_job(plan=PLAN | kernels | {"bucket_scale": 2, "timers": True}, **job)
 
 
 def test_kernels_are_asked_what_they_do(theirs: None) -> None:

@@ -64,7 +64,7 @@ class DDP(Hook):
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What its gradients cannot be."""
-        if job.plan.gradient_as_bucket_view and job.plan.tp > 1 and not reducer_works(job):
+        if job.plan.kernel_set.bucket_views and job.plan.tp > 1 and not reducer_works(job):
             why = "gradients of tp ranks are DTensors, no views of what is reduced by hand"
             return f"gradient_as_bucket_view=true with overlap=false or a tied embedding: {why}"
         return None
@@ -90,7 +90,7 @@ class DDP(Hook):
             bucket_cap_mb=None if setup.plan.bucket is None else setup.plan.bucket / MIB,
             init_sync=False,
             forward_sync_buffers=False,
-            gradient_as_bucket_view=bool(setup.plan.gradient_as_bucket_view),
+            gradient_as_bucket_view=bool(setup.plan.kernel_set.bucket_views),
             **where,
         )
 
@@ -102,7 +102,7 @@ class DDP(Hook):
     def reduce(self) -> None:
         """By hand."""
         for bucket in dict.fromkeys(self.filled.values()):
-            bucket.reduce(self.setup.group("dp"), bool(self.setup.plan.gradient_as_bucket_view))
+            bucket.reduce(self.setup.group("dp"), bool(self.setup.plan.kernel_set.bucket_views))
 
 
 @executed("ddp_fp16")

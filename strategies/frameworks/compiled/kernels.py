@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from strategies.frameworks import KernelSet, kernel_sets
+from strategies.frameworks import kernel_sets
 from strategies.frameworks.passes import Ways, persistent_norm, stream
+from strategies.frameworks.pytorch.kernels import InPyTorch
 
 
 @kernel_sets("compiled")
-class Compiled(KernelSet):
+class Compiled(InPyTorch):
     """PyTorch's operators as Inductor fuses them; fp8 is torchao's."""
 
-    of_pytorch = compiled = torchao = True
+    compiled = torchao = True
     refused_overlaps: ClassVar[Mapping[str, str]] = {
         "weight_gradient": "PyTorch's tensor parallelism waits for each collective, or takes pieces"
     }
     fp8_scalings = ("tensorwise", "rowwise", "mxfp8")
     fp8_gathers = "parameter"
 
-    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+    def norm(self, rms: bool, width: float) -> Ways:
         """One kernel each way."""
         return persistent_norm(width, "compiled norm")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from strategies.plan.options import DeepSpeed
+from strategies.frameworks.deepspeed.options import DeepSpeed
 
 
 class Step(NamedTuple):

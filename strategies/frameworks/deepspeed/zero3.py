@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO-3: its limits say what is gathered and released when, gradients are reduced in its buckets.
 
-`strategies.frameworks.deepspeed.prefetch` has the limits, `strategies.data_parallel.parameter_gather` and
+`strategies.frameworks.deepspeed.prefetch` has the limits, `strategies.frameworks.deepspeed.parameter_gather` and
 `strategies.frameworks.deepspeed.zero_plus_plus` what ZeRO++ compresses; in 2021 all of this was tensor by tensor
 (`strategies.frameworks.deepspeed_2021.zero3`). With `offload` parameters come from the host, gradients go there.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from sim.program import Memory, Ref
 from strategies.data_parallel.hook import Moves
 from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
+from strategies.frameworks.deepspeed.parameter_gather import DeepSpeedGather, options_of
 from strategies.frameworks.deepspeed.prefetch import Step, steps
 from strategies.frameworks.deepspeed.zero_plus_plus import QuantisedReduction
 from strategies.frameworks.deepspeed_2021.zero3 import TensorwisePasses
 from strategies.lowering.blocks import BACKWARD, FORWARD
 from strategies.lowering.stage import Stage, in_buckets
-from strategies.plan.options import DeepSpeed
 from strategies.plan.resolved import Resolved
 
 
@@ -24,12 +24,19 @@ class DeepSpeedZero3(ShardedParameters):
 
     def __init__(self) -> None:
         super().__init__()
+        self._deepspeed: dict[int, DeepSpeedGather] = {}
         self._traces: dict[int, list[Step]] = {}
         self._gathered: dict[int, Ref] = {}  # parts on their way
         self._ready: dict[int, Ref] = {}  # what has made parts ready that are there
         self._bucket: list[tuple[int, Ref]] = []  # parts whose gradients are in the bucket
         self._tensorwise: dict[int, TensorwisePasses] = {}  # of 2021
         self._quantised = QuantisedReduction()
+
+    def gather_of(self, stage: Stage) -> DeepSpeedGather:
+        """How the parameters of a stage are gathered."""
+        if stage.number not in self._deepspeed:
+            self._deepspeed[stage.number] = DeepSpeedGather(stage)
+        return self._deepspeed[stage.number]
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
@@ -131,9 +138,3 @@ class DeepSpeedZero3(ShardedParameters):
             self._quantised.reduce(stage, dense, made)
             return
         self.send(stage, (dense, experts), made, (), in_buckets(dense, options.reduce_bucket_size))
-
-
-def options_of(plan: Resolved) -> DeepSpeed:
-    """`plan.deepspeed`, which there is."""
-    assert plan.deepspeed is not None
-    return plan.deepspeed

@@ -28,12 +28,12 @@ from math import inf
 from typing import NamedTuple
 
 from sim.program import COMPUTE, Block, Item, Join, Kernel, Memory, Op, Ref, Run, Start
-from strategies.data_parallel.parameter_gather import ParameterGather
+from strategies.frameworks.deepspeed.options import DeepSpeed
+from strategies.frameworks.deepspeed.parameter_gather import DeepSpeedGather
 from strategies.layers.tensor_overlap import Items
 from strategies.layers.weight_matrices import weights
 from strategies.lowering.blocks import BACKWARD, FORWARD, items_of
 from strategies.lowering.stage import Stage
-from strategies.plan.options import DeepSpeed
 
 Tensors = tuple[int, ...]  # by number
 
@@ -90,7 +90,7 @@ def _distances(trace: Sequence[Tensors], sizes: Sequence[int]) -> list[float]:
 class TensorwisePasses:
     """Passes of a stage's parts, module by module."""
 
-    def __init__(self, stage: Stage, gathering: ParameterGather) -> None:
+    def __init__(self, stage: Stage, gathering: DeepSpeedGather) -> None:
         self.stage, self.gathering = stage, gathering
         self.sizes: list[int] = []
         self._pieces: dict[tuple[str, int], list[Block]] = {}
@@ -198,7 +198,6 @@ class TensorwisePasses:
             everything,
             (("temporary", self._bytes(tensor)),),
             plan.bytes_per_element,
-            quantised=False,
             pieces=plan.shards,
             held=True,
         )

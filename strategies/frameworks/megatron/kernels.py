@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from strategies.frameworks import TRANSFORMER_ENGINE, KernelSet, kernel_sets
+from strategies.frameworks.megatron.options import MegatronOptions
 
 BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
 
@@ -13,6 +14,7 @@ BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distribute
 class Megatron(KernelSet):
     """As of Megatron-Core."""
 
+    options: MegatronOptions = MegatronOptions.model_validate({})
     accumulates_in_products = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
     beside_products = "weight_gradient"
     fp8_scalings = TRANSFORMER_ENGINE
@@ -24,8 +26,10 @@ class Megatron(KernelSet):
         """
         return max(BUCKET, PER_RANK * dp) if overlap and first else math.inf
 
-    def before_reduction(self, gradient: int, joined: bool, copies: int, checked: bool, averaged: bool) -> list[tuple[str, int]]:
+    def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """It takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
         (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
         """
-        return [("gradient check", gradient)] * checked + [("gradient scale", 2 * gradient)] * (copies > 1 and not averaged)
+        check = [("gradient check", gradient)] if self.options.check_gradients and not scaled else []
+        scale = [("gradient scale", 2 * gradient)] if copies > 1 and not self.options.average_in_collective else []
+        return check + scale

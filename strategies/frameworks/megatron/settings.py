@@ -1,35 +1,26 @@
 """Megatron-LM: a shell script (or a list of arguments in YAML or JSON) with torchrun's and pretrain_gpt.py's arguments.
 
-Names and defaults: NVIDIA/Megatron-LM, megatron/training/arguments.py (biases, learned positions, dropout 0.1 and a vocabulary
-padded to 128·tp unless told otherwise).
+Names and defaults: NVIDIA/Megatron-LM, megatron/training/arguments.py. The model is in
+`strategies.frameworks.megatron.model_settings`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strategies.frameworks.megatron.model_settings import Flags, model_flags, number, read_model
+from strategies.frameworks.megatron.options import MegatronOptions
 from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
 from strategies.frameworks.shell import arguments
 from strategies.models.model import LAYERS
-from topologies.reading import UserError, shown
+from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.models.model import Model
     from strategies.plan.plan import Plan
 
-_SIZES = {
-    "layers": "num-layers",
-    "hidden": "hidden-size",
-    "ffn": "ffn-hidden-size",
-    "heads": "num-attention-heads",
-    "head_dim": "kv-channels",
-    "vocabulary": "vocab-size",
-    "context": "max-position-embeddings",
-}
 _DEGREES = {
     "tp": "tensor-model-parallel-size",
     "pp": "pipeline-model-parallel-size",
@@ -39,17 +30,9 @@ _DEGREES = {
     "global_batch": "global-batch-size",
     "sequence": "seq-length",
 }
-_LATENT = {
-    "q_rank": "q-lora-rank",
-    "kv_rank": "kv-lora-rank",
-    "nope_head_dim": "qk-head-dim",
-    "rope_head_dim": "qk-pos-emb-head-dim",
-    "v_head_dim": "v-head-dim",
-}
 _ENDS = ("embedding", "loss")  # of a pipeline, which may count as layers
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
-_POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 _BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "materialised", "local": "materialised"}
 _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
@@ -57,7 +40,7 @@ _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
 
 def _read(path: Path) -> Found:
     flags = Keys(arguments(path), str(path), "--")
-    model = _read_model(flags)
+    model = read_model(flags)
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := flags.optional(name)) is not None}
     plan |= {
         "precision": "bf16" if flags.flag("bf16", False) else "fp16" if flags.flag("fp16", False) else "fp32",
@@ -66,7 +49,7 @@ def _read(path: Path) -> Found:
         "overlap_p2p": not flags.flag("no-overlap-p2p-communication", False),
         "sequence_parallel": flags.flag("sequence-parallel", False) and plan.get("tp", 1) > 1,  # with tp=1 it turns that off
         "attention": flags.choice("attention-backend", _BACKENDS, "auto"),
-        "clip_gradients": _number(flags, "clip-grad", flags.value("clip-grad", 1.0)) > 0,
+        "clip_gradients": number(flags, "clip-grad", flags.value("clip-grad", 1.0)) > 0,
         "optimizer": flags.choice("optimizer", {"adam": "adam", "sgd": "momentum"}, "adam"),
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
@@ -81,7 +64,7 @@ def _read(path: Path) -> Found:
         "train-iters",
     ):
         flags.value(said)  # how it is started, or what is done here anyway
-    if plan["optimizer"] == "momentum" and not _number(flags, "sgd-momentum", flags.value("sgd-momentum", 0.9)):
+    if plan["optimizer"] == "momentum" and not number(flags, "sgd-momentum", flags.value("sgd-momentum", 0.9)):
         plan["optimizer"] = "sgd"
     if plan["data_parallel"] == "ddp" and flags.flag("use-distributed-optimizer", False):
         plan["data_parallel"] = "zero1"
@@ -111,13 +94,13 @@ def _read_kernels(flags: Keys) -> dict[str, Any]:
 
 def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for flag, field, value in (
-        ("no-gradient-accumulation-fusion", "accumulation_fusion", False),
-        ("no-check-for-nan-in-loss-and-grad", "check_gradients", False),
-        ("ddp-average-in-collective", "average_in_collective", True),
-    ):
-        if flags.flag(flag, False):
-            found[field] = value
+    if flags.flag("no-gradient-accumulation-fusion", False):
+        found["accumulation_fusion"] = False
+    options: dict[str, Any] = {"check_gradients": False} if flags.flag("no-check-for-nan-in-loss-and-grad", False) else {}
+    if flags.flag("ddp-average-in-collective", False):
+        options["average_in_collective"] = True
+    if options:
+        found["framework"] = options
     if flags.flag("use-precision-aware-optimizer", False):
         for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
             found[field] = str(flags.value(field.replace("_", "-"), "fp32"))
@@ -149,7 +132,7 @@ def _read_experts(flags: Keys) -> dict[str, Any]:
     if (degree := flags.optional("expert-tensor-parallel-size")) is not None:
         found["expert_tp"] = degree
     if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:
-        found["capacity_factor"] = _number(flags, "moe-expert-capacity-factor", factor)
+        found["capacity_factor"] = number(flags, "moe-expert-capacity-factor", factor)
     if flags.flag("moe-pad-expert-input-to-capacity", False):
         found["pad_to_capacity"] = True
     return found
@@ -178,70 +161,10 @@ def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, 
     return found | ends
 
 
-def _read_model(flags: Keys) -> dict[str, Any]:
-    """Fields of a model, when the file has its sizes."""
-    model: dict[str, Any] = {field: value for field, name in _SIZES.items() if (value := flags.optional(name)) is not None}
-    if not {"layers", "hidden", "heads"} <= model.keys():
-        return {}
-    model.setdefault("context", flags.optional("seq-length") or 1024)
-    model.setdefault("vocabulary", 50257)  # of the GPT-2 tokenizer, whose size the script does not say
-    linear_bias = not flags.flag("disable-bias-linear", False)
-    model |= {
-        "name": "megatron",
-        "gated": flags.flag("swiglu", False),
-        "tied": not flags.flag("untie-embeddings-and-output-weights", False),
-        "norm": flags.choice("normalization", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, "LayerNorm"),
-        "positions": flags.choice("position-embedding-type", _POSITIONS, "learned_absolute"),
-        "attention_bias": linear_bias or flags.flag("add-qkv-bias", False),
-        "output_bias": linear_bias,
-        "mlp_bias": linear_bias,
-        "qk_norm": flags.flag("qk-layernorm", False),
-        "dropout": _rate(flags, "hidden-dropout"),
-        "attention_dropout": _rate(flags, "attention-dropout"),
-        "vocabulary_multiple": (flags.optional("make-vocab-size-divisible-by") or 128)
-        * (flags.optional("tensor-model-parallel-size") or 1),
-    }
-    if flags.flag("group-query-attention", False):
-        model["kv_heads"] = flags.integer("num-query-groups")
-    if experts := flags.optional("num-experts"):
-        ffn = flags.optional("moe-ffn-hidden-size") or model.get("ffn", 4 * model["hidden"])
-        shared = flags.optional("moe-shared-expert-intermediate-size")
-        model["experts"] = {"experts": experts, "chosen": flags.optional("moe-router-topk", 2), "ffn": ffn}
-        model["experts"] |= {"shared": 1, "shared_ffn": shared} if shared else {}
-        model["experts"] |= {
-            "first_dense": _first_dense(flags),
-            "router_bias": flags.flag("moe-router-enable-expert-bias", False),
-        }
-    if flags.flag("multi-latent-attention", False):
-        model["latent"] = {field: value for field, name in _LATENT.items() if (value := flags.optional(name)) is not None}
-        model.pop("head_dim", None)
-    return model
-
-
-def _first_dense(flags: Keys) -> int:
-    """Dense layers before the first with experts, as "([0]*3+[1]*58)" has them. Raises UserError for any other order."""
-    text = str(flags.value("moe-layer-freq", 1)).replace(" ", "").strip("()")
-    found = re.fullmatch(r"\[0\]\*?(\d{0,9})\+\[1\](\*\d+)?", text)
-    if not found and text not in ("1", "[1]"):
-        raise UserError(f"{flags.where}: --moe-layer-freq {text}: only dense layers before all with experts are simulated")
-    return int(found[1] or 1) if found else 0
-
-
-def _rate(flags: Keys, name: str) -> bool:
-    return _number(flags, name, flags.value(name, 0.1)) > 0
-
-
-def _number(flags: Keys, name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{flags.where}: --{name}={shown(value)} must be a number") from None
-
-
 def _write(job: Job) -> Written:
     plan, own = job.resolve(), job.plan
     batch = {"microbatch": own.microbatch, "global_batch": plan.global_batch, "sequence": plan.sequence}
-    flags = _model_flags(job.model.model_copy(update={"context": max(job.model.context, plan.sequence)}), own.tp)
+    flags = model_flags(job.model.model_copy(update={"context": max(job.model.context, plan.sequence)}), own.tp)
     flags += [("--" + name, batch.get(field) or getattr(own, field)) for field, name in _DEGREES.items()]
     flags += [("--" + own.precision, None)] if own.precision in ("bf16", "fp16") else []
     if own.fp8 is not None:
@@ -270,8 +193,9 @@ def _write(job: Job) -> Written:
         flags.append(("--exp-avg-sq-dtype", own.exp_avg_sq_dtype))
     flags += [("--clip-grad", 0)] * (not own.clip_gradients)
     flags += [("--no-gradient-accumulation-fusion", None)] * (own.accumulation_fusion is False)
-    flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.check_gradients)
-    flags += [("--ddp-average-in-collective", None)] * own.average_in_collective
+    if isinstance(own.options, MegatronOptions):
+        flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.options.check_gradients)
+        flags += [("--ddp-average-in-collective", None)] * own.options.average_in_collective
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
     start = (
@@ -283,10 +207,7 @@ def _write(job: Job) -> Written:
     return Written(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", (data,))
 
 
-_Flags = list[tuple[str, Any]]
-
-
-def _sharding_flags(plan: Plan) -> _Flags:
+def _sharding_flags(plan: Plan) -> Flags:
     if plan.data_parallel == "zero1":
         return [("--use-distributed-optimizer", None), ("--overlap-param-gather", None)][: 1 + plan.overlap]
     if plan.data_parallel in ("zero2", "zero3"):
@@ -295,8 +216,8 @@ def _sharding_flags(plan: Plan) -> _Flags:
     return []
 
 
-def _recompute_flags(plan: Plan) -> _Flags:
-    flags: _Flags = [("--recompute-granularity", plan.recompute)] if plan.recompute != "none" else []
+def _recompute_flags(plan: Plan) -> Flags:
+    flags: Flags = [("--recompute-granularity", plan.recompute)] if plan.recompute != "none" else []
     if plan.recompute == "full" and plan.recompute_method != "every":
         flags += [
             ("--recompute-method", plan.recompute_method or "uniform"),
@@ -307,53 +228,19 @@ def _recompute_flags(plan: Plan) -> _Flags:
     return flags + [("--tp-comm-overlap", None)] * (plan.overlap_tp == "pieces")
 
 
-def _expert_flags(plan: Plan) -> _Flags:
-    flags: _Flags = [("--expert-tensor-parallel-size", plan.expert_tp)] if plan.expert_tp is not None else []
+def _expert_flags(plan: Plan) -> Flags:
+    flags: Flags = [("--expert-tensor-parallel-size", plan.expert_tp)] if plan.expert_tp is not None else []
     flags += [("--moe-expert-capacity-factor", plan.capacity_factor)] if plan.capacity_factor is not None else []
     return flags + [("--moe-pad-expert-input-to-capacity", None)] * plan.pad_to_capacity
 
 
-def _pipeline_flags(plan: Plan, chunks: int, layers: tuple[int, ...]) -> _Flags:
-    flags: _Flags = [("--num-virtual-stages-per-pipeline-rank", chunks)] if plan.schedule == "interleaved" else []
+def _pipeline_flags(plan: Plan, chunks: int, layers: tuple[int, ...]) -> Flags:
+    flags: Flags = [("--num-virtual-stages-per-pipeline-rank", chunks)] if plan.schedule == "interleaved" else []
     ends = [end for end in _ENDS if getattr(plan, f"{end}_as_layer")]
     if ends:
         return flags + [(f"--account-for-{end}-in-pipeline-split", None) for end in ends]
     if chunks == 1 and len(layers) > 2 and len(set(layers)) > 1 and len(set(layers[1:-1])) == 1:
         flags += [("--decoder-first-pipeline-num-layers", layers[0]), ("--decoder-last-pipeline-num-layers", layers[-1])]
-    return flags
-
-
-def _model_flags(model: Model, tp: int) -> _Flags:
-    flags: _Flags = [("--" + name, getattr(model, field)) for field, name in _SIZES.items()]
-    flags.append(("--make-vocab-size-divisible-by", max(1, model.vocabulary_multiple // tp)))
-    if model.kv_heads != model.heads:
-        flags += [("--group-query-attention", None), ("--num-query-groups", model.kv_heads)]
-    flags += [("--position-embedding-type", "rope" if model.positions == "rotary" else "learned_absolute")]
-    flags += [("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm")]
-    said = {
-        "swiglu": model.gated,
-        "untie-embeddings-and-output-weights": not model.tied,
-        "disable-bias-linear": not model.mlp_bias,
-        "add-qkv-bias": model.attention_bias and not model.mlp_bias,
-        "qk-layernorm": model.qk_norm,
-    }
-    flags += [("--" + name, None) for name, wanted in said.items() if wanted]
-    if model.experts:
-        flags += [
-            ("--num-experts", model.experts.experts),
-            ("--moe-router-topk", model.experts.chosen),
-            ("--moe-ffn-hidden-size", model.experts.ffn),
-            ("--moe-token-dispatcher-type", "alltoall"),
-        ]
-        if model.experts.shared:
-            flags.append(("--moe-shared-expert-intermediate-size", model.experts.shared * model.experts.shared_ffn))
-        flags += [("--moe-router-enable-expert-bias", None)] * model.experts.router_bias
-        if model.experts.first_dense:
-            dense = model.experts.first_dense
-            flags.append(("--moe-layer-freq", f'"([0]*{dense}+[1]*{model.layers - dense})"'))
-    if model.latent:
-        flags.append(("--multi-latent-attention", None))
-        flags += [("--" + name, value) for field, name in _LATENT.items() if (value := getattr(model.latent, field)) is not None]
     return flags
 
 

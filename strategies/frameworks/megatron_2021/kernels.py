@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 
 from strategies.frameworks import KernelSet, kernel_sets
+from strategies.frameworks.megatron_2021.options import Megatron2021Options
+from strategies.frameworks.options import Options
 from strategies.frameworks.passes import Ways, apex_norm, operator_loss
 
 
@@ -16,12 +18,17 @@ from strategies.frameworks.passes import Ways, apex_norm, operator_loss
 class Megatron2021(KernelSet):
     """`kernels: apex` in a plan."""
 
-    persistent_norm = early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = True
+    options: Megatron2021Options = Megatron2021Options.model_validate({})
+    early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = True
     softmax_rows = 4
 
-    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+    def __init__(self, options: Options | None = None) -> None:
+        super().__init__(options)
+        self.waits_before_passes = self.options.timers
+
+    def norm(self, rms: bool, width: float) -> Ways:
         """Apex's; the weight's gradient is made by a kernel of its own."""
-        return apex_norm(width, persistent)
+        return apex_norm(width, self.options.persistent_norm)
 
     def loss(self, width: float) -> Ways:
         """Operator by operator."""
@@ -31,7 +38,7 @@ class Megatron2021(KernelSet):
         """All after the backward pass, or with overlap PyTorch's DDP (--DDP-impl)."""
         return None if overlap else math.inf
 
-    def before_reduction(self, gradient: int, joined: bool, copies: int, checked: bool, averaged: bool) -> list[tuple[str, int]]:
+    def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """The buffer of fp32 gradients was divided, and gradients of 16 bits were joined, divided and copied back, over however
         many ranks (megatron/model/distributed.py, allreduce_gradients).
         """

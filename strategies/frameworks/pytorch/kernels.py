@@ -5,24 +5,49 @@ What the operators keep for backward is in `strategies.frameworks.pytorch.operat
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 from strategies.frameworks import TRANSFORMER_ENGINE, KernelSet, dropout_backward, kernel_sets
-from strategies.frameworks.passes import FLOAT, Ways, pytorch_loss, pytorch_softmax, reduce, stream
+from strategies.frameworks.options import Options
+from strategies.frameworks.passes import FLOAT, Ways, complex_rotary, pytorch_loss, pytorch_softmax, reduce, stream
+from strategies.frameworks.pytorch.options import PyTorchOptions
 
 ALONE = "PyTorch's own operators run one by one, and wait for each collective"
 
 
+class InPyTorch(KernelSet):
+    """Models written in PyTorch's operators, whatever runs these."""
+
+    options: PyTorchOptions = PyTorchOptions.model_validate({})
+    of_pytorch = True
+
+    def __init__(self, options: Options | None = None) -> None:
+        super().__init__(options)
+        given = self.options
+        self.separate_products, self.repeats_keys = not given.joined_products, given.repeated_keys
+        self.unpads, self.loss_metrics, self.flat_parameters = given.unpad, given.loss_metrics, given.flat_parameters
+        self.frees_gradients, self.bucket_views = given.set_to_none, given.gradient_as_bucket_view
+
+    def rotary(self, width: float) -> Ways:
+        """In complex or in real numbers."""
+        return complex_rotary(width) if self.options.complex_rotary else self.real_rotary(width)
+
+    @abstractmethod
+    def real_rotary(self, width: float) -> Ways:
+        """Rotary embedding in real numbers, per element."""
+
+
 @kernel_sets("torch")
-class PyTorch(KernelSet):
+class PyTorch(InPyTorch):
     """`kernels: torch` in a plan."""
 
-    of_pytorch = eager = prefetches_backward = pipeline_buffers = True
+    eager = prefetches_backward = pipeline_buffers = True
     refused_overlaps: ClassVar[Mapping[str, str]] = {"weight_gradient": ALONE, "pieces": ALONE}
     fp8_scalings = TRANSFORMER_ENGINE
 
-    def norm(self, rms: bool, width: float, persistent: bool = False) -> Ways:
+    def norm(self, rms: bool, width: float) -> Ways:
         """A layernorm is one operator, and its weight's gradient another; an rmsnorm is written out, with statistics in fp32."""
         if not rms:
             back = (*reduce(3 * width, operator="norm backward"), *reduce(2 * width))

@@ -37,7 +37,7 @@ def gated(share: RankShapes, columns: int) -> Operator:
 
 def rotary(share: RankShapes, elements: int) -> Operator:
     """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
-    ways = PYTORCH.rotary(share.element, share.resolved.complex_rotary)
+    ways = share.kernels.rotary(share.element)
     return Operator(
         forward=share.run("rotary", "forward", elements, ways.forward),
         input_gradient=share.run("rotary", "backward", elements, ways.backward),

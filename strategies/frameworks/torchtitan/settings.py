@@ -59,7 +59,8 @@ def _read(path: Path) -> Found:
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
     compiled = keys.section("compile").flag("enable", False) or training.flag("compile", False)
     plan, remarks = of_pytorch(plan, compiled or asynchronous)
-    plan |= {"attention": "sdpa", "complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
+    options = {"complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
+    plan |= {"attention": "sdpa", "framework": options}
     return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strategies.data_parallel import hooks
+from strategies.frameworks import sets_with
 from strategies.models.model import Model
+from strategies.plan.framework_options import strange
 
 if TYPE_CHECKING:
     from strategies.plan.options import Fp8
@@ -15,16 +17,13 @@ if TYPE_CHECKING:
 
 def computes(plan: Plan, model: Model) -> Iterator[str]:
     """What the plan's kernels have, and are written down for."""
-    if plan.persistent_norm and not plan.kernel_set.persistent_norm:
-        yield f"persistent_norm=true is for kernels=apex, not {plan.kernels}"
-    if plan.unpad and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
+    yield from _options(plan)
+    if plan.kernel_set.unpads and not (plan.fused_attention and plan.cp == 1 and model.latent is None):
         yield "unpad=true is for fused attention without cp and without latent attention"
-    for field in ("complex_rotary", "repeated_keys"):
-        if getattr(plan, field) and not plan.of_pytorch:
-            yield f"{field}=true contradicts kernels={plan.kernels}: it is of models in PyTorch's own operators"
-    if plan.repeated_keys and not plan.fused_attention:
+    if plan.kernel_set.repeats_keys and not plan.fused_attention:
         yield "repeated_keys=true needs fused attention; attention=materialised repeats them anyway"
-    for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={plan.loss_metrics}", plan.loss_metrics)):
+    metrics = plan.kernel_set.loss_metrics
+    for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={metrics}", metrics)):
         if there and plan.tp > 1:
             yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
     if plan.fp8 is not None:
@@ -38,13 +37,20 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
         yield from _modules(plan, model, plan.recompute_modules)
 
 
+def _options(plan: Plan) -> Iterator[str]:
+    """Whose options are stated."""
+    for name in strange(plan.kernels, plan.framework):
+        value = str(getattr(plan.framework, name)).lower()
+        yield f"{name}={value} contradicts kernels={plan.kernels}: it is an option of kernels={' and '.join(sets_with([name]))}"
+
+
 def _moments(plan: Plan, said: str) -> Iterator[str]:
     """Who keeps Adam's moments in 16 bits."""
     if plan.optimizer != "adam":
         yield f"{said} contradicts optimizer={plan.optimizer}: it is of Adam's moments"
     if not plan.fused_optimizer:
         yield f"{said} contradicts fused_optimizer=false: PyTorch's operators keep moments in the type of what they update"
-    if plan.deepspeed is not None:
+    if plan.runtime.fp32_moments:
         yield f"{said} contradicts deepspeed, whose moments are fp32"
 
 
@@ -103,7 +109,7 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     if not fp8.gather:
         return
     said = "fp8.gather=true contradicts"
-    known = [name for name in hooks if hooks[name].of_deepspeed and plan.kernel_set.fp8_gathers in hooks[name].shards]
+    known = [name for name in hooks if hooks[name].zero_stage and plan.kernel_set.fp8_gathers in hooks[name].shards]
     if plan.data_parallel not in known:
         yield f"{said} data_parallel={plan.data_parallel}: with kernels={plan.kernels} {', '.join(known)} have it"
     if plan.kernel_set.torchao and fp8.scaling != "tensorwise":

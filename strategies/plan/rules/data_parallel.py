@@ -9,7 +9,8 @@ from strategies.models.model import Model
 from topologies.hardware import Cpu
 
 if TYPE_CHECKING:
-    from strategies.plan.options import DeepSpeed, Offload
+    from strategies.frameworks.deepspeed.options import DeepSpeed
+    from strategies.plan.options import Offload
     from strategies.plan.plan import Plan
 
 
@@ -18,7 +19,7 @@ def shares(plan: Plan, dp: int) -> Iterator[str]:
     shards = plan.hook.shards
     if not plan.reshard and "parameter" not in shards:
         yield f"reshard=false contradicts data_parallel={plan.data_parallel}, which shards no parameters"
-    if plan.flat_parameters and not plan.pytorch_fsdp:
+    if plan.kernel_set.flat_parameters and not plan.pytorch_fsdp:
         has = "deepspeed" if plan.deepspeed else f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
         yield f"flat_parameters=true contradicts {has}: PyTorch's FSDP1 is zero3, kernels torch or compiled"
     if plan.shard is None:
@@ -46,11 +47,12 @@ def _gradients(plan: Plan) -> Iterator[str]:
     """Where PyTorch's gradients are its own to free."""
     has = "deepspeed" if plan.deepspeed else "offload" if plan.offload else ""
     has = has or f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
-    if plan.set_to_none is not None and not plan.own_gradients:
-        yield f"set_to_none={str(plan.set_to_none).lower()} contradicts {has}, whose gradients are in a buffer that stays"
-    if plan.gradient_as_bucket_view is not None and not (plan.own_gradients and plan.hook.of_ddp):
-        said = f"gradient_as_bucket_view={str(plan.gradient_as_bucket_view).lower()}"
-        yield f"{said} contradicts {has}; it is a choice of PyTorch's DDP, kernels torch or compiled"
+    stated = plan.framework.model_dump(exclude_unset=True) if plan.framework else {}
+    said = {name: f"{name}={str(value).lower()} contradicts {has}" for name, value in stated.items()}
+    if "set_to_none" in said and not plan.own_gradients:
+        yield f"{said['set_to_none']}, whose gradients are in a buffer that stays"
+    if "gradient_as_bucket_view" in said and not (plan.own_gradients and plan.hook.of_ddp):
+        yield f"{said['gradient_as_bucket_view']}; it is a choice of PyTorch's DDP, kernels torch or compiled"
 
 
 def _synchronised(plan: Plan) -> Iterator[str]:
@@ -69,7 +71,7 @@ def _synchronised(plan: Plan) -> Iterator[str]:
 def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
     """Rules of states that are not kept on GPUs."""
     named = f"offload.parameters={offload.parameters}" if offload.parameters else f"offload.optimizer={offload.optimizer}"
-    if not plan.hook.of_deepspeed:
+    if not plan.hook.zero_stage:
         yield f"{named} needs data_parallel=zero1, zero2 or zero3, not {plan.data_parallel}"
     if offload.parameters and not plan.shards_parameters:
         why = "keeps whole parameters on each GPU; take zero3"
@@ -98,7 +100,7 @@ def hosted(plan: Plan, cpu: Cpu | None) -> Iterator[str]:
 
 def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
     """Rules of DeepSpeed."""
-    if not plan.hook.of_deepspeed:
+    if not plan.hook.zero_stage:
         yield f"deepspeed contradicts data_parallel={plan.data_parallel}; it describes zero1, zero2, zero3"
     if "bucket" in plan.model_fields_set:
         yield "bucket contradicts deepspeed, whose buckets are reduce_bucket_size and allgather_bucket_size"

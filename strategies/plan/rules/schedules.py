@@ -28,7 +28,7 @@ def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
 
 def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:
     """What would run beside a kernel that the host waits for."""
-    if not plan.blocking_launches:
+    if not plan.options.blocking_launches:
         return
     order = actions(plan.schedule, 0, plan.pp, microbatches, chunks)
     beside = {

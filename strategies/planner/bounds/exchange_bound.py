@@ -110,7 +110,7 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
         updates.append((start, len(cohort.ops)))
     price = _prices(job, plan, cohort.ops, prices)
     each = [_by_stream(cohort.ops[a:b], price) for a, b in sections]
-    waits = [_gather(cohort.ops[a], price) if plan.deepspeed is None else 0.0 for a, _ in sections]  # its trace looks ahead
+    waits = [0.0 if plan.runtime.looks_ahead else _gather(cohort.ops[a], price) for a, _ in sections]
     first = tuple((waits[i], waits[i + 1]) for i in range(0, len(waits), 4))
     last = tuple(_by_stream(cohort.ops[a:b], price) for a, b in updates)
     return Exchange(tuple(each[0::4]), tuple(each[1::4]), tuple(each[3::4]), last, first)

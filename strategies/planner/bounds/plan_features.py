@@ -73,7 +73,7 @@ def _own(plan: Resolved) -> tuple[float, ...]:
         plan.ep_of_dp,
         plan.grid.communicators,
         hook.outer,
-        not plan.expandable_segments,
+        not plan.options.expandable_segments,
         moves.gathered + moves.reduced,
         moves.last,
         moves.late,

@@ -29,8 +29,8 @@ Ids = NDArray[np.int64]
 # of those named with them is set.
 FREE: dict[str, frozenset[str]] = {
     "recompute": frozenset({"early_stop", "deepspeed", *(name for name in Plan.model_fields if name.startswith("recompute_"))}),
-    "overlap": frozenset({"blocking_launches"}),
-    "overlap_p2p": frozenset({"blocking_launches"}),
+    "overlap": frozenset({"framework"}),
+    "overlap_p2p": frozenset({"framework"}),
     "bucket": frozenset(),
     "algorithm": frozenset(),
     "dropout": frozenset(),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.grid import ORDER
+from strategies.frameworks import kernel_set
 from strategies.plan.plan import Plan
 from strategies.planner.search.space import Axis, column
 from strategies.schedules import schedules
@@ -69,7 +70,7 @@ def _many(plan: Plan, gpus: int, axes: Sequence[Axis], choices: Sequence[Ids]) -
     return {name: values > 1 for name, values in degree.items()} | {
         "offload": is_so("offload", bool),
         "copies": is_so("schedule", lambda name: schedules[name].copies > 1) & (degree["pp"] > 1),
-        "fsdp": is_so("fp8", bool) | is_so("kernels", lambda name: name in ("torch", "compiled")),
+        "fsdp": is_so("fp8", bool) | is_so("kernels", lambda name: kernel_set(name).of_pytorch),
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.frameworks import sets_with
 from strategies.job import Job
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.read_job import FIELDS
@@ -130,7 +131,10 @@ def known_field(field: str, where: str) -> None:
         return
     if root not in FIELDS or root == "name":
         raise UserError(f"{where}: unknown field '{field}'{nearest(root, FIELDS)}")
-    if root == "plan" and rest.partition(".")[0] not in Plan.model_fields:
+    name = rest.partition(".")[0]
+    if root == "plan" and sets_with([name]):
+        raise UserError(f"{where}: {field} is an option of the framework: name values of plan.framework, such as {{{name}: …}}")
+    if root == "plan" and name not in Plan.model_fields:
         raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
 
 

@@ -155,7 +155,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
                 if isinstance(parameter.grad, DTensor) and parameter.grad.placements[-1].is_partial():
                     parameter.grad = parameter.grad.redistribute(placements=[*parameter.grad.placements[:-1], Replicate()])
         optimizer.step()
-        optimizer.zero_grad(set_to_none=fields.set_to_none is not False)
+        optimizer.zero_grad(set_to_none=fields.kernel_set.frees_gradients)
 
     return train
 
@@ -182,7 +182,7 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
         net,
         device_mesh=mesh["dp"],
         init_sync=False,
-        gradient_as_bucket_view=bool(plan.gradient_as_bucket_view),
+        gradient_as_bucket_view=plan.kernel_set.bucket_views,
         broadcast_buffers=False,
         bucket_cap_mb=None if plan.bucket is None else plan.bucket / 2**20,
     )

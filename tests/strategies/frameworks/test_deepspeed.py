@@ -10,10 +10,10 @@ from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block, Collective, Kernel, Send
 from sim.timeline import Timeline
+from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.frameworks.deepspeed.prefetch import steps
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
-from strategies.plan.options import DeepSpeed
 from topologies.reading import UserError
 
 ALL = {"stage3_param_persistence_threshold": 0}  # every parameter comes and goes

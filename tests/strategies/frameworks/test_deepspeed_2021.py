@@ -12,10 +12,10 @@ from sim.engine.player import run
 from sim.pricing.op_costs import VIEW
 from sim.program import Op
 from sim.timeline import Timeline
+from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.frameworks.deepspeed_2021.zero3 import uses
 from strategies.frameworks.export import export
 from strategies.lowering.lower import lower
-from strategies.plan.options import DeepSpeed
 from topologies.reading import UserError
 
 QKV, OUT, UP, DOWN = 0, 1, 2, 3

@@ -148,6 +148,7 @@ def test_what_runs_changes_the_kernels_of_a_layer() -> None:
     model = Model(name="m", source="", hidden=64, layers=2, heads=8, ffn=256, vocabulary=512, context=32)
     count = {}
     for kernels in ("compiled", "megatron", "torch"):
-        work = parts(model, Resolved.of(Plan.model_validate({"kernels": kernels, "joined_products": True}), model, 1)).layer(0)
+        options = {} if kernels == "megatron" else {"joined_products": True}
+        work = parts(model, Resolved.of(Plan.model_validate({"kernels": kernels, "framework": options}), model, 1)).layer(0)
         count[kernels] = len(work.forward + work.backward)
     assert count["compiled"] < count["megatron"] < count["torch"]

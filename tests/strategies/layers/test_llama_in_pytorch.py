@@ -11,6 +11,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from strategies.frameworks import kernel_set
+from strategies.frameworks.pytorch.options import PyTorchOptions
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
 from topologies.cluster import load_gpu
@@ -78,8 +79,9 @@ def test_complex_rotary_as_torch_dispatches_it() -> None:
     with Counting():
         turned = torch.view_as_real(torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * turns).flatten(3)
         turned.type_as(x)
+    options = PyTorchOptions.model_validate({"complex_rotary": True})
     for kernels in ("torch", "compiled"):
-        assert [one.moved * x.numel() for one in kernel_set(kernels).rotary(2.0, in_complex=True).forward] == seen
+        assert [way.moved * x.numel() for way in kernel_set(kernels, options).rotary(2.0).forward] == seen
 
 
 def test_repeated_keys_are_written_for_each_query_head() -> None:

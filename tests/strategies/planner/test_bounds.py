@@ -12,8 +12,10 @@ from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from strategies.data_parallel import hooks
+from strategies.frameworks import kernel_set
 from strategies.job import Job
 from strategies.lowering.lower import lower
+from strategies.plan.framework_options import all_options
 from strategies.plan.plan import Plan
 from strategies.planner.bounds.every_plan import SLACK, bounds
 from strategies.planner.bounds.layer_cost_table import kinds_of
@@ -178,7 +180,8 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
         "gradient_sync": hook not in ("zero2", "zero3") or {"deepspeed", "offload"} & plan.keys(),
     }
-    plan = {name: value for name, value in plan.items() if not unfit.get(name)}
+    own = Plan.model_fields.keys() | type(kernel_set(plan.get("kernels", "megatron")).options).model_fields.keys()
+    plan = {name: value for name, value in plan.items() if name in own and not unfit.get(name)}
     shape = draw(st.sampled_from(SHAPES))
     if hook == "dataparallel":
         plan |= {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sequence_parallel": False}
@@ -301,4 +304,6 @@ def test_offloading_does_not_shorten_a_step(toy_job, toy_profile, job) -> None:
 
 
 def test_every_field_of_a_plan_is_drawn() -> None:
-    assert PLAN.keys() | RARE.keys() == Plan.model_fields.keys() - {"dp", "global_batch", "chunks"}  # which follow from others
+    options = {name for name, _, _ in all_options()}
+    follow = {"dp", "global_batch", "chunks", "framework"}  # from others
+    assert PLAN.keys() | RARE.keys() == Plan.model_fields.keys() - follow | options

@@ -1,7 +1,7 @@
 """Attention of one layer: queries, keys and values, the attention core, the output matrix.
 
 The core is one fused (flash) kernel or scores written to memory. How cp ranks share it is in
-`strategies.layers.context_parallel`.
+`strategies.layers.attention.context_parallel`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from sim.program import Kernel
 from strategies.frameworks import passes
 from strategies.frameworks.pytorch import operators as eager
-from strategies.layers.context_parallel import Shape, blocks, exchanged, passed_on
-from strategies.layers.latent_attention import projections
+from strategies.layers.attention.context_parallel import Shape, blocks, exchanged, passed_on
+from strategies.layers.attention.latent_attention import projections
 from strategies.layers.operators import Operator, column_linear, pointwise, rotary, row_linear
 from strategies.layers.rank_shapes import RankShapes
 
@@ -27,7 +27,7 @@ def attention(share: RankShapes) -> list[Operator]:
     before = projections(share, model.latent) if model.latent else _projections(share)
     flash = share.resolved.fused_attention
     core = exchanged(share, _flash(share)) if flash else _materialised(share)
-    core = _unpadded(share, core) if share.resolved.unpad else core
+    core = _unpadded(share, core) if share.kernels.unpads else core
     if share.kernels.sequences_first and (share.resolved.attention, share.cp) == ("flash2", 1):
         core = _sequences_first(share, core)
     after = row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)
@@ -55,9 +55,9 @@ def _projections(share: RankShapes) -> list[Operator]:
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
     local = (share.heads + 2 * share.kv_heads) * dim
-    plan, parts = share.resolved, (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
+    parts = (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
-    apart = share.kernels.compiled or plan.separate_products
+    apart = share.kernels.compiled or share.kernels.separate_products
     joined = () if apart else (2 * share.element * (queries + 2 * keys),)
     pieces = [
         column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
@@ -70,7 +70,7 @@ def _projections(share: RankShapes) -> list[Operator]:
     if model.positions == "rotary":
         turned = queries + keys
         pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))
-    if plan.repeated_keys and share.kv_heads < share.heads:
+    if share.kernels.repeats_keys and share.kv_heads < share.heads:
         pieces.append(_repeated(share, queries, keys))
     return pieces
 
@@ -98,10 +98,10 @@ def _flash(share: RankShapes) -> Operator:
     model, dim, element = share.model, share.model.head_dim, share.element
     queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
     values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
-    if share.resolved.repeated_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
+    if share.kernels.repeats_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
     sums = LOG_SUM_EXP * share.tokens * share.heads
-    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.resolved.repeated_keys else keys)
+    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.kernels.repeats_keys else keys)
     result = share.made("attention", "forward", element * results)
     gradients = share.made("attention", "backward", element * (queries + keys + values))
     return Operator(

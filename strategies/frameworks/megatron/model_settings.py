@@ -1,0 +1,130 @@
+"""A model as pretrain_gpt.py's arguments describe it, read and written.
+
+Defaults are Megatron-LM's (megatron/training/arguments.py): biases, learned positions, dropout 0.1 and a vocabulary padded to
+128·tp unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from strategies.frameworks.settings import Keys
+from strategies.models.model import Model
+from topologies.reading import UserError, shown
+
+Flags = list[tuple[str, Any]]  # an argument and its value, None for a switch
+
+_SIZES = {
+    "layers": "num-layers",
+    "hidden": "hidden-size",
+    "ffn": "ffn-hidden-size",
+    "heads": "num-attention-heads",
+    "head_dim": "kv-channels",
+    "vocabulary": "vocab-size",
+    "context": "max-position-embeddings",
+}
+_LATENT = {
+    "q_rank": "q-lora-rank",
+    "kv_rank": "kv-lora-rank",
+    "nope_head_dim": "qk-head-dim",
+    "rope_head_dim": "qk-pos-emb-head-dim",
+    "v_head_dim": "v-head-dim",
+}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary"}
+
+
+def read_model(flags: Keys) -> dict[str, Any]:
+    """Fields of a model, when the file has its sizes."""
+    model: dict[str, Any] = {field: value for field, name in _SIZES.items() if (value := flags.optional(name)) is not None}
+    if not {"layers", "hidden", "heads"} <= model.keys():
+        return {}
+    model.setdefault("context", flags.optional("seq-length") or 1024)
+    model.setdefault("vocabulary", 50257)  # of the GPT-2 tokenizer, whose size the script does not say
+    linear_bias = not flags.flag("disable-bias-linear", False)
+    model |= {
+        "name": "megatron",
+        "gated": flags.flag("swiglu", False),
+        "tied": not flags.flag("untie-embeddings-and-output-weights", False),
+        "norm": flags.choice("normalization", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, "LayerNorm"),
+        "positions": flags.choice("position-embedding-type", _POSITIONS, "learned_absolute"),
+        "attention_bias": linear_bias or flags.flag("add-qkv-bias", False),
+        "output_bias": linear_bias,
+        "mlp_bias": linear_bias,
+        "qk_norm": flags.flag("qk-layernorm", False),
+        "dropout": _rate(flags, "hidden-dropout"),
+        "attention_dropout": _rate(flags, "attention-dropout"),
+        "vocabulary_multiple": (flags.optional("make-vocab-size-divisible-by") or 128)
+        * (flags.optional("tensor-model-parallel-size") or 1),
+    }
+    if flags.flag("group-query-attention", False):
+        model["kv_heads"] = flags.integer("num-query-groups")
+    if experts := flags.optional("num-experts"):
+        ffn = flags.optional("moe-ffn-hidden-size") or model.get("ffn", 4 * model["hidden"])
+        shared = flags.optional("moe-shared-expert-intermediate-size")
+        model["experts"] = {"experts": experts, "chosen": flags.optional("moe-router-topk", 2), "ffn": ffn}
+        model["experts"] |= {"shared": 1, "shared_ffn": shared} if shared else {}
+        model["experts"] |= {
+            "first_dense": _first_dense(flags),
+            "router_bias": flags.flag("moe-router-enable-expert-bias", False),
+        }
+    if flags.flag("multi-latent-attention", False):
+        model["latent"] = {field: value for field, name in _LATENT.items() if (value := flags.optional(name)) is not None}
+        model.pop("head_dim", None)
+    return model
+
+
+def _first_dense(flags: Keys) -> int:
+    """Dense layers before the first with experts, as "([0]*3+[1]*58)" has them. Raises UserError for any other order."""
+    text = str(flags.value("moe-layer-freq", 1)).replace(" ", "").strip("()")
+    found = re.fullmatch(r"\[0\]\*?(\d{0,9})\+\[1\](\*\d+)?", text)
+    if not found and text not in ("1", "[1]"):
+        raise UserError(f"{flags.where}: --moe-layer-freq {text}: only dense layers before all with experts are simulated")
+    return int(found[1] or 1) if found else 0
+
+
+def _rate(flags: Keys, name: str) -> bool:
+    return number(flags, name, flags.value(name, 0.1)) > 0
+
+
+def number(flags: Keys, name: str, value: Any) -> float:
+    """The value of an argument as a number. Raises UserError for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{flags.where}: --{name}={shown(value)} must be a number") from None
+
+
+def model_flags(model: Model, tp: int) -> Flags:
+    """Arguments that describe the model to tp ranks."""
+    flags: Flags = [("--" + name, getattr(model, field)) for field, name in _SIZES.items()]
+    flags.append(("--make-vocab-size-divisible-by", max(1, model.vocabulary_multiple // tp)))
+    if model.kv_heads != model.heads:
+        flags += [("--group-query-attention", None), ("--num-query-groups", model.kv_heads)]
+    flags += [("--position-embedding-type", "rope" if model.positions == "rotary" else "learned_absolute")]
+    flags += [("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm")]
+    said = {
+        "swiglu": model.gated,
+        "untie-embeddings-and-output-weights": not model.tied,
+        "disable-bias-linear": not model.mlp_bias,
+        "add-qkv-bias": model.attention_bias and not model.mlp_bias,
+        "qk-layernorm": model.qk_norm,
+    }
+    flags += [("--" + name, None) for name, wanted in said.items() if wanted]
+    if model.experts:
+        flags += [
+            ("--num-experts", model.experts.experts),
+            ("--moe-router-topk", model.experts.chosen),
+            ("--moe-ffn-hidden-size", model.experts.ffn),
+            ("--moe-token-dispatcher-type", "alltoall"),
+        ]
+        if model.experts.shared:
+            flags.append(("--moe-shared-expert-intermediate-size", model.experts.shared * model.experts.shared_ffn))
+        flags += [("--moe-router-enable-expert-bias", None)] * model.experts.router_bias
+        if model.experts.first_dense:
+            dense = model.experts.first_dense
+            flags.append(("--moe-layer-freq", f'"([0]*{dense}+[1]*{model.layers - dense})"'))
+    if model.latent:
+        flags.append(("--multi-latent-attention", None))
+        flags += [("--" + name, value) for field, name in _LATENT.items() if (value := getattr(model.latent, field)) is not None]
+    return flags

@@ -1,0 +1,26 @@
+"""Options of Megatron-LM (`kernels: megatron`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from strategies.frameworks.options import Options
+
+
+class MegatronOptions(Options):
+    """Arguments of Megatron-Core's distributed data parallelism."""
+
+    droppable: ClassVar[frozenset[str]] = frozenset({"check_gradients", "average_in_collective"})
+
+    check_gradients: bool = Field(
+        True,
+        description="gradients are searched for NaN before they are reduced, but in fp16 (Megatron-LM's default; "
+        "--no-check-for-nan-in-loss-and-grad)",
+    )
+    average_in_collective: bool = Field(
+        False,
+        description="collectives average gradients (--ddp-average-in-collective); otherwise a pass over them does, before they "
+        "are summed",
+    )

@@ -1,0 +1,68 @@
+"""Degrees of parallelism: the fields of a plan that say how many ranks each axis has, and how experts are spread over them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from topologies.cluster import MAX_GPUS
+from topologies.reading import Config
+
+Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
+
+
+class Degrees(Config):
+    """World size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
+
+    tp: Ranks = Field(1, description="tensor parallel degree (Megatron-LM)")
+    pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
+    dp: Ranks | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
+    cp: Ranks = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
+    cp_method: Literal["ring", "ulysses"] = Field(
+        "ring",
+        description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
+        "exchanges tokens for heads (arXiv:2309.14509)",
+    )
+    ep: Ranks = Field(
+        1,
+        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
+        "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
+    )
+    imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
+    capacity_factor: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e3,
+        description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
+    )
+    pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
+    expert_tp: Ranks | None = Field(
+        None,
+        description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
+        "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
+    )
+    ep_nodes: Ranks = Field(
+        1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
+    )
+    routed_nodes: Ranks | None = Field(
+        None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
+    )
+    sequence_parallel: bool = Field(
+        False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
+    )
+    sync_norm: bool = Field(
+        False,
+        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
+        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
+    )
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether tp ranks have whole experts, each its own."""
+        return self.expert_tp == 1 and self.tp > 1
+
+    @property
+    def ep_of_dp(self) -> int:
+        """How many dp ranks the experts are spread over; with whole experts the tp ranks are among the ep ranks, too."""
+        return self.ep // self.tp if self.whole_experts else self.ep
