@@ -131,7 +131,7 @@ def _matched(rules: _Rules, direction: str, kind: str, outermost: int) -> _Seque
     every, passes = rules.sequence(name), rules.sequence(f"{direction}-compute")
     moves = (trace.model_chunk != outermost) & (trace.stages > 1)
     moving = rules.sequence(f"{direction}-compute", of=moves)
-    launched = rules.sequence(name, of=_launched(rules, passes, kind))
+    launched = _Sequence(_launched(rules, every, passes, kind), rules.lane, rules.lanes)
     partner, wrong = _partners(launched, passes, moving, kind)
     rules.mismatch(np.flatnonzero(wrong) // rules.workers, f"{name} and {direction}-compute of a worker do not match in number")
     rules.follow(every)
@@ -147,18 +147,25 @@ def _matched(rules: _Rules, direction: str, kind: str, outermost: int) -> _Seque
     return rules.sequence(name, of=meets)
 
 
-def _launched(rules: _Rules, passes: _Sequence, kind: str) -> Booleans:
-    """Without what was recorded but not launched: receives that start after the last compute op of their direction did, and sends
-    that end before its first one did.
+def _launched(rules: _Rules, every: _Sequence, passes: _Sequence, kind: str) -> Integers:
+    """Sends or receives without what was recorded but not launched: receives that start after the last compute op of their
+    direction did, and sends that end before its first one did. The majority of the stage's lanes that have as many decides, since
+    clocks err.
     """
-    trace = rules.trace
+    trace, rows = rules.trace, every.rows
     if kind == "recv":
         last = np.full(rules.lanes, -np.inf)
         np.maximum.at(last, passes.lane, trace.start[passes.rows])
-        return trace.start <= last[rules.lane] + CLOCK
-    first = np.full(rules.lanes, np.inf)
-    np.minimum.at(first, passes.lane, trace.end[passes.rows])
-    return trace.end >= first[rules.lane] - CLOCK
+        launched = trace.start[rows] <= last[every.lane] + CLOCK
+    else:
+        first = np.full(rules.lanes, np.inf)
+        np.minimum.at(first, passes.lane, trace.end[passes.rows])
+        launched = trace.end[rows] >= first[every.lane] - CLOCK
+    most = int(every.count.max(initial=0)) + 1
+    key = (trace.stage[rows] * most + every.count[every.lane]) * most + every.place
+    _, alike = np.unique(key, return_inverse=True)
+    votes = np.bincount(alike, np.where(launched, 1.0, -1.0))
+    return np.asarray(rows[votes[alike] >= 0])
 
 
 def _partners(launched: _Sequence, passes: _Sequence, moving: _Sequence, kind: str) -> tuple[Integers, Booleans]:
