@@ -161,7 +161,7 @@ def _links(topology: Topology, prices: Prices, workers: Ids, servers: Ids, back:
     users = np.bincount(np.searchsorted(links, pairs[1]), minlength=len(links))
     each = len(servers) * capacity / flows  # bytes of the model per second and worker when all send
     common = users == len(workers)
-    shared = float(len(workers) * each[common].min())
+    shared = float(len(workers) * each[common].min(initial=each.max()))  # of no common link: their own are what limits
     own = float(each[~common].min(initial=shared))
     paths = routes.reshape(len(workers) * len(servers), -1)
     used = paths >= 0

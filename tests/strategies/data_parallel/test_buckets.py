@@ -138,6 +138,9 @@ def test_deepspeed_reduces_before_a_gradient_that_does_not_fit() -> None:
     gradients = [Gradient((size,), Cut(1, 10 - number), False) for number, size in enumerate((4, 4, 4, 30, 4))]
     cut = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10, fits=True), Cut(0))]
     assert cut == [(8, Cut(1, 8)), (4, Cut(1, 7)), (30, Cut(1, 6)), (4, Cut(0))]
+    just = [one.elements for one in filled(gradients, Limits(8, 4, fits=True), Cut(0))]
+    assert just == [8, 4, 30, 4]  # what just fits does fit
+    assert [one.elements for one in filled(gradients, Limits(8, 4), Cut(0))] == [8, 4, 30, 4]  # and fills a bucket, as torch's
     full = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10), Cut(0))]
     assert full == [(12, Cut(1, 8)), (30, Cut(1, 7)), (4, Cut(1, 6))]
 

@@ -29,6 +29,11 @@ def test_a_fused_loss_reads_logits_once_and_keeps_nothing_else(toy_job) -> None:
     assert own.saved - head.saved == 4 * TOKENS * VOCABULARY - logits  # log-probabilities in fp32 and no logits
 
 
+def test_eager_models_have_pytorch_s_loss_unless_the_plan_names_another(toy_job) -> None:
+    eager, torch, operators = part(toy_job, "head"), part(toy_job, "head", loss="torch"), part(toy_job, "head", loss="operators")
+    assert eager == torch != operators
+
+
 def test_layers_may_be_compiled_and_the_loss_not(toy_job) -> None:
     eager, mixed = (part(toy_job, "head", loss="torch"), toy_job(1, kernels="compiled", loss="torch"))
     assert moved(parts(mixed.model, mixed.resolve()).head.forward, "loss") == moved(eager.forward, "loss")

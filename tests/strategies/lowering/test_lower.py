@@ -31,3 +31,10 @@ def test_a_pass_waits_for_every_result_that_is_sent_to_its_rank(toy_job, schedul
         if isinstance(op.work, Send)
     }
     assert all(any(ref in op.after for op in cohorts[to].ops) for ref, to in sent.items())
+
+
+def test_a_causal_mask_hides_half_of_attention(toy_job) -> None:
+    """QKᵀ and AV of 6 sequences of 32 tokens, 4 layers of 64: 2 · 2·s²·hidden each, and twice that backward."""
+    job = toy_job(2, accumulation=3)
+    program = lower(job.model, job.resolve())
+    assert program.masked_flops == program.model_flops - 3 * 6 * 4 * (2 * 2 * 32**2 * 64) / 2

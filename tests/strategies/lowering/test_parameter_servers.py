@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 import shardyard
 from sim.analysis.breakdown import breakdown
+from sim.engine.parameter_servers import Setting
 from sim.engine.player import run
 from strategies.job import Job
 from strategies.lowering.lower import lower
@@ -67,6 +69,34 @@ def test_a_nic_of_two_gpus(answer) -> None:
     own, shared = answer(3, 4), answer(3, 4, node={"nics": 2})
     assert own.setting.worker == pytest.approx(1e9)
     assert shared.setting.worker == pytest.approx(0.5e9)
+
+
+def test_workers_that_share_nics(toy_job, toy_prices) -> None:
+    """The four L40S of a socket share a NIC of 200 Gb/s, and the eight of a node the one before a server."""
+    cluster = shardyard.read_job(model="gpt2-1.5b", cluster="pcie-l40s", nodes=2).cluster
+    setting = parameter_servers(replace(toy_job(1, 1), cluster=cluster), toy_prices(), 1, "sync", 5).setting
+    assert setting.workers == cluster.node.gpus
+    assert setting.worker == pytest.approx(25e9 / 4)
+    assert setting.into == setting.out == pytest.approx(25e9)
+
+
+def test_gpus_of_a_torus_without_nics(toy_job, toy_prices) -> None:
+    """1 GB/s between neighbours. 4 × 2 GPUs: workers 0 … 3, a server at 7, above 3: towards it all pass 3 → 7, and 0 and 1 both
+    0 → 3; back two go by 7 → 6, and no link is common to all. A ring of 6: two workers come to 5 from each side.
+    """
+
+    def setting(gpus: int, nodes: int, *dims: int) -> Setting:
+        node = {"gpu": "h100-sxm", "gpus": gpus, "wiring": "switch", "nvlink": "1 TB/s", "pcie": "1 TB/s", "nics": 0}
+        torus = {"kind": "torus", "dims": dims, "link": "1 GB/s", "hop_latency": "0 s"}
+        wired = {"name": "torus", "node": node, "fabric": torus, "nodes": nodes}
+        cluster = shardyard.read_job(model="gpt2-1.5b", cluster=wired, nodes=nodes).cluster
+        return parameter_servers(replace(toy_job(1, 1), cluster=cluster), toy_prices(), 1, "sync", 5).setting
+
+    block, ring = setting(4, 2, 4, 2), setting(2, 3, 6)
+    assert (block.workers, block.into, block.worker) == (4, pytest.approx(1e9), pytest.approx(0.5e9))
+    assert (ring.workers, ring.worker) == (4, pytest.approx(0.5e9))
+    for shared in (block.out, ring.into, ring.out):
+        assert shared >= 4 * 0.5e9  # what workers have of their own is what limits
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,22 @@ def test_where_only_passes_take_time_their_order_is_the_step(toy_job, toy_prices
     assert exchange == 0.0  # nothing is between dp ranks
 
 
+@pytest.mark.parametrize("layers", [4, 5, 7])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_layers_that_are_recomputed_together_have_the_work_of_all(toy_job, toy_prices, layers, together) -> None:
+    """On one GPU the passes are the step, whether the last layers of a stage are fewer or not."""
+    plan = PLAIN | {"recompute": "full", "recompute_method": "uniform", "recompute_layers": together}
+    (rough, passes, _, longest), (_, held) = parts_of_the_answer(toy_job(1, model={"layers": layers}, **plan), toy_prices())
+    assert (rough, passes, longest, held) == (MET, MET, MET, MET)
+
+
+def test_an_update_of_several_passes(toy_job, toy_prices) -> None:
+    """fp32 gradients of bf16 parameters: an update, copies to bf16, and gradients set to zero."""
+    plan = PLAIN | {"precision": "bf16", "gradients": "fp32"}
+    (rough, passes, _, longest), (memory, held) = parts_of_the_answer(toy_job(1, **plan), toy_prices())
+    assert (rough, passes, longest, memory, held) == (MET, MET, MET, MET, MET)
+
+
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("hook", ["zero2", "zero3"])
 def test_what_runs_in_turn_takes_its_sum(toy_job, toy_prices, hook, microbatches) -> None:

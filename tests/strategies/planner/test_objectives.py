@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from strategies.planner.search.answer import pareto
 from strategies.planner.search.objective import OBJECTIVES, Limits, Scale, objective
 from strategies.planner.search.probes import Probes
 from strategies.planner.search.site import RuledOut, Site, budget, told_memory
@@ -127,6 +128,20 @@ def test_plans_that_turn_out_too_slow_or_too_big() -> None:
     site().too_big({"memory": 80e9}, asked, out)
     assert out.nearest["memory"] == (81e9, "81.0 GB of 80.0 GB")
     assert out.nearest["memory of the nodes"] == (80e9, "what is offloaded has no room there")
+
+
+def test_the_pareto_front_has_one_of_equal_plans_and_none_that_is_only_worse() -> None:
+    """Of time per token, cost per token and memory: by name, in which order they are the fastest."""
+    plans = {
+        "fast": (1, 4, 9),
+        "same": (1, 4, 9),
+        "dearer": (1, 5, 9),
+        "cheap": (2, 2, 9),
+        "small": (3, 4, 1),
+        "large": (3, 4, 2),
+    }
+    rows = [{"hash": name, "pace": pace, "spend": spend, "memory": memory} for name, (pace, spend, memory) in plans.items()]
+    assert [row["hash"] for row in pareto(reversed(rows))] == ["fast", "cheap", "small"]
 
 
 def probed(kinds: list[int], base: list[int], keep: list[bool], value: list[float]) -> Probes:
