@@ -12,7 +12,7 @@ from strategies.frameworks.settings import frameworks
 from strategies.read_job import read_job
 from topologies.reading import UserError
 
-OWN = {"attention": "sdpa", "complex_rotary": True, "repeated_keys": True}
+OWN = {"attention": "sdpa", "framework": {"complex_rotary": True, "repeated_keys": True}}
 EVERYTHING = {"optimizer": "cpu", "parameters": "cpu"}
 
 
