@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 import shardyard
-from calibration.readers.kineto_ops import kineto_files, read_ranks
+from calibration.readers.kineto_ops import Kernel, RankTrace, kineto_files, read_ranks
 from calibration.stragglers.analysis import Analysis
 from calibration.stragglers.kernels import analyse_kernels, replay_of_kernels
+from strategies.predict import simulate
 from topologies.reading import UserError
 
 COMPUTE, COMMUNICATION = 7, 20  # streams
@@ -169,3 +171,38 @@ def test_ranks_of_one_run(tmp_path: Path) -> None:
         read_ranks([path, path])
     with pytest.raises(UserError, match="no step that all 2 ranks recorded"):
         analysed(training(0, 1, step=1), training(1, 1, step=2), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp": 8, "microbatch": 4},
+        {"dp": 8, "microbatch": 4, "data_parallel": "zero3"},
+        {"tp": 8, "global_batch": 4, "microbatch": 4, "sequence_parallel": True},
+    ],
+)
+def test_a_simulated_straggler_is_found(plan: dict[str, Any]) -> None:
+    """A simulated step of 8 ranks as profilers would record it: which waits there are is found from the times alone, and the
+    slow GPU by what it costs.
+    """
+    fields = dict(overrides={"model.layers": 4}, model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 1024} | plan)
+    timeline = simulate(shardyard.read_job(effects=["gpu 3: speed 0.5"], **fields), fold=False)
+    traces = [RankTrace(rank, {0: _kernels(rows)}) for rank, rows in timeline.frame().groupby("rank")]
+    found = analyse_kernels(traces, "simulated")
+    assert found.measured == pytest.approx([timeline.step], rel=1e-3)
+    assert found.with_delays == pytest.approx(found.measured, rel=1e-9)
+    assert (found.workers[0].rank, found.workers[0].share) == (3, pytest.approx(1, abs=0.01))
+    alike = simulate(shardyard.read_job(**fields)).step  # without stragglers means compute of 9/8 the time
+    assert alike < found.workers[0].fixed < 1.126 * alike < 1.5 * alike < found.replayed[0]
+
+
+def _kernels(rows: pd.DataFrame) -> list[Kernel]:
+    """The ops of a rank, in the order of its program; collectives on a stream of their own."""
+    return [
+        Kernel(place, start, end, COMMUNICATION, kind, f"{stream} {label}")
+        if kind not in ("forward", "backward", "optimizer")
+        else Kernel(place, start, end, COMPUTE)
+        for place, (stream, label, kind, start, end) in enumerate(
+            rows[["stream", "op", "kind", "start", "end"]].itertuples(index=False)
+        )
+    ]
