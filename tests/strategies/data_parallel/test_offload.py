@@ -179,3 +179,27 @@ def test_a_cluster_without_cpus_or_disks(toy_job) -> None:
     cpu = {"memory": "1 TB", "memory_bandwidth": "100 GB/s"}
     with pytest.raises(UserError, match=r"offload.optimizer=nvme needs node.cpu.disk"):
         toy_job(8, 1, node={"cpu": cpu}, data_parallel="zero2", offload={"optimizer": "nvme"}).resolve()
+
+
+def test_what_a_rank_holds_outside_of_its_gpu(toy_job) -> None:
+    """bf16, of 4 ranks: 12 bytes of states, 2 of gradients and of parameters each for a quarter of Ψ; of states on disks three
+    tiles, and of parameters on disks the largest parts on their way: two layers of 12 · 64² matrix elements and 13 · 64 others.
+    """
+
+    def held(**offload: object) -> dict[str, float]:
+        job = toy_job(4, 1, {"tied": False}, {"cpu": CPU}, data_parallel="zero3", offload=offload)
+        program = lower(job.model, job.resolve())
+        assert program.parameters == psi
+        found = {"cpu": 0.0, "nvme": 0.0}
+        for place, size in program.cohorts[0].hosted:
+            found[place] += size
+        return found
+
+    layer = 12 * 64**2 + 13 * 64
+    psi = 4 * layer + 512 * 64 * 2 + 32 * 64 + 2 * 64
+    quarter = psi / 4
+    assert held(optimizer="cpu") == {"cpu": (12 + 2) * quarter, "nvme": 0}
+    assert held(optimizer="cpu", parameters="cpu") == {"cpu": (12 + 2 + 2) * quarter, "nvme": 0}
+    tiles = {"cpu": 2 * quarter + 3 * 1000 * 12, "nvme": 12 * quarter}
+    assert held(optimizer="nvme", tile=1000) == tiles
+    assert held(parameters="nvme", buffers=2) == {"cpu": 2 * 2 * layer / 4, "nvme": 2 * quarter}

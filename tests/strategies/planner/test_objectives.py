@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from strategies.planner.search.answer import pareto
 from strategies.planner.search.objective import OBJECTIVES, Limits, Scale, objective
 from strategies.planner.search.probes import Probes
+from strategies.planner.search.search import Search
 from strategies.planner.search.site import RuledOut, Site, budget, told_memory
 from topologies.costs import Rates
 from topologies.reading import UserError
@@ -142,6 +144,22 @@ def test_the_pareto_front_has_one_of_equal_plans_and_none_that_is_only_worse() -
     }
     rows = [{"hash": name, "pace": pace, "spend": spend, "memory": memory} for name, (pace, spend, memory) in plans.items()]
     assert [row["hash"] for row in pareto(reversed(rows))] == ["fast", "cheap", "small"]
+
+
+def test_a_plan_that_is_refused_says_nothing_of_the_same_with_offload() -> None:
+    """Plan 1 is plan 0 with offload: its floor is the bound of plan 0, or its step once that is known."""
+    place = site(step=np.array([0.25, 1.0, 4.0]))
+    place.base, place.steps, place.changes = np.array([-1, 0, -1]), {}, {}
+    place.plans = cast(Any, SimpleNamespace(changes=lambda plan: {}))
+    assert [place.floor(plan) for plan in range(3)] == [0.0, 0.25, 0.0]
+    told = SimpleNamespace(counts=Counter(), refused=Counter(), rows=[], heap=[], out=RuledOut(), tell=lambda progress: None)
+    told.objective, told._open = objective("step"), lambda: 0
+    row = {"step": None, "error": "broken", "hash": "me"}
+    Search._decide(cast(Any, told), place, 0, row, fresh=False)
+    assert told.refused == {"broken": 1}
+    assert place.floor(1) == 0.25
+    place.steps[0] = 0.5
+    assert place.floor(1) == 0.5
 
 
 def probed(kinds: list[int], base: list[int], keep: list[bool], value: list[float]) -> Probes:
