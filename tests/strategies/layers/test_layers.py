@@ -260,3 +260,15 @@ def test_workspace_of_a_matrix_that_is_cut_by_rows(sequence_parallel: bool) -> N
     model = Model(name="toy", hidden=64, layers=1, heads=4, ffn=96, vocabulary=512, context=32)
     share = RankShapes(model, Resolved.of(Plan(tp=2, sequence_parallel=sequence_parallel), model, 2))
     assert row_linear(share, "mlp down", 96, False).temporary == 2 * 32 * (48 + 64 * sequence_parallel)
+
+
+def test_megatron_of_2021_adds_the_bias_of_queries_keys_and_values_by_a_kernel_of_its_own() -> None:
+    """Queries, keys and values of half of 8 heads of 8 features, for 32 tokens in bf16: read and written."""
+    model = Model(**GPT)
+
+    def bias(kernels: str, tp: int) -> list[float]:
+        layer = parts(model, resolved(model, kernels=kernels, tp=tp)).layer(0)
+        return [item.bytes for item in layer.forward if isinstance(item, Kernel) and item.label == "qkv bias"]
+
+    assert bias("apex", 2) == [2 * 2 * 32 * 3 * 4 * 8]
+    assert bias("megatron", 2) == bias("torch", 1) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.analysis.memory import ledger
+from sim.analysis.memory import ledger, tensor_capacity
 from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.grid import Grid
@@ -44,6 +44,13 @@ def test_pytorchs_fsdp_shards_masters_and_their_gradients() -> None:
         }
         assert sizes["torch"] == sizes["compiled"] == {"parameter": 4, "gradient": 4, "optimizer": 8}
         assert sum(sizes["megatron"].values()) == others
+
+
+def test_tensors_may_take_what_the_context_and_the_allocator_leave(played) -> None:
+    """Of 1 PB: 25 % of what tensors take are lost between blocks, unless segments of the allocator grow."""
+    prices = {"overhead": {"context": "1 TB", "communicator": "0 B", "reserve": 0.25}}
+    assert tensor_capacity(played(prices=prices)) == pytest.approx(999e12 / 1.25, rel=1e-12)
+    assert tensor_capacity(played(prices=prices, expandable_segments=True)) == pytest.approx(999e12, rel=1e-12)
 
 
 @pytest.mark.parametrize(("plan", "width"), [({}, 4), ({"gradients": "fp32"}, 0), ({"precision": "fp32"}, 0)])
