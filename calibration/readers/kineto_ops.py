@@ -49,13 +49,17 @@ class RankTrace(NamedTuple):
 
 
 def kineto_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as given, of folders the .json and .json.gz in them. Raises UserError when there is none."""
+    """Files as given, of folders the .json and .json.gz in them. Raises UserError when a folder has none."""
     result: list[Path] = []
     for path in paths:
-        inside = [file for file in path.iterdir() if file.name.endswith((".json", ".json.gz"))] if path.is_dir() else [path]
-        if not inside:
+        try:
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+        except (OSError, ValueError) as error:  # also a NUL in the name
+            raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        traces = [file for file in files if file.name.endswith((".json", ".json.gz"))] if path.is_dir() else files
+        if not traces:
             raise UserError(f"{path}: has no .json or .json.gz: a folder of profiler traces has one per rank")
-        result += sorted(inside)
+        result += traces
     return result
 
 

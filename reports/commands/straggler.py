@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reports.commands._common import AS_JSON, figure_option, show
+from reports.commands._common import AS_JSON, check_files, figure_option, show
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def command(trace: tuple[Path, ...], steps: bool, plot: str | None, as_json: boo
     """
     from reports.tables.stragglers import as_data, every_step, overview
 
+    check_files(plot=plot)
     source = str(trace[0]) + (f" and {len(trace) - 1} more" if len(trace) > 1 else "")
     found = _analysed(trace, source)
     if as_json:

@@ -441,6 +441,11 @@ def test_the_example_is_as_published() -> None:
     assert data["last_stage"]["share"] == pytest.approx(1.2193563788811714, rel=1e-5)
     assert data["slowest_workers"]["share"] == pytest.approx(0.031404269124045224, rel=1e-5)
     assert (data["worst"]["kind"], data["worst"]["name"]) == ("stage", "3")
+    assert set(data) == {
+        *("trace", "ops", "dp", "pp", "workers", "slowdown", "launch_slowdown", "step_seconds", "worst", "last_stage"),
+        *("slowest_workers", "microbatches", "by_op_type", "by_dp_rank", "by_stage", "by_worker", "by_step"),
+        *("notes", "steps_left_out"),
+    }
 
 
 PUBLISHED = Path(__file__).parents[4] / "shared/data/stragglers"
