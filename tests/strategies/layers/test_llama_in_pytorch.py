@@ -12,8 +12,10 @@ from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from strategies.frameworks import kernel_set
 from strategies.frameworks.pytorch.options import PyTorchOptions
+from strategies.layers.attention.self_attention import attention
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
+from strategies.layers.rank_shapes import RankShapes
 from topologies.cluster import load_gpu
 from topologies.reading import UserError
 
@@ -92,6 +94,18 @@ def test_repeated_keys_are_written_for_each_query_head() -> None:
 
     assert moved("torch") == 2 * 2 * TOKENS * (KEYS + HIDDEN)  # keys and values: read, written four times as large
     assert moved("compiled") == 2 * 2 * TOKENS * HIDDEN  # the reading kernel is there already
+
+
+def test_repeated_keys_and_values_are_there_while_they_are_made() -> None:
+    """Both as large as the queries, in bf16, for as long as the copies run."""
+    job = read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"sequence": TOKENS, "kernels": "torch", "repeated_keys": True}
+    )
+    pieces = attention(RankShapes(job.model, job.resolve()))
+    (copies,) = [
+        piece for piece in pieces if any(getattr(item, "label", "") == "repeat keys and values" for item in piece.forward)
+    ]
+    assert copies.temporary == 2 * 2 * TOKENS * HIDDEN
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,17 @@ def test_the_order_of_values_does_not_matter(make, plan, axes) -> None:
     ((name, values),) = axes.items()
     for order in permutations(values):
         assert check(job, prices, {name: list(order)})
+
+
+def test_every_combination_of_what_layers_do_is_priced(toy_job, toy_prices) -> None:
+    """2 microbatches of 3 settings of recomputation with 2 attentions are 12 kinds of layer work; what runs beside does not
+    matter to it.
+    """
+    axes = {"microbatch": [1, 2], "recompute": ["none", "selective", "full"], "attention": ["flash", "materialised"]}
+    axes |= {"overlap": [True, False]}
+    space = Space(tuple(Axis(name, tuple({f"plan.{name}": value} for value in values)) for name, values in axes.items()))
+    plans = candidates(toy_job(2, global_batch=8), space)
+    kinds = kinds_of(plans, toy_prices())
+    assert len(plans) == 2 * len(kinds.kinds) == 24
+    fields = [tuple(getattr(plans.job_of(i).plan, name) for name in list(axes)[:3]) for i in range(len(plans))]
+    assert len(set(zip(fields, kinds.of.tolist(), strict=True))) == len(set(fields)) == 12

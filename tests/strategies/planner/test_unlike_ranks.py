@@ -13,7 +13,7 @@ from sim.analysis.summary import summarise
 from sim.grid import Grid
 from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
-from strategies.planner.bounds.symmetric_groups import alike, stages_alike
+from strategies.planner.bounds.symmetric_groups import _different, alike, stages_alike
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.executors import Engine
 from strategies.planner.search.objective import objective
@@ -171,6 +171,18 @@ def test_stages_differ_on_an_uneven_tree() -> None:
     assert not stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), grid, inner)
     assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), grid, inner)
     assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), Grid.of(tp=8, pp=6), Grid.of(tp=8))
+
+
+def test_stages_that_begin_at_different_places() -> None:
+    """Stages of one node below leaves of three, or of two; of half a node; all of them where no period is known."""
+    nodes, half = Grid.of(tp=8, pp=6), Grid.of(tp=4, pp=4)
+    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE}), nodes) == [0, 1, 2]
+    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), nodes) == [0, 1]
+    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2, "pod_nodes": 4}}), nodes) == [0, 1, 2, 3]
+    assert _different(cluster("pcie-l40s", 2), half) == [0, 1]  # nodes are alike, halves of one are not
+    ring = {"kind": "torus", "dims": [6], "link": "25 GB/s"}
+    assert _different(cluster("pcie-l40s", 6, **{"fabric": ring}), nodes) == list(range(6))
+    assert not stages_alike(cluster("pcie-l40s", 6, **{"fabric": ring}), Grid.of(tp=16, pp=3), Grid.of(tp=16))
 
 
 def test_what_is_said_to_be_alike_is_played_as_one() -> None:
