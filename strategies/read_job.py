@@ -17,7 +17,7 @@ from typing import Any
 
 from sim.engine.effects import read_effects
 from sim.engine.perturbation import Perturbation
-from strategies.frameworks.settings import Found, frameworks
+from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.job import Job
 from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
@@ -89,12 +89,12 @@ def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
     return data
 
 
-def _settings(field: str, file: str | Path | None) -> Found | None:
+def _settings(field: str, file: str | Path | None) -> ReadSettings | None:
     """What a framework's file says; `field` is from_FRAMEWORK."""
     return frameworks[field.removeprefix("from_")].read(Path(file)) if file else None
 
 
-def _remarks(found: Found, cluster: Cluster) -> Iterable[str]:
+def _remarks(found: ReadSettings, cluster: Cluster) -> Iterable[str]:
     if found.ignored:
         yield f"{found.where}: not used: {', '.join(found.ignored)}"
     yield from (f"{found.where}: {remark}" for remark in found.remarks)

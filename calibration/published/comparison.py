@@ -173,7 +173,7 @@ def compared(rows: Sequence[Row]) -> Iterator[Compared]:
 
 
 def grouped(rows: Iterable[Compared], by: str) -> dict[str, list[Compared]]:
-    """Rows by an attribute, such as "source", "gpu", "scale" or "strategy"; those without a prediction left out."""
+    """Rows by an attribute, such as "source", "gpu", "scale" or "strategy"; rows without a prediction are left out."""
     result: dict[str, list[Compared]] = {}
     for row in rows:
         if row.error is not None:

@@ -87,6 +87,6 @@ def whole_attention(step: Step) -> float:
 
 @flops_rules("causal_attention")
 def causal_attention(step: Step) -> float:
-    """The same with half of causal attention (Megatron-Bridge's tables, found from their own steps and rates, to 0.1 %)."""
+    """`whole_attention` with half of causal attention (Megatron-Bridge's tables, by their own steps and rates, to 0.1 %)."""
     model = step.model
     return whole_attention(step) - 6.0 * model.layers * model.heads * model.head_dim * step.sequence * step.tokens

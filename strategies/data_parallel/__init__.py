@@ -12,23 +12,23 @@ from topologies.registry import Registry
 
 
 class Declaration:
-    """What a hook says of itself, whatever the plan."""
+    """Properties of a hook that do not depend on the plan."""
 
-    shards: ClassVar[frozenset[str]] = frozenset()  # of "parameter", "gradient", "optimizer"
-    scatters: ClassVar[bool] = False  # whether ranks have reduced gradients of their shards only
+    shards: ClassVar[frozenset[str]] = frozenset()  # states sharded over dp ranks: "parameter", "gradient", "optimizer"
+    scatters: ClassVar[bool] = False  # whether gradients are reduce-scattered: a rank has the sum of its shard only
 
-    flat: ClassVar[bool] = False  # whether gradients live in a buffer of its own, which stays
+    flat: ClassVar[bool] = False  # whether gradients live in a persistent buffer, not in parameters' .grad
     of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
-    whole_gradients: ClassVar[bool] = False  # whether a framework may go over whole gradients before they are reduced
-    framework_buckets: ClassVar[bool] = False  # whether buckets are of the size that the framework chooses
+    whole_gradients: ClassVar[bool] = False  # whether a framework may check or scale unsharded gradients before the reduction
+    framework_buckets: ClassVar[bool] = False  # whether the framework chooses the size of buckets, otherwise PyTorch's DDP does
 
     zero_stage: ClassVar[bool] = False  # whether it is a stage of ZeRO, which DeepSpeed has and whose states may be offloaded
     asynchronous: ClassVar[bool] = False  # whether stages may be updated at different times
-    blocks: ClassVar[bool] = False  # whether it is written down for a host that waits for every kernel
+    blocks: ClassVar[bool] = False  # whether it is simulated with CUDA_LAUNCH_BLOCKING=1
     powersgd: ClassVar[bool] = False  # whether plan.powersgd describes it
 
-    local: ClassVar[bool] = False  # whether plan.local_steps go by before ranks synchronise
-    outer: ClassVar[int] = 0  # bytes per parameter of an optimizer around the optimizer
+    local: ClassVar[bool] = False  # whether dp ranks train alone for plan.local_steps before they synchronise
+    outer: ClassVar[int] = 0  # bytes per parameter of an outer optimizer (DiLoCo)
 
     @classmethod
     def shards_all(cls, *states: str) -> bool:

@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
     """A parameter's gradient and when it is made."""
 
     shape: Shape
-    made: Cut
+    complete: Cut
     spread: bool
 
 
@@ -64,7 +64,7 @@ class Limits(NamedTuple):
 
 
 def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
-    """Of the stage that is chunk `chunk` of pipeline rank `rank`."""
+    """Sizes of the buckets of chunk `chunk` of pipeline rank `rank`."""
     width, hook = plan.bytes_per_gradient, plan.hook
     if (room := plan.runtime.reduce_bucket_size) is not None:
         return Limits(room, room, fits=True)
@@ -82,8 +82,8 @@ def filled(gradients: Iterable[Gradient], of: Limits, end: Cut) -> list[Bucket]:
     """Buckets of gradients in the order in which they are made; `end` is the end of the backward pass."""
     result: list[Bucket] = []
     for spread in (False, True):
-        result += _filled([one for one in gradients if one.spread == spread], of, end)
-    return sorted(result, key=lambda one: (-one.cut.part, -one.cut.left, one.spread))
+        result += _filled([gradient for gradient in gradients if gradient.spread == spread], of, end)
+    return sorted(result, key=lambda bucket: (-bucket.cut.part, -bucket.cut.left, bucket.spread))
 
 
 def _filled(gradients: Sequence[Gradient], of: Limits, end: Cut) -> list[Bucket]:
@@ -92,13 +92,13 @@ def _filled(gradients: Sequence[Gradient], of: Limits, end: Cut) -> list[Bucket]
     for gradient in gradients:
         size = math.prod(gradient.shape)
         if of.fits and held and elements + size > limit:
-            result.append(Bucket(gradient.made, tuple(held), gradient.spread))
+            result.append(Bucket(gradient.complete, tuple(held), gradient.spread))
             held, elements, limit = [], 0, of.size
         held.append(gradient.shape)
         elements += size
         if not of.fits and elements >= limit:
-            result.append(Bucket(gradient.made, tuple(held), gradient.spread))
+            result.append(Bucket(gradient.complete, tuple(held), gradient.spread))
             held, elements, limit = [], 0, of.size
     if held:
-        result.append(Bucket(end if of.fits else gradients[-1].made, tuple(held), gradients[-1].spread))
+        result.append(Bucket(end if of.fits else gradients[-1].complete, tuple(held), gradients[-1].spread))
     return result

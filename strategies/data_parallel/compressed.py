@@ -22,13 +22,13 @@ WIDTH = 2  # bytes of an element on its way
 
 @hooks("ddp_fp16")
 class CompressedDDP(DDP):
-    """Cast, all-reduce, cast back."""
+    """DDP that casts each bucket to 16 bits, all-reduces it and casts it back."""
 
     framework_buckets = whole_gradients = asynchronous = blocks = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
-        """Only wider gradients can be compressed, and only those that all ranks share."""
+        """Only wider gradients that all ranks share can be compressed."""
         if plan.ep_of_dp > 1:
             raise UserError(
                 f"{where}: data_parallel=ddp_fp16 does not compress gradients of experts that are spread over ep={plan.ep}"
@@ -39,7 +39,7 @@ class CompressedDDP(DDP):
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
-        """An all-reduce of the narrow gradients."""
+        """An all-reduce of 16-bit gradients."""
         return Moves(WIDTH, WIDTH, late=True)
 
     def update(self, stage: Stage) -> None:
@@ -48,12 +48,12 @@ class CompressedDDP(DDP):
             stage.add(Op(COMPUTE, self._cast(stage, stage.parameters, "optimizer"), tuple(stage.reduced)))
         super().update(stage)
 
-    def reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+    def reduce(self, stage: Stage, bucket: Bucket, completed: Ref) -> None:
         """Cast a bucket, and all-reduce it."""
-        self.fill(stage, bucket, made)
+        self.fill(stage, bucket, completed)
         size = float(WIDTH * bucket.elements)
         copy: Memory = (("temporary", size),)
-        cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (made,), copy))
+        cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (completed,), copy))
         stage.reduce("all_reduce", size, 1, (cast,), free=copy, width=WIDTH)
 
     def _cast(self, stage: Stage, elements: float, phase: str) -> Block:

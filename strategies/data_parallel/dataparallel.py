@@ -31,7 +31,7 @@ STREAM = "dp"
 
 @hooks("dataparallel")
 class DataParallel(Hook):
-    """One process, threads, and a root."""
+    """One process drives the GPUs of a node by threads; GPU 0 keeps and updates the model."""
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
@@ -114,9 +114,9 @@ class _Gpu:
             ref = self.stage.add(Op(COMPUTE, self.loss["backward"], (forward,), error, freed, microbatch))
         ref = add(self.errors, (ref,), (), error)
         ref = self.stage.backward(microbatch, (ref,), allocate=gradient)
-        made = self.stage.made(self.stage.parameters) if self.root else ()
+        gradients = self.stage.new_gradients(self.stage.parameters) if self.root else ()
         self.stage.has_gradients = True
-        return add(self.gradients, (ref,), made, model + gradient)
+        return add(self.gradients, (ref,), gradients, model + gradient)
 
     def _adder(self, microbatch: int) -> Callable[..., Ref]:
         def add(work: Collective, after: tuple[Ref, ...], allocate: Memory = (), free: Memory = ()) -> Ref:

@@ -19,7 +19,7 @@ from strategies.plan.resolved import Resolved
 
 @hooks("ddp")
 class DDP(Hook):
-    """All-reduce of gradients."""
+    """Every rank has all model states; gradients are all-reduced in buckets during the last backward pass."""
 
     of_ddp = framework_buckets = whole_gradients = asynchronous = blocks = True
 
@@ -29,19 +29,19 @@ class DDP(Hook):
             return stage.whole_backward(microbatch, after, weights_only)
         return stage.backward_in_buckets(microbatch, after, partial(self.reduce, stage), weights_only)
 
-    def reduce(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
+    def reduce(self, stage: Stage, bucket: Bucket, completed: Ref) -> None:
         """All-reduce a bucket."""
-        self.fill(stage, bucket, made)
-        stage.reduce_bucket("all_reduce", bucket, made)
+        self.fill(stage, bucket, completed)
+        stage.reduce_bucket("all_reduce", bucket, completed)
 
-    def fill(self, stage: Stage, bucket: Bucket, made: Ref) -> None:
-        """PyTorch's reducer copies and divides each gradient when it is made, or divides those that are in the bucket
+    def fill(self, stage: Stage, bucket: Bucket, completed: Ref) -> None:
+        """PyTorch's reducer copies and divides each gradient when it is made, or divides what is in the bucket
         (torch/csrc/distributed/c10d/reducer.cpp, mark_variable_ready_dense).
         """
         plan = stage.plan
         if plan.own_gradients:
             moved = tuple(2.0 * plan.bytes_per_gradient * math.prod(shape) for shape in bucket.shapes)
-            stage.copy("gradients to buckets", "backward", moved, made)
+            stage.copy("gradients to buckets", "backward", moved, completed)
 
     def resident(self, stage: Stage) -> Memory:
         """PyTorch's buckets, which stay; where gradients that stay are views of them, they are those."""

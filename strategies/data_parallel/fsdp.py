@@ -36,7 +36,7 @@ class FSDP(ShardedParameters):
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
-        """Of every microbatch: parameters forward, and once more backward when they were released; gradients."""
+        """In every microbatch parameters are gathered forward, and backward when they were released, and gradients reduced."""
         gathers, reductions = plan.microbatches * (1 + plan.reshard), plan.microbatches
         if plan.syncs_gradients == "last":
             gathers, reductions = plan.microbatches * plan.reshard + 1, 1
@@ -83,7 +83,7 @@ class FSDP(ShardedParameters):
         if not stage.plan.of_pytorch:
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
-        return sum(size for part in parts for _, size in self.gather_of(stage).whole(part))
+        return sum(size for part in parts for _, size in self.gather_of(stage).gathered_parameters(part))
 
     def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...], absent: float = 0.0) -> Ref:
         """absent: bytes gathered for the pass that are not there at its beginning."""
@@ -92,10 +92,10 @@ class FSDP(ShardedParameters):
             return stage.forward(turn.microbatch, after, part, part + 1, free=free)
         if turn.way != BACKWARD:
             return stage.input_gradient(turn.microbatch, after, part, part + 1, free=free)
-        gradient = self.made(stage, part)
+        gradient = self.new_gradient(stage, part)
         free, self._lingering = free + self._lingering, ()
         if _tied(stage):  # the embedding's gradient is there when the head's pass is over
-            gradient = (gradient if part else ()) + (self.made(stage, 0) if part == len(stage.parts) - 2 else ())
+            gradient = (gradient if part else ()) + (self.new_gradient(stage, 0) if part == len(stage.parts) - 2 else ())
         waits = (*after, *stage.crowded)
         ref = stage.backward(turn.microbatch, waits, part, part + 1, allocate=gradient, free=free, absent=absent)
         self.reduce(stage, turn, part, ref)
@@ -107,9 +107,9 @@ class FSDP(ShardedParameters):
         if not released or (_tied(stage) and part == 0 and not turn.backward):
             return ()
         last = _tied(stage) and part == len(stage.parts) - 1 and not turn.backward
-        return self.gather_of(stage).whole(part) + (self.gather_of(stage).whole(0) if last else ())
+        return self.gather_of(stage).gathered_parameters(part) + (self.gather_of(stage).gathered_parameters(0) if last else ())
 
-    def made(self, stage: Stage, part: int) -> Memory:
+    def new_gradient(self, stage: Stage, part: int) -> Memory:
         """Nothing where whole gradients of microbatches before are there."""
         return () if stage.number in self._accumulated else self.gradient(stage, part)
 
@@ -129,13 +129,13 @@ class FSDP(ShardedParameters):
         self.send(stage, gather.elements(part), after, free)
 
     def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
-        """After the last backward pass that kept gradients: reduce those of every part, and release its parameters."""
+        """After the last backward pass that kept gradients: reduce every part's, and release its parameters."""
         if stage.plan.syncs_gradients == "last":
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
         if last and turn.keeps:
             self._whole.discard(stage.number)
             for part in range(len(stage.parts)):
-                self._reduce(stage, part, ref, self.gradient(stage, part) + self.gather_of(stage).whole(part))
+                self._reduce(stage, part, ref, self.gradient(stage, part) + self.gather_of(stage).gathered_parameters(part))
 
 
 def _tied(stage: Stage) -> bool:

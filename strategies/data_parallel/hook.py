@@ -71,7 +71,7 @@ class Hook(Declaration, ABC):
         """Add the optimizer's update after everything in `stage.reduced`."""
 
     def shares(self, stage: Stage, state: str) -> float:
-        """Of how many equal shares of a model state a rank holds one; where ranks hold unequal ones, the rank with most."""
+        """The number of shares of a model state of which a rank holds one; of unequal shares the largest counts."""
         return stage.plan.shards if state in self.shards else 1
 
     def resident(self, stage: Stage) -> Memory:

@@ -52,8 +52,8 @@ class LocalSGD(Hook):
         count = in_buckets(size, stage.limits.size * plan.bytes_per_element)
         computed = stage.last_compute()
         assert computed is not None
-        one = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
-        return stage.add(Op("dp", one, (computed,)))
+        all_reduce = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
+        return stage.add(Op("dp", all_reduce, (computed,)))
 
 
 @hooks("diloco")

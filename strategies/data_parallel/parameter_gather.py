@@ -1,4 +1,4 @@
-"""How a stage with sharded parameters brings those of a part together: from the ranks that share them, or from the host.
+"""How a stage gathers the sharded parameters of a part: from the ranks that share them, or from the host.
 
 Gathers and reductions of one process group are collectives of one NCCL communicator, which runs them one at a time in the order
 in which they were launched, whatever the CUDA streams they come from: both are on the stream "dp". (torch 2.13,
@@ -47,7 +47,7 @@ class ParameterGather:
         """Bytes of a parameter of the part, or of its experts, while it is gathered."""
         return self.width(part, experts)
 
-    def whole(self, part: int) -> Memory:
+    def gathered_parameters(self, part: int) -> Memory:
         """The gathered parameters of a part."""
         if self.kept:
             return ()
@@ -60,7 +60,7 @@ class ParameterGather:
         if stage.host.has_parameters:
             alone = stage.plan.copies == 1
             own = self.moving(part) / stage.plan.shards
-            after = (stage.host.fetch(own, after, self.whole(part) if alone else ()),)
+            after = (stage.host.fetch(own, after, self.gathered_parameters(part) if alone else ()),)
             if alone:
                 return after[0]
         ref = self.gather_dense(part, after, backward)
@@ -68,7 +68,8 @@ class ParameterGather:
 
     def gather_dense(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         """Add the gather of the parameters that all ranks share."""
-        return self.all_gather(self.moving(part), self.stage.plan.sharing, after, self.whole(part), self.sent_width(part))
+        memory = self.gathered_parameters(part)
+        return self.all_gather(self.moving(part), self.stage.plan.sharing, after, memory, self.sent_width(part))
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
         """What the part's pass waits for, just before it."""

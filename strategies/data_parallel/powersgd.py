@@ -32,7 +32,7 @@ Shaped = Callable[[int, int, int], tuple[int, int, int]]
 
 @hooks("ddp_powersgd")
 class PowerSGDDDP(DDP):
-    """Low-rank all-reduce of gradients with error feedback."""
+    """DDP that all-reduces low-rank approximations of gradients, with error feedback."""
 
     framework_buckets = whole_gradients = asynchronous = blocks = False
     powersgd = True
@@ -65,10 +65,10 @@ class PowerSGDDDP(DDP):
             return stage.whole_backward(microbatch, after, weights_only)
         going: list[Iterator[None]] = []
 
-        def reduce(bucket: Bucket, made: Ref) -> None:
-            self.fill(stage, bucket, made)
+        def reduce(bucket: Bucket, completed: Ref) -> None:
+            self.fill(stage, bucket, completed)
             going[:] = [hook for hook in going if next(hook, True) is None]
-            going.append(self._hook(stage, _Bucket.of(stage, bucket), made))
+            going.append(self._hook(stage, _Bucket.of(stage, bucket), completed))
             next(going[-1])
             if not stage.plan.overlap:
                 list(going.pop())
@@ -78,7 +78,7 @@ class PowerSGDDDP(DDP):
             going = [hook for hook in going if next(hook, True) is None]
         return ref
 
-    def _hook(self, stage: Stage, bucket: _Bucket, made: Ref) -> Iterator[None]:
+    def _hook(self, stage: Stage, bucket: _Bucket, completed: Ref) -> Iterator[None]:
         """The hook of one bucket; between its parts it waits for the network."""
         width = stage.plan.bytes_per_gradient
 
@@ -89,7 +89,7 @@ class PowerSGDDDP(DDP):
             return stage.reduce("all_reduce", elements * width, 1, (after,)) if elements else after
 
         kept: Memory = (("temporary", float(bucket.elements * width)),) if bucket.feedback else ()
-        begun = compute(bucket.before(), (made,), kept)
+        begun = compute(bucket.before(), (completed,), kept)
         plain, p = reduce(bucket.plain, begun), reduce(bucket.rows, begun)
         yield
         summed = compute(bucket.between(), (p,)) if bucket.thin else p

@@ -22,8 +22,8 @@ def padded(plan: Plan, shapes: Iterable[Shape], ranks: int) -> int:
         return sum(_up(shape[0], ranks) * math.prod(shape[1:]) for shape in shapes)
     if plan.runtime.pads_each_parameter and plan.shards_parameters:
         return sum(_up(math.prod(shape), ranks) for shape in shapes)
-    whole = sum(map(math.prod, shapes))
-    return _up(whole, ranks) if plan.pytorch_fsdp else whole
+    elements = sum(map(math.prod, shapes))
+    return _up(elements, ranks) if plan.pytorch_fsdp else elements
 
 
 def _up(count: int, ranks: int) -> int:

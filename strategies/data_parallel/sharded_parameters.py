@@ -57,7 +57,9 @@ class ShardedParameters(Hook):
         return self.play(stage, Turn(INPUT, microbatch, stage.plan.syncs_gradients == "last"), after)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
-        """The same in reverse, and a reduce-scatter of each part's gradients. Weight gradients alone need no parameters."""
+        """Gather, compute and release each part in reverse, and reduce-scatter its gradients. Weight gradients alone need no
+        parameters.
+        """
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
         keeps = stage.plan.syncs_gradients == "last" and (not last or weights_only or stage.plan.pp > 1)
@@ -70,7 +72,7 @@ class ShardedParameters(Hook):
     def _weights(self, stage: Stage, turn: Turn, after: tuple[Ref, ...]) -> Ref:
         """The weight gradients of all parts, by the second half of a split backward pass."""
         for part in reversed(range(len(stage.parts))):
-            gradient = self.made(stage, part)
+            gradient = self.new_gradient(stage, part)
             ref = stage.weight_gradient(turn.microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient)
             self.reduce(stage, turn, part, ref)
             after = () if stage.plan.overlap else tuple(stage.reduced[-1:])
@@ -101,14 +103,14 @@ class ShardedParameters(Hook):
             return ()
         return (("temporary", sum(self.gather_of(stage).elements(part)) * stage.plan.bytes_per_gradient),)
 
-    def made(self, stage: Stage, part: int) -> Memory:
+    def new_gradient(self, stage: Stage, part: int) -> Memory:
         """What a backward pass allocates for the part's gradient, unless it adds to one that is there."""
         return self.gradient(stage, part)
 
     def send(self, stage: Stage, elements: tuple[int, int], after: Ref, free: Memory, count: int = 1) -> None:
         """Reduce gradients, of experts too, in `count` collectives."""
         dense, experts = (each * stage.plan.bytes_per_gradient for each in elements)
-        shard = stage.made(elements[0] / stage.plan.shards + elements[1] / stage.expert_shards)
+        shard = stage.new_gradients(elements[0] / stage.plan.shards + elements[1] / stage.expert_shards)
         stage.reduce("reduce_scatter", dense / count, count, (after,), free, experts, allocate=shard)
 
     def update(self, stage: Stage) -> None:

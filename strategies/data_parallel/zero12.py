@@ -107,11 +107,11 @@ class Zero2(Zero1):
         def takes(buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
             if not copied:
                 return () if there else tuple(map(stage.gradients_of, buckets)), ()
-            largest = max(math.prod(shape) for one in buckets for shape in one.shapes)
-            taken: Memory = (("gradient", float(stage.plan.bytes_per_gradient * largest)),)
-            return taken, taken  # each is copied to the bucket's buffer as it is made
+            largest = max(math.prod(shape) for bucket in buckets for shape in bucket.shapes)
+            allocated: Memory = (("gradient", float(stage.plan.bytes_per_gradient * largest)),)
+            return allocated, allocated  # each is copied to the bucket's buffer as it is made
 
-        def reduce(bucket: Bucket, made: Ref) -> None:
-            stage.reduce_bucket("reduce_scatter", bucket, made, () if copied else (stage.gradients_of(bucket),))
+        def reduce(bucket: Bucket, completed: Ref) -> None:
+            stage.reduce_bucket("reduce_scatter", bucket, completed, () if copied else (stage.gradients_of(bucket),))
 
         return stage.backward_in_buckets(microbatch, after, reduce, weights_only, takes)

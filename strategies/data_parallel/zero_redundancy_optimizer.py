@@ -22,14 +22,14 @@ from topologies.reading import UserError
 
 @hooks("zero_redundancy_optimizer")
 class ZeroRedundancyOptimizer(DDP):
-    """All-reduce of gradients, an owner of each parameter, broadcasts."""
+    """DDP whose optimizer states are sharded by parameter: its owner updates it and broadcasts it."""
 
     shards = frozenset({"optimizer"})
     framework_buckets = whole_gradients = asynchronous = blocks = False
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
-        """It shares out whole parameters over one group of ranks that all have them."""
+        """It assigns parameters to owners among ranks that all have them."""
         what = f"{where}: data_parallel=zero_redundancy_optimizer"
         if plan.shard is not None:
             raise UserError(f"{what} shares parameters out over all dp ranks, which shard={plan.shard} contradicts; take zero1")
@@ -37,7 +37,7 @@ class ZeroRedundancyOptimizer(DDP):
             raise UserError(f"{what} has one owner of each parameter, and ep={plan.ep} spreads experts; take zero1")
 
     def shares(self, stage: Stage, state: str) -> float:
-        """The owner of most decides."""
+        """The rank that owns most parameters decides."""
         if state not in self.shards or stage.plan.copies == 1:
             return 1
         apart = stage.plan.of_pytorch

@@ -20,7 +20,7 @@ TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # its fp8 
 
 
 class KernelSet:
-    """What a framework runs between matrix products, what autograd keeps for it, and the habits that come with it.
+    """Kernels of a framework between matrix products, what autograd keeps for them, and the framework's defaults.
 
     options: what the plan says under `framework`; the default of a class tells which options it has.
     """
@@ -30,26 +30,26 @@ class KernelSet:
 
     of_pytorch: ClassVar[bool] = False  # the model is written in PyTorch's operators: gradients are parameters' .grad
     eager: ClassVar[bool] = False  # an operator is a kernel, and keeps what it needs for backward
-    compiled: ClassVar[bool] = False  # compiled functions launch the kernels, and read what autograd would have added up before
-    prefetches_backward: ClassVar[bool] = False  # zero3: FSDP2's backward prefetch, which it has without overlap too
+    compiled: ClassVar[bool] = False  # torch.compile launches the kernels, and fuses sums of gradients with what reads them
+    prefetches_backward: ClassVar[bool] = False  # zero3: a backward pass gathers one part ahead, even without overlap (FSDP2)
     pipeline_buffers: ClassVar[bool] = False  # pipeline stages hold buffers for what they receive
 
-    accumulates_in_products: ClassVar[bool] = False  # products add weight gradients to those before
+    accumulates_in_products: ClassVar[bool] = False  # products accumulate weight gradients (gradient accumulation fusion)
     beside_products: ClassVar[Literal["none", "weight_gradient", "pieces"]] = "none"  # the default of plan.overlap_tp
-    refused_overlaps: ClassVar[Mapping[str, str]] = {}  # plan.overlap_tp that cannot be: why
+    refused_overlaps: ClassVar[Mapping[str, str]] = {}  # values of plan.overlap_tp that it does not have, and why
 
-    fp8_scalings: ClassVar[tuple[str, ...]] = ()  # none: no fp8
+    fp8_scalings: ClassVar[tuple[str, ...]] = ()  # plan.fp8.scaling that it has
     torchao: ClassVar[bool] = False  # fp8 is torchao's; otherwise Transformer Engine's
-    fp8_experts: ClassVar[bool] = False  # experts multiply in fp8, and fp8.dispatch and what is stored are written down
-    fp8_gathers: ClassVar[str] = "optimizer"  # what a hook must shard for parameters to be gathered in fp8
+    fp8_experts: ClassVar[bool] = False  # experts multiply in fp8; fp8.dispatch and fp8 storage are simulated
+    fp8_gathers: ClassVar[str] = "optimizer"  # model state that a hook must shard for fp8.gather
 
-    deterministic: ClassVar[bool] = False  # plan.deterministic is written down
-    sequences_first: ClassVar[bool] = False  # FlashAttention-2 is given sequences first, which copies there and back
+    deterministic: ClassVar[bool] = False  # plan.deterministic is simulated
+    sequences_first: ClassVar[bool] = False  # tensors have tokens first: FlashAttention-2's inputs and results are copied
     weighs_before_combining: ClassVar[bool] = False  # results of experts are weighted inside their products
     early_cublas: ClassVar[bool] = False  # cuBLAS before CUDA 11.7
-    adds_qkv_bias: ClassVar[bool] = False  # by a kernel of its own
-    scales_score_gradients: ClassVar[bool] = False  # by kernels of their own
-    small_kernels: ClassVar[bool] = False  # batches, masks and losses are handled by many kernels of hardly any bytes
+    adds_qkv_bias: ClassVar[bool] = False  # the bias of queries, keys and values is added by a kernel of its own
+    scales_score_gradients: ClassVar[bool] = False  # gradients of scaled scores are scaled by kernels of their own
+    small_kernels: ClassVar[bool] = False  # batches, masks and losses take many kernels of few bytes
     softmax_rows: ClassVar[int] = 1  # rows that the fused softmax takes at a time; other numbers are left to PyTorch
 
     separate_products: bool = False  # queries, keys, values, gate and up are products of their own
@@ -91,7 +91,7 @@ class KernelSet:
         return Ways(reduce((read + 1) * width + mask), reduce((2 * read + 1) * width))
 
     def loss(self, width: float) -> Ways:
-        """Cross-entropy, per logit. Megatron-LM's is computed in fp32: a pass that casts and takes the maximum, one for
+        """Cross-entropy, per logit. Megatron-LM computes it in fp32: a pass that casts and takes the maximum, one for
         exponentials and their sum, one that divides; the gradient is made from the probabilities.
         """
         first = width + FLOAT * (width != FLOAT)
@@ -121,7 +121,7 @@ kernel_sets: Registry[type[KernelSet]] = Registry("kernels", package="strategies
 
 @lru_cache(maxsize=256)
 def kernel_set(name: str, options: Options | None = None) -> KernelSet:
-    """The set of that name with options, of which it keeps those that it has. Raises UserError for an unknown name."""
+    """The set of that name with the options that it has. Raises UserError for an unknown name."""
     known = kernel_sets[name]
     kind = type(known.options)
     if options is None or isinstance(options, kind):

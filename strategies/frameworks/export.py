@@ -1,4 +1,4 @@
-"""A job as the settings of a training framework. What those cannot express is found by reading them as a plan again."""
+"""A job as the settings of a training framework. What they cannot express is found by reading them as a plan again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from strategies.frameworks.settings import Found, frameworks
+from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
@@ -50,7 +50,7 @@ class Export:
 
 
 def export(name: str, job: Job) -> Export:
-    """The settings of framework `name` for a job. Raises UserError where those make no plan that could run."""
+    """The settings of framework `name` for a job. Raises UserError where they make no plan that could run."""
     framework = frameworks[name]
     written = framework.write(job)
     filled = {"sequence": job.resolve().sequence, "accumulation": job.resolve().microbatches}
@@ -59,14 +59,14 @@ def export(name: str, job: Job) -> Export:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / framework.file
             write_whole(file, written.text)
-            found = framework.read(file)
-        again = build(Plan, {**found.plan, **_plain(script)}, name)
+            settings = framework.read(file)
+        again = build(Plan, {**settings.plan, **_plain(script)}, name)
         theirs = Resolved.of(again, job.model, job.cluster.gpus, name, job.cluster.node.gpus)
     except WriteError:
         raise
     except UserError as error:
         raise UserError(f"{name} cannot run this plan: {error}") from None
-    unexpressed = (*_differences(job.resolve(), theirs), *_of_model(job.model, found), *_beside(script), *written.more)
+    unexpressed = (*_differences(job.resolve(), theirs), *_of_model(job.model, settings), *_beside(script), *written.more)
     return Export(framework.file, written.text, written.launch, unexpressed)
 
 
@@ -75,21 +75,21 @@ def _differences(own: Resolved, theirs: Resolved) -> Iterator[str]:
     for field in Plan.model_fields:
         if field not in _ANOTHER_WAY | _ASSUMED:
             at, name = _RESOLVED.get(field), _MEANT.get(field, field)
-            one, other = (getattr(plan, at) if at else getattr(plan, name) for plan in (own, theirs))
+            own_value, other_value = (getattr(plan, at) if at else getattr(plan, name) for plan in (own, theirs))
             if field == "framework":  # whose class goes with the kernels
-                one, other = (options.model_dump(exclude_defaults=True) for options in (one, other))
-            if not _same(one, other):
-                yield _told(field, one, other)
+                own_value, other_value = (options.model_dump(exclude_defaults=True) for options in (own_value, other_value))
+            if not _same(own_value, other_value):
+                yield _difference(field, own_value, other_value)
 
 
-def _of_model(model: Model, found: Found) -> Iterator[str]:
+def _of_model(model: Model, settings: ReadSettings) -> Iterator[str]:
     """Parts of the model that the settings, where they describe one, have otherwise."""
-    if found.model:
-        theirs = build(Model, found.model, found.where)
+    if settings.model:
+        theirs = build(Model, settings.model, settings.where)
         for field in (*Model.model_fields, "padded_vocabulary"):
-            one, other = getattr(model, field), getattr(theirs, field)
-            if field not in _UNTOLD and one != other:
-                yield _told(f"model.{field}", one, other)
+            own_value, other_value = getattr(model, field), getattr(theirs, field)
+            if field not in _UNTOLD and own_value != other_value:
+                yield _difference(f"model.{field}", own_value, other_value)
 
 
 def _beside(script: Mapping[str, Any]) -> Iterator[str]:
@@ -99,18 +99,18 @@ def _beside(script: Mapping[str, Any]) -> Iterator[str]:
         yield f"to be said in the training script: {', '.join(said)}"
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6)  # a number of elements is whole, their bytes may not have been
-    return bool(one == other)
+def _same(own_value: Any, other_value: Any) -> bool:
+    if isinstance(own_value, float) and isinstance(other_value, float):
+        return math.isclose(own_value, other_value, rel_tol=1e-6)  # a number of elements is whole, their bytes may not have been
+    return bool(own_value == other_value)
 
 
-def _told(name: str, one: Any, other: Any) -> str:
-    """Of groups of fields only those that differ."""
-    if isinstance(one, BaseModel) and type(one) is type(other):
-        pairs = [(field, getattr(one, field), getattr(other, field)) for field in type(one).model_fields]
-        return "; ".join(_told(f"{name}.{field}", a, b) for field, a, b in pairs if a != b)
-    return f"{name}={_shown(one)}: it has {_shown(other)}"
+def _difference(name: str, own_value: Any, other_value: Any) -> str:
+    """A field that reads otherwise; of a group, the fields that differ."""
+    if isinstance(own_value, BaseModel) and type(own_value) is type(other_value):
+        pairs = [(field, getattr(own_value, field), getattr(other_value, field)) for field in type(own_value).model_fields]
+        return "; ".join(_difference(f"{name}.{field}", a, b) for field, a, b in pairs if a != b)
+    return f"{name}={_shown(own_value)}: it has {_shown(other_value)}"
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ EVERYTHING = Offload.model_validate({"optimizer": "cpu", "parameters": "cpu"})  
 
 
 @dataclass(frozen=True)
-class Found:
+class ReadSettings:
     """What a file of settings says: fields of a plan and of a model, the number of nodes and of all GPUs where it has them; what
     was ignored, and what else a reader should know.
     """
@@ -35,7 +35,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSettings:
     """Settings for one framework: the text of its file, the line that starts it, and what has to be added by hand."""
 
     text: str
@@ -50,8 +50,8 @@ class Framework:
     """
 
     file: str
-    read: Callable[[Path], Found]
-    write: Callable[[Job], Written]
+    read: Callable[[Path], ReadSettings]
+    write: Callable[[Job], WrittenSettings]
     script: tuple[str, ...] = ()
 
 

@@ -49,10 +49,10 @@ def _words(text: str, path: Path) -> list[str]:
     room = GROWTH
 
     def put(value: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
-        def checked(found: re.Match[str]) -> str:
+        def checked(match: re.Match[str]) -> str:
             nonlocal room
-            new = value(found)
-            room -= max(0, len(new) - len(found[0]))
+            new = value(match)
+            room -= max(0, len(new) - len(match[0]))
             if room < 0:
                 raise UserError(f"{path}: what its variables stand for is longer than {GROWTH:,} letters")
             return new
@@ -60,9 +60,9 @@ def _words(text: str, path: Path) -> list[str]:
         return checked
 
     for _ in range(8):  # variables of variables
-        given = put(lambda found: str(known.get(found[1], found[2])).strip("\"'"))
+        given = put(lambda match: str(known.get(match[1], match[2])).strip("\"'"))
         text = re.sub(r"\$\{(\w+):[-=]([^{}$]*)\}", given, text)
-        text = re.sub(r"\$\{?(\w+)\}?", put(lambda found: known.get(found[1], found[0]).strip("\"'")), text)
+        text = re.sub(r"\$\{?(\w+)\}?", put(lambda match: known.get(match[1], match[0]).strip("\"'")), text)
     product = r"\$\(\(\s*(\d{1,9})\s*([*/])\s*(\d{1,9})\s*\)\)"
     text = re.sub(product, lambda m: str(_product(int(m[1]), m[2], int(m[3]))), text)
     try:

@@ -34,7 +34,7 @@ class Casts(NamedTuple):
     gradient, of the weight forward and again backward.
     """
 
-    taken: Passes = ()
+    input: Passes = ()
     again: Passes = ()
     gradient: Passes = ()
     weight: Passes = ()
@@ -51,15 +51,15 @@ def _engine(fp8: Fp8, width: float) -> Casts:
 def _torchao(fp8: Fp8, width: float) -> Casts:
     """torchao's; a weight that is gathered in fp8 was cast before, and is only turned for the input gradient."""
     turned = TURNED
-    whole: Passes = (Pass("memory", width + FP8_WIDTH),)
+    cast_once: Passes = (Pass("memory", width + FP8_WIDTH),)
     if fp8.scaling == "tensorwise":
-        cast: Passes = (Pass("reduction", width), *whole)
+        cast: Passes = (Pass("reduction", width), *cast_once)
         weight, again = ((), turned) if fp8.gather else (cast, cast)
         return Casts(cast, cast, (*cast, *turned), weight, again)
     rows: Passes = (Pass("reduction", width + FP8_WIDTH),)
-    columns: Passes = (Pass("reduction", width), *whole)
+    columns: Passes = (Pass("reduction", width), *cast_once)
     if fp8.scaling == "mxfp8":
-        rows = columns = whole
+        rows = columns = cast_once
     return Casts(rows, columns, (*rows, *columns), rows, columns)
 
 
@@ -67,7 +67,7 @@ def _torchao(fp8: Fp8, width: float) -> Casts:
 class Fp8Products:
     """A linear layer's casts: matrix `outputs` × `inputs` on this rank, `count` of them."""
 
-    share: RankShapes
+    rank: RankShapes
     label: str
     outputs: int
     inputs: int
@@ -77,27 +77,27 @@ class Fp8Products:
     @property
     def fp8(self) -> Fp8 | None:
         """The plan's, if this layer has any."""
-        return self.share.resolved.fp8 if self.on else None
+        return self.rank.resolved.fp8 if self.on else None
 
     @property
     def dtype(self) -> str:
-        """Of the operands of its products."""
-        return "fp8" if self.fp8 else self.share.resolved.precision
+        """Type of the operands of its products."""
+        return "fp8" if self.fp8 else self.rank.resolved.precision
 
     @property
     def engine(self) -> bool:
         """Transformer Engine in place of torchao."""
-        return not self.share.kernels.torchao
+        return not self.rank.kernels.torchao
 
     @property
     def kept(self) -> int:
         """Bytes of an element of the input that backward keeps."""
-        return FP8_WIDTH if self.fp8 and self.engine else self.share.element
+        return FP8_WIDTH if self.fp8 and self.engine else self.rank.element
 
     @property
     def moved(self) -> int:
         """Bytes of an element that tp ranks gather; torchao's Float8ColwiseParallel gathers fp8 with scales of whole tensors."""
-        return FP8_WIDTH if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.share.element
+        return FP8_WIDTH if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.rank.element
 
     @property
     def late(self) -> bool:
@@ -117,22 +117,22 @@ class Fp8Products:
         return 2 * FP8_WIDTH * elements if self.fp8 else 0.0
 
     def _run(self, what: str, phase: str, elements: float, passes: Passes) -> Items:
-        return self.share.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
+        return self.rank.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
 
     @property
     def _casts(self) -> Casts:
         if self.fp8 is None:
             return Casts()
-        return (_engine if self.engine else _torchao)(self.fp8, self.share.element)
+        return (_engine if self.engine else _torchao)(self.fp8, self.rank.element)
 
-    def taken(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
+    def input_casts(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
         """Before the forward product: the input (so many elements) and, where it is not there yet, the weight. arrived: the input
         came in fp8, by rows, and is only turned.
         """
-        casts, share = self._casts, self.share
-        first = share.resolved.microbatches if self.engine and not share.resolved.shards_parameters else 1
+        casts, rank = self._casts, self.rank
+        first = rank.resolved.microbatches if self.engine and not rank.resolved.shards_parameters else 1
         weight = self._run("weight", "forward", self.elements / first, casts.weight)
-        return (*self._run("input", "forward", elements, TURNED if arrived else casts.taken), *self._maximum(gathered), *weight)
+        return (*self._run("input", "forward", elements, TURNED if arrived else casts.input), *self._maximum(gathered), *weight)
 
     def gradient(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
         """Before the product that makes the input gradient: the output's gradient, and the weight if it did not stay."""
@@ -151,4 +151,4 @@ class Fp8Products:
         """What tp ranks that gather parts of a tensor agree on before: its maximum."""
         if not gathered or self.fp8 is None or self.fp8.scaling != "tensorwise" or self.moved != FP8_WIDTH:
             return ()
-        return self.share.collective("all_reduce", f"{self.label} maximum", 4.0, 4)
+        return self.rank.collective("all_reduce", f"{self.label} maximum", 4.0, 4)

@@ -14,7 +14,7 @@ from sim.program import Item, Join, Kernel, Start
 from strategies.layers.operators import Operator, Shape
 
 
-class Made(NamedTuple):
+class CompletedGradient(NamedTuple):
     """A parameter whose gradient is complete when `left` items of the part's backward pass are still to run, or `weights_left`
     items of the second half of a split one.
     """
@@ -26,24 +26,27 @@ class Made(NamedTuple):
     tied: bool  # a copy of a matrix that the embedding has too
 
 
-def made(back: Sequence[Operator]) -> tuple[Made, ...]:
-    """Of pieces in the order of a backward pass, every parameter in the order in which gradients are complete."""
-    wholes = [piece.whole or piece.input_gradient + piece.weight_gradient for piece in back]
-    left, weights_left, result = sum(map(len, wholes)), sum(len(piece.weight_gradient) for piece in back), list[Made]()
-    for piece, whole in zip(back, wholes, strict=True):
-        left -= len(whole)
-        weights_left -= len(piece.weight_gradient)
-        shapes = piece.tied + piece.shapes
-        both = zip(_completed(shapes, whole), _completed(shapes, piece.weight_gradient), strict=True)
+def completed(back: Sequence[Operator]) -> tuple[CompletedGradient, ...]:
+    """Gradients of the parameters of operators, which are in the order of a backward pass, in the order of their completion."""
+    passes = [operator.backward for operator in back]
+    left, weights_left = sum(map(len, passes)), sum(len(operator.weight_gradient) for operator in back)
+    result: list[CompletedGradient] = []
+    for operator, items in zip(back, passes, strict=True):
+        left -= len(items)
+        weights_left -= len(operator.weight_gradient)
+        shapes = operator.tied + operator.shapes
+        both = zip(_completed(shapes, items), _completed(shapes, operator.weight_gradient), strict=True)
         for number, ((shape, after), (_, weights_after)) in enumerate(both):
-            tied = number < len(piece.tied)
-            result.append(Made(shape, left + after, weights_left + weights_after, piece.experts > 0, tied))
+            tied = number < len(operator.tied)
+            result.append(CompletedGradient(shape, left + after, weights_left + weights_after, operator.experts > 0, tied))
     return tuple(result)
 
 
-def before(gradients: Sequence[Made], items: int, weights: int) -> tuple[Made, ...]:
-    """The same when so many items of a backward pass, and of the second half of a split one, follow."""
-    return tuple(one._replace(left=one.left + items, weights_left=one.weights_left + weights) for one in gradients)
+def before(gradients: Sequence[CompletedGradient], items: int, weights: int) -> tuple[CompletedGradient, ...]:
+    """Gradients, when so many more items of a backward pass, and of the second half of a split one, follow."""
+    return tuple(
+        gradient._replace(left=gradient.left + items, weights_left=gradient.weights_left + weights) for gradient in gradients
+    )
 
 
 def _completed(shapes: Sequence[Shape], items: Sequence[Item]) -> list[tuple[Shape, int]]:

@@ -35,7 +35,7 @@ from dataclasses import replace
 
 from sim.program import Collective, Kernel
 from strategies.layers.fp8 import Fp8Products
-from strategies.layers.operators import Operator, activation, column_linear, pointwise, row_linear, whole_linear
+from strategies.layers.operators import Operator, activation, column_linear, pointwise, replicated_linear, row_linear
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items, pipelined
 from strategies.models.model import Experts
@@ -45,162 +45,165 @@ from strategies.plan.resolved import NODES
 INPUT = "mlp input"
 
 
-def mixture(share: RankShapes, moe: Experts) -> list[Operator]:
+def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
     """The pieces of a layer's mixture, in the order of the forward pass, after its norm."""
-    model, rows = share.model, _Rows(share, moe)
+    model, rows = rank.model, _Rows(rank, moe)
     width = moe.ffn * (2 if model.gated else 1)
     elements = rows.held * moe.ffn // rows.tp
-    router = whole_linear(share, "router", share.parted, moe.experts, share.tokens // share.parted, moe.router_bias, INPUT)
-    scores = share.parted * moe.experts
+    tokens = rank.local_tokens
+    router = replicated_linear(rank, "router", tokens, moe.experts, rank.tokens // tokens, moe.router_bias, INPUT)
+    scores = tokens * moe.experts
     routed = [
         _part(router, "router scores"),
-        _part(pointwise(share, "router softmax", scores, scores, saved="router scores")),
-        _part(_dispatch(share, rows), "expert up input"),
-        _part(_experts(share, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
-        _part(activation(share, "expert activation", elements, saved="expert up output"), "expert down input", of="moe_act"),
-        _part(_experts(share, rows, "expert down", moe.ffn, model.hidden, columns=False), "expert results"),
-        _part(_combine(share, rows)),
+        _part(pointwise(rank, "router softmax", scores, scores, saved="router scores")),
+        _part(_dispatch(rank, rows), "expert up input"),
+        _part(_experts(rank, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
+        _part(activation(rank, "expert activation", elements, saved="expert up output"), "expert down input", of="moe_act"),
+        _part(_experts(rank, rows, "expert down", moe.ffn, model.hidden, columns=False), "expert results"),
+        _part(_combine(rank, rows)),
     ]
-    return [*routed, *_shared(share, moe), _part(_sums(share, branches=2 + bool(moe.shared)))]
+    return [*routed, *_shared(rank, moe), _part(_sums(rank, branches=2 + bool(moe.shared)))]
 
 
-def _part(piece: Operator, *makes: str, of: str = "") -> Operator:
+def _part(operator: Operator, *makes: str, of: str = "") -> Operator:
     """Part of Megatron-LM's module moe, and of a module in it."""
-    return replace(piece, modules=("moe", of) if of else ("moe",), makes=makes)
+    return replace(operator, modules=("moe", of) if of else ("moe",), makes=makes)
 
 
 class _Rows:
     """Copies of tokens: `own` that this rank dispatches, `held` by its experts (at ep > 1 of the busiest rank)."""
 
-    def __init__(self, share: RankShapes, moe: Experts) -> None:
-        plan = share.resolved
+    def __init__(self, rank: RankShapes, moe: Experts) -> None:
+        plan = rank.resolved
         self.whole = plan.whole_experts
         self.moe, self.tp, self.experts = moe, (1 if self.whole else plan.tp), moe.experts // plan.ep
         limit = plan.capacity_factor or math.inf
         self.load = limit if plan.pad_to_capacity else min(plan.imbalance, limit)  # of the busiest rank, relative to the mean
-        self.own = math.ceil(share.parted * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
-        self.sent = share.parted * moe.chosen * self.load
-        self.held = math.ceil((share.parted if self.whole else share.tokens) * moe.chosen * self.load)
+        self.own = math.ceil(rank.local_tokens * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
+        self.sent = rank.local_tokens * moe.chosen * self.load
+        self.held = math.ceil((rank.local_tokens if self.whole else rank.tokens) * moe.chosen * self.load)
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
         self.each = math.ceil(self.held / self.busy)  # copies of one of them
 
 
-def _moved(share: RankShapes, rows: _Rows, label: str) -> tuple[Items, Items]:
-    """(copies to their experts, results back); the gradients' ways are the same the other way round."""
-    plan, hidden, narrow = share.resolved, share.model.hidden, _narrow(share)
-    there, back = (_swapped(share, rows, label, width) for width in (narrow, share.element))
+def _moved(rank: RankShapes, rows: _Rows, label: str) -> tuple[Items, Items]:
+    """(exchange of copies to their experts, of results back); gradients take them in reverse."""
+    plan, hidden, sent = rank.resolved, rank.model.hidden, _sent_width(rank)
+    there, back = (_swapped(rank, rows, label, width) for width in (sent, rank.element))
     if not plan.sequence_parallel or rows.whole:
         return there, back
-    gather = share.collective("all_gather", label, narrow * rows.held * hidden, narrow)
-    return (*there, *gather), (*share.collective("reduce_scatter", label, share.element * rows.held * hidden), *back)
+    gather = rank.collective("all_gather", label, sent * rows.held * hidden, sent)
+    return (*there, *gather), (*rank.collective("reduce_scatter", label, rank.element * rows.held * hidden), *back)
 
 
-def _narrow(share: RankShapes) -> int:
+def _sent_width(rank: RankShapes) -> int:
     """Bytes of an element on its way to an expert."""
-    fp8 = share.resolved.fp8
-    return FP8_WIDTH if fp8 is not None and fp8.dispatch else share.element
+    fp8 = rank.resolved.fp8
+    return FP8_WIDTH if fp8 is not None and fp8.dispatch else rank.element
 
 
-def _swapped(share: RankShapes, rows: _Rows, label: str, width: int) -> Items:
-    """Copies of tokens, in elements of `width` bytes, exchanged between the ranks that have them and those of their experts."""
-    plan, size = share.resolved, rows.sent * width * share.model.hidden
+def _swapped(rank: RankShapes, rows: _Rows, label: str, width: int) -> Items:
+    """Copies of tokens, in elements of `width` bytes, exchanged between the ranks of the tokens and the ranks of their
+    experts.
+    """
+    plan, size = rank.resolved, rows.sent * width * rank.model.hidden
     if rows.whole:
         return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep")),)
-    swap = share.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
+    swap = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
     if not plan.routed_nodes:
         return swap
     once, across = size / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
     return pipelined(Collective("all_to_all", once, "ep", across, plan.algorithm, width=width, along=(NODES,)), swap)
 
 
-def _dispatch(share: RankShapes, rows: _Rows) -> Operator:
+def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
     """Copy each token for each of its experts; backward, add the gradients of the copies."""
-    hidden, copies = share.model.hidden, share.parted + rows.own
-    there, back = _moved(share, rows, "dispatch")
-    cast = Fp8Products(share, "dispatch", 0, 0, _early(share)).taken(share.parted * hidden)
-    whole = () if share.resolved.sequence_parallel else share.reduce("dispatch gradient", "backward")
+    hidden, copies = rank.model.hidden, rank.local_tokens + rows.own
+    there, back = _moved(rank, rows, "dispatch")
+    cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
+    whole = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
     return Operator(
-        forward=(*cast, share.memory("dispatch", "forward", _narrow(share) * hidden * copies), *there),
-        input_gradient=(*back, share.memory("dispatch", "backward", share.element * hidden * copies), *whole),
-        temporary=share.element * hidden * (rows.own + rows.held),
+        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there),
+        input_gradient=(*back, rank.memory("dispatch", "backward", rank.element * hidden * copies), *whole),
+        temporary=rank.element * hidden * (rows.own + rows.held),
     )
 
 
-def _combine(share: RankShapes, rows: _Rows) -> Operator:
+def _combine(rank: RankShapes, rows: _Rows) -> Operator:
     """Add the results of each token's experts; backward, copy the gradient. Where results are weighted here, backward reads them
     too.
     """
-    hidden, weighs, narrow = share.model.hidden, not share.kernels.weighs_before_combining, _narrow(share)
-    copies, tokens = hidden * rows.own, hidden * share.parted
-    there, back = _moved(share, rows, "combine")
-    cast = Fp8Products(share, "combine", 0, 0, _early(share)).gradient(tokens)
-    whole = () if share.resolved.sequence_parallel else share.reduce("combine", "forward")
-    read = narrow * (copies + tokens) + share.element * copies * weighs
+    hidden, weighs, sent = rank.model.hidden, not rank.kernels.weighs_before_combining, _sent_width(rank)
+    copies, tokens = hidden * rows.own, hidden * rank.local_tokens
+    there, back = _moved(rank, rows, "combine")
+    cast = Fp8Products(rank, "combine", 0, 0, _early(rank)).gradient(tokens)
+    whole = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
+    read = sent * (copies + tokens) + rank.element * copies * weighs
     return Operator(
-        forward=(*back, share.memory("combine", "forward", share.element * (copies + tokens)), *whole),
-        input_gradient=(*cast, share.memory("combine", "backward", read), *there),
-        saved={"expert results": share.element * copies} if weighs else {},
-        temporary=share.element * hidden * (rows.own + rows.held),
+        forward=(*back, rank.memory("combine", "forward", rank.element * (copies + tokens)), *whole),
+        input_gradient=(*cast, rank.memory("combine", "backward", read), *there),
+        saved={"expert results": rank.element * copies} if weighs else {},
+        temporary=rank.element * hidden * (rows.own + rows.held),
     )
 
 
-def _early(share: RankShapes) -> bool:
+def _early(rank: RankShapes) -> bool:
     """Whether tokens are cast before they are copied and sent."""
-    return _narrow(share) == FP8_WIDTH
+    return _sent_width(rank) == FP8_WIDTH
 
 
-def _experts(share: RankShapes, rows: _Rows, label: str, inputs: int, outputs: int, columns: bool) -> Operator:
+def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: int, columns: bool) -> Operator:
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
-    bias, tp = share.model.mlp_bias, rows.tp
+    bias, tp = rank.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
-    narrow = Fp8Products(share, label, n, k, share.kernels.fp8_experts, rows.experts)
-    product, *adding = share.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, narrow.dtype)
-    sums = (share.reduction(f"{label} bias", "backward", share.element * rows.held * n),) if bias else ()
+    fp8 = Fp8Products(rank, label, n, k, rank.kernels.fp8_experts, rows.experts)
+    product, *adding = rank.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, fp8.dtype)
+    sums = (rank.reduction(f"{label} bias", "backward", rank.element * rows.held * n),) if bias else ()
     parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
     return Operator(
         forward=(
-            *narrow.taken(rows.held * k, arrived=columns and _early(share)),
-            _exact(share.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=narrow.dtype), rows),
+            *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
+            _exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
         ),
         input_gradient=(
-            *narrow.gradient(rows.held * n, arrived=not columns and _early(share)),
-            _exact(share.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=narrow.dtype), rows),
+            *fp8.gradient(rows.held * n, arrived=not columns and _early(rank)),
+            _exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
         ),
-        weight_gradient=(*narrow.again(rows.held * k), _exact(product, rows), *adding, *sums),
-        saved={f"{label} input": narrow.kept * rows.held * k},
-        temporary=share.element * rows.held * k + narrow.copies(rows.held * n),
+        weight_gradient=(*fp8.again(rows.held * k), _exact(product, rows), *adding, *sums),
+        saved={f"{label} input": fp8.kept * rows.held * k},
+        temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
         shapes=((n, k),) * rows.experts + ((n,),) * (rows.experts * bias),
         replicated=whole,
-        experts=parameters if share.resolved.ep_of_dp > 1 else 0,
-        narrow=narrow.elements,
-        flops=2.0 * share.tokens * rows.moe.chosen * inputs * outputs,
+        experts=parameters if rank.resolved.ep_of_dp > 1 else 0,
+        fp8_parameters=fp8.elements,
+        flops=2.0 * rank.tokens * rows.moe.chosen * inputs * outputs,
     )
 
 
 def _exact(kernel: Kernel, rows: _Rows) -> Kernel:
-    """The kernel with the FLOPs of the copies that there are, without those that rounding up has added."""
+    """The kernel with the FLOPs of the copies that there are, without what rounding up has added."""
     return replace(kernel, flops=kernel.flops / (rows.each * rows.busy) * rows.held)
 
 
-def _shared(share: RankShapes, moe: Experts) -> list[Operator]:
+def _shared(rank: RankShapes, moe: Experts) -> list[Operator]:
     """Shared experts are one MLP of their joint size."""
-    model, ffn = share.model, moe.shared * moe.shared_ffn
+    model, ffn = rank.model, moe.shared * moe.shared_ffn
     if not ffn:
         return []
-    width, elements = ffn * (2 if model.gated else 1), share.tokens * ffn // share.tp
-    gated = (ffn // share.tp,) * 2 if model.gated else ()
-    up = column_linear(share, "shared up", width, model.mlp_bias, source=INPUT, parts=gated)
+    width, elements = ffn * (2 if model.gated else 1), rank.tokens * ffn // rank.tp
+    gated = (ffn // rank.tp,) * 2 if model.gated else ()
+    up = column_linear(rank, "shared up", width, model.mlp_bias, source=INPUT, parts=gated)
     return [
         _part(up, "shared up output", of="shared_experts"),
         _part(
-            activation(share, "shared activation", elements, saved="shared up output"), "shared down input", of="shared_experts"
+            activation(rank, "shared activation", elements, saved="shared up output"), "shared down input", of="shared_experts"
         ),
-        _part(row_linear(share, "shared down", ffn, model.mlp_bias), of="shared_experts"),
+        _part(row_linear(rank, "shared down", ffn, model.mlp_bias), of="shared_experts"),
     ]
 
 
-def _sums(share: RankShapes, branches: int) -> Operator:
+def _sums(rank: RankShapes, branches: int) -> Operator:
     """Results of routed and shared experts are added; backward, the gradients of all that read the norm's output."""
-    add = share.memory("mixture sum", "forward", 3 * share.element * share.stream)
-    back = share.memory("mixture sum", "backward", 3 * share.element * share.stream)
+    add = rank.memory("mixture sum", "forward", 3 * rank.element * rank.stream)
+    back = rank.memory("mixture sum", "backward", 3 * rank.element * rank.stream)
     return Operator((add,) * (branches - 2), (back,) * (branches - 1))

@@ -3,7 +3,7 @@
 `parts(model, plan)` gives kernels, collectives, activation bytes and parameters; `saved_tensors(model, plan)` lists the
 activations of a layer by name. Which kernels there are and what they move is stated in `strategies.layers.operators`.
 
-FLOPs of a kernel are those that it executes: a causal flash kernel executes half of its products. `model_flops` follows the rule
+A kernel's FLOPs are what it executes: a causal flash kernel executes half of its products. `model_flops` follows the rule
 of Megatron-LM and most papers (arXiv:2104.04473 appendix): matrix products only, attention in full even when causal, backward
 twice forward, no recomputation.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from strategies.frameworks.megatron_2021.small_kernels import batch
-from strategies.layers import selective_recomputation as operators
+from strategies.layers import selective_recomputation
 from strategies.layers.embedding_and_head import embedding, head
 from strategies.layers.layer_cost import LayerCost, Tensors, joined, part_of, tensors_of
 from strategies.layers.operators import Operator
@@ -36,11 +36,11 @@ class ModelCosts:
     plan: Plan
     embedding: LayerCost
     layers: tuple[LayerCost, ...]  # one per kind
-    kept: tuple[LayerCost, ...]  # the same without recomputation
+    kept: tuple[LayerCost, ...]  # layers without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: LayerCost  # final norm, language-model head and loss
     batch: Items  # before every forward pass of every stage
-    received: Items  # before those of stages whose input comes from another rank
+    received: Items  # before the forward pass of stages whose input comes from another rank
     returned: Items  # before the backward passes of those whose result went to another rank
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
 
@@ -66,26 +66,26 @@ class ModelCosts:
 def parts(model: Model, plan: Resolved) -> ModelCosts:
     """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
     _check(model, plan)
-    share, recompute = RankShapes(model, plan), plan.recompute
+    rank, recompute = RankShapes(model, plan), plan.recompute
     kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
-    layers, kept = (tuple(part_of("layer", _layer(share, moe), share, again) for moe in kinds) for again in (recompute, "none"))
+    layers, kept = (tuple(part_of("layer", _layer(rank, moe), rank, again) for moe in kinds) for again in (recompute, "none"))
     return ModelCosts(
         plan=plan,
-        embedding=part_of("embedding", embedding(share), share, "none"),
+        embedding=part_of("embedding", embedding(rank), rank, "none"),
         layers=layers,
         kept=kept,
         kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
-        head=part_of("head", head(share), share, "none"),
-        batch=batch(share),
-        received=received(share),
-        returned=returned(share),
-        tied=share.rows * model.hidden if model.head and model.tied else 0,
+        head=part_of("head", head(rank), rank, "none"),
+        batch=batch(rank),
+        received=received(rank),
+        returned=returned(rank),
+        tied=rank.rows * model.hidden if model.head and model.tied else 0,
     )
 
 
-def _layer(share: RankShapes, moe: Experts | None) -> list[Operator]:
-    pieces = transformer_layer(share, moe)
-    return operators.chosen(share, pieces) if share.resolved.recompute == "operators" else pieces
+def _layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
+    operators = transformer_layer(rank, moe)
+    return selective_recomputation.chosen(rank, operators) if rank.resolved.recompute == "operators" else operators
 
 
 def _experts(model: Model, layer: int) -> Experts | None:
@@ -112,7 +112,7 @@ def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
 def _check(model: Model, plan: Resolved) -> None:
     refuse(f"model {model.name}", _unknown(model, plan))
     if plan.recompute == "operators":
-        operators.check(RankShapes(model, plan))
+        selective_recomputation.check(RankShapes(model, plan))
 
 
 def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
@@ -131,13 +131,13 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
     """What PyTorch's own operators are not written down for."""
-    share = RankShapes(model, plan)
+    rank = RankShapes(model, plan)
     unknown = {
-        "dropout": share.dropout or share.attention_dropout,
+        "dropout": rank.dropout or rank.attention_dropout,
         "experts": model.experts is not None,
         "latent attention": model.latent is not None,
         "qk_norm": model.qk_norm,
-        "cp": share.cp > 1,
+        "cp": rank.cp > 1,
         "recompute=selective": plan.recompute == "selective",
     }
     yield from (

@@ -13,23 +13,23 @@ from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 
 
-def received(share: RankShapes) -> Items:
+def received(rank: RankShapes) -> Items:
     """Before the forward pass of a stage whose input comes from another rank."""
-    return _whole(share, "stage input", "forward") if share.resolved.splits("F") else ()
+    return _whole(rank, "stage input", "forward") if rank.resolved.splits("F") else ()
 
 
-def returned(share: RankShapes) -> Items:
+def returned(rank: RankShapes) -> Items:
     """Before the backward pass of a stage whose result went to another rank: that result, and the gradient from there."""
-    plan = share.resolved
-    own = _whole(share, "stage output", "backward") if plan.partitioned else ()
-    return own + (_whole(share, "stage output gradient", "backward") if plan.splits("B") else ())
+    plan = rank.resolved
+    own = _whole(rank, "stage output", "backward") if plan.partitioned else ()
+    return own + (_whole(rank, "stage output gradient", "backward") if plan.splits("B") else ())
 
 
-def _whole(share: RankShapes, label: str, phase: str) -> Items:
+def _whole(rank: RankShapes, label: str, phase: str) -> Items:
     """An all-gather into a list of tensors, which PyTorch copies out of one; DeepSpeed sets a buffer to zero and copies again."""
-    size = share.element * share.stream
-    copy = share.memory(f"{label} copy", phase, 2 * size)
-    gather = share.collective("all_gather", label, size)
-    if not share.resolved.partitioned:
+    size = rank.element * rank.stream
+    copy = rank.memory(f"{label} copy", phase, 2 * size)
+    gather = rank.collective("all_gather", label, size)
+    if not rank.resolved.partitioned:
         return (*gather, copy)
-    return (share.memory(f"{label} zeros", phase, size), *gather, copy, copy)
+    return (rank.memory(f"{label} zeros", phase, size), *gather, copy, copy)

@@ -82,14 +82,14 @@ class RankShapes:
         return self.batch * self.sequence // self.cp
 
     @property
-    def parted(self) -> int:
+    def local_tokens(self) -> int:
         """Tokens of the rank outside attention and MLP: 1/tp of all with sequence parallelism."""
         return self.tokens // self.tp if self.resolved.sequence_parallel else self.tokens
 
     @property
     def stream(self) -> int:
         """Elements of the residual stream on this rank."""
-        return self.parted * self.model.hidden
+        return self.local_tokens * self.model.hidden
 
     @property
     def dropout(self) -> bool:
@@ -137,16 +137,16 @@ class RankShapes:
         """Gradient of a matrix (of `batch` of them), accumulated in the gradient's type by the product or by a second kernel."""
         fused, elements = self.resolved.fused_accumulation, batch * outputs * inputs
         written = self.accumulated(elements) if fused else self.element * elements
-        made = () if fused or label == "head weight" else self.made(label, "backward", self.element * elements)
+        fills = () if fused or label == "head weight" else self.fills(label, "backward", self.element * elements)
         width, dtype = FP8_WIDTH if dtype == "fp8" else self.element, dtype or self.resolved.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
         product = Kernel("gemm", label, "backward", flops, moved, dtype, shape, alignment=alignment)
-        return (*made, product, *(() if fused else self._sum(label, elements)))
+        return (*fills, product, *(() if fused else self._sum(label, elements)))
 
     def _sum(self, label: str, elements: int) -> tuple[Kernel, ...]:
-        """Kernels that add a gradient to those before. DeepSpeed's optimizer of 16-bit parameters with fp32 gradients casts it in
+        """Kernels that accumulate a gradient. DeepSpeed's optimizer of 16-bit parameters with fp32 gradients casts it in
         one and adds in another (deepspeed/runtime/bf16_optimizer.py of 0.6.5, update_hp_grads).
         """
         plan, moved = self.resolved, self._added(elements)
@@ -157,13 +157,13 @@ class RankShapes:
         return (self.memory(f"{label} sum", "backward", moved),) if moved else ()
 
     def _added(self, elements: int) -> float:
-        """Bytes that a kernel moves to add a gradient to those before: read, and their sum read and written.
+        """Bytes that a kernel moves to accumulate a gradient: read, and their sum read and written.
 
         Gradients of the parameters' type are left where they are in the first microbatch (PyTorch's autograd), unless there are
-        zeros (`plan.set_to_none`); those of another are added to a buffer of zeros (Megatron-LM's megatron/model/distributed.py).
-        What every microbatch reduces is only cast, which PyTorch's FSDP does with all gradients of a unit
-        (`strategies.data_parallel.parameter_gather`); a rank's part of the sum is added up beside the reductions, on their
-        stream, which is left out.
+        zeros (the option `set_to_none`); gradients of another type are added to a buffer of zeros (Megatron-LM's
+        megatron/model/distributed.py). What every microbatch reduces is only cast, which PyTorch's FSDP does with all gradients
+        of a unit (`strategies.data_parallel.parameter_gather`); a rank's part of the sum is added up beside the reductions, on
+        their stream, which is left out.
         """
         plan, count = self.resolved, self.resolved.microbatches
         if self.resolved.reduces_each:
@@ -174,7 +174,7 @@ class RankShapes:
         return float(moved if stay else moved * (count - 1) / count)
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
-        """Kernels that add the gradients of `count` vectors of parameters to those before."""
+        """Kernels that accumulate the gradients of `count` vectors of parameters."""
         return () if self.kernels.compiled else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
@@ -187,10 +187,10 @@ class RankShapes:
         return Kernel("memory", label, phase, 0.0, float(moved), self.resolved.precision)
 
     def reduction(self, label: str, phase: str, moved: float) -> Kernel:
-        """The same of a kernel that needs whole rows or columns."""
+        """A kernel bound by `moved` bytes that needs all of a row or column."""
         return Kernel("reduction", label, phase, 0.0, float(moved), self.resolved.precision)
 
-    def made(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
+    def fills(self, label: str, phase: str, size: float) -> tuple[Kernel, ...]:
         """With `plan.deterministic`, the kernel that fills a new tensor of `size` bytes before its contents are made.
 
         torch.empty and all that calls it fill (ATen's empty_cuda and empty_strided_cuda): results of Transformer Engine and
@@ -277,10 +277,10 @@ class RankShapes:
         batch, m, n, k = kernel.shape
         return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
 
-    def _round(self, whole: Items) -> Collective:
+    def _round(self, collective: Items) -> Collective:
         """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""
-        assert isinstance(whole[0], Collective)
-        return replace(whole[0], algorithm=f"{whole[0].operation}/ring", repeat=1 / (self.tp - 1))
+        assert isinstance(collective[0], Collective)
+        return replace(collective[0], algorithm=f"{collective[0].operation}/ring", repeat=1 / (self.tp - 1))
 
     def reduce(self, label: str, phase: str, features: int = 0, fused: bool = True) -> Items:
         """The sum of all ranks' partial results, on every rank or (sequence parallelism) a part of the tokens on each. fused: as

@@ -22,25 +22,25 @@ from strategies.layers.tensor_overlap import Items
 from topologies.reading import UserError
 
 
-def check(share: RankShapes) -> None:
+def check(rank: RankShapes) -> None:
     """Raise UserError for what the policy is not written down for."""
-    model, plan = share.model, share.resolved
+    model, plan = rank.model, rank.resolved
     biased = model.attention_bias or model.output_bias or model.mlp_bias
     for wrong, why in (
-        (not share.gathers_once, f"contradicts kernels={plan.kernels}: it is PyTorch's, with kernels=torch or compiled"),
+        (not rank.gathers_once, f"contradicts kernels={plan.kernels}: it is PyTorch's, with kernels=torch or compiled"),
         (not plan.fused_attention, f"needs fused attention, and attention={plan.attention}"),
-        (not share.kernels.separate_products, "is not simulated with joined_products=true: the policy counts products"),
+        (not rank.kernels.separate_products, "is not simulated with joined_products=true: the policy counts products"),
         (biased, f"is not simulated with biases, which {model.name} has: their products are another operator"),
         (model.experts is not None, f"is not simulated with experts, which {model.name} has"),
         (model.latent is not None, f"is not simulated with latent attention, which {model.name} has"),
         (plan.cp > 1, f"with cp={plan.cp} is not simulated"),
-        (plan.fp8 is not None and share.eager, "with fp8 needs kernels=compiled: the policy has no name for others' products"),
+        (plan.fp8 is not None and rank.eager, "with fp8 needs kernels=compiled: the policy has no name for others' products"),
     ):
         if wrong:
             raise UserError(f"plan: recompute=operators {why}")
 
 
-def chosen(share: RankShapes, pieces: list[Operator]) -> list[Operator]:
+def chosen(rank: RankShapes, operators: list[Operator]) -> list[Operator]:
     """The pieces of a dense layer, each with what it keeps and what of it runs again."""
     changes = {
         "qkv input": _qkv,
@@ -49,17 +49,21 @@ def chosen(share: RankShapes, pieces: list[Operator]) -> list[Operator]:
         "mlp up input": _up,
         "mlp down input": _down,
     }
-    repeated = [replace(one, again=tuple(item for item in one.forward if not _maximum(share, item))) for one in pieces]
-    return [next((changes[name](share, one) for name in one.saved if name in changes), one) for one in repeated]
+    repeated = [
+        replace(operator, again=tuple(item for item in operator.forward if not _maximum(rank, item))) for operator in operators
+    ]
+    return [
+        next((changes[name](rank, operator) for name in operator.saved if name in changes), operator) for operator in repeated
+    ]
 
 
-def repeated(pieces: Sequence[Operator]) -> list[Operator]:
-    """The same with only the work that runs again, and its part of their FLOPs."""
+def repeated(operators: Sequence[Operator]) -> list[Operator]:
+    """Operators with only the work that runs again, and its part of their FLOPs."""
     result = []
-    for piece in pieces:
-        assert piece.again is not None
-        all_of_it, rest = _flops(piece.forward), _flops(piece.again)
-        result.append(replace(piece, forward=piece.again, flops=piece.flops * (rest / all_of_it if all_of_it else 0.0)))
+    for operator in operators:
+        assert operator.again is not None
+        all_of_it, rest = _flops(operator.forward), _flops(operator.again)
+        result.append(replace(operator, forward=operator.again, flops=operator.flops * (rest / all_of_it if all_of_it else 0.0)))
     return result
 
 
@@ -67,50 +71,50 @@ def _flops(items: Items) -> float:
     return sum(item.flops for item in items if isinstance(item, Kernel))
 
 
-def _maximum(share: RankShapes, item: Item) -> bool:
+def _maximum(rank: RankShapes, item: Item) -> bool:
     """Whether it only finds the maximum of a tensor that is cast to fp8 next: rows find theirs while they are cast."""
-    fp8 = share.resolved.fp8
-    whole = fp8 is not None and fp8.scaling == "tensorwise"
-    return whole and isinstance(item, Kernel) and item.kind == "reduction" and item.label.endswith("in fp8")
+    fp8 = rank.resolved.fp8
+    by_maximum = fp8 is not None and fp8.scaling == "tensorwise"
+    return by_maximum and isinstance(item, Kernel) and item.kind == "reduction" and item.label.endswith("in fp8")
 
 
-def _qkv(share: RankShapes, piece: Operator) -> Operator:
-    dim, element = share.model.head_dim, share.element * share.tokens
-    kept = {"query product": element * share.heads * dim, "values": element * share.kv_heads * dim}
-    return replace(piece, again=_second(piece, 3), made=kept)
+def _qkv(rank: RankShapes, operator: Operator) -> Operator:
+    dim, element = rank.model.head_dim, rank.element * rank.tokens
+    kept = {"query product": element * rank.heads * dim, "values": element * rank.kv_heads * dim}
+    return replace(operator, again=_second(operator, 3), kept_results=kept)
 
 
-def _core(share: RankShapes, piece: Operator) -> Operator:
-    return replace(piece, again=(), made={**piece.inner, "attention output input": piece.saved["queries"]})
+def _core(rank: RankShapes, operator: Operator) -> Operator:
+    return replace(operator, again=(), kept_results={**operator.inner, "attention output input": operator.saved["queries"]})
 
 
-def _output(share: RankShapes, piece: Operator) -> Operator:
+def _output(rank: RankShapes, operator: Operator) -> Operator:
     """Its sum over tp ranks is kept when it is a reduce-scatter; of what is compiled nothing is then left to run."""
-    if not share.resolved.sequence_parallel:
-        return piece
-    again = tuple(item for item in piece.forward if isinstance(item, Kernel)) if share.eager else ()
-    return replace(piece, again=again, made={"attention output": share.element * share.stream})
+    if not rank.resolved.sequence_parallel:
+        return operator
+    again = tuple(item for item in operator.forward if isinstance(item, Kernel)) if rank.eager else ()
+    return replace(operator, again=again, kept_results={"attention output": rank.element * rank.stream})
 
 
-def _up(share: RankShapes, piece: Operator) -> Operator:
-    kept = {"mlp up output": float(share.element * share.tokens * (share.model.ffn // share.tp))}
-    return replace(piece, again=_second(piece, 2 if share.model.gated else 1), made=kept)
+def _up(rank: RankShapes, operator: Operator) -> Operator:
+    kept = {"mlp up output": float(rank.element * rank.tokens * (rank.model.ffn // rank.tp))}
+    return replace(operator, again=_second(operator, 2 if rank.model.gated else 1), kept_results=kept)
 
 
-def _down(share: RankShapes, piece: Operator) -> Operator:
+def _down(rank: RankShapes, operator: Operator) -> Operator:
     """Nothing needs its result, which an eager layer keeps all the same when it is the seventh product, before any sum."""
-    if not (share.eager and share.model.gated):
-        return piece
-    hidden = share.model.hidden
-    scattered = share.stream if share.resolved.sequence_parallel else 0
-    return replace(piece, made={"mlp down output": float(share.element * (share.tokens * hidden + scattered))})
+    if not (rank.eager and rank.model.gated):
+        return operator
+    hidden = rank.model.hidden
+    scattered = rank.stream if rank.resolved.sequence_parallel else 0
+    return replace(operator, kept_results={"mlp down output": float(rank.element * (rank.tokens * hidden + scattered))})
 
 
-def _second(piece: Operator, products: int) -> Items:
+def _second(operator: Operator, products: int) -> Items:
     """What runs again of so many products of one input, of which the second is not kept, and of what it needs."""
-    assert piece.again is not None
+    assert operator.again is not None
     number, again = 0, list[Item]()
-    for item in piece.again:
+    for item in operator.again:
         if isinstance(item, Kernel) and item.kind == "gemm":
             number += 1
             if number % products != 2 % products or products == 1:

@@ -11,8 +11,8 @@ Items = tuple[Item, ...]
 
 def beside(kernels: Items, collectives: Items) -> Items:
     """The collectives run beside the kernels; what follows waits for both."""
-    those = [item for item in collectives if isinstance(item, Collective)]
-    return (*map(Start, those), *kernels, *map(Join, those))
+    waiting = [item for item in collectives if isinstance(item, Collective)]
+    return (*map(Start, waiting), *kernels, *map(Join, waiting))
 
 
 def pipelined(across: Collective, inside: Items) -> Items:
@@ -41,7 +41,7 @@ def interleaved(first: Items, second: Items) -> Items:
             if turn < len(stretches):
                 kernels, under_way[number] = stretches[turn]
                 result += (*kernels, *map(Start, under_way[number]))
-    return (*result, *(Join(one) for those in under_way for one in those))
+    return (*result, *(Join(collective) for collectives in under_way for collective in collectives))
 
 
 def _stretches(items: Items) -> list[tuple[list[Item], list[Collective]]]:

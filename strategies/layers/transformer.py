@@ -15,31 +15,31 @@ from strategies.layers.rank_shapes import RankShapes
 from strategies.models.model import Experts
 
 
-def transformer_layer(share: RankShapes, moe: Experts | None) -> list[Operator]:
+def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
     """The pieces of one layer, dense or with the experts `moe`, in the order of the forward pass."""
-    before, after = norm(share, "attention norm", residual=True, source="layer input"), norm(share, "mlp norm", residual=True)
+    before, after = norm(rank, "attention norm", residual=True, source="layer input"), norm(rank, "mlp norm", residual=True)
     return [
         replace(before, modules=("layernorm",), makes=("qkv input",)),
-        *attention(share),
-        residual(share, "attention residual"),
+        *attention(rank),
+        residual(rank, "attention residual"),
         replace(after, modules=("layernorm",), makes=("mlp up input", "mlp input")),
-        *(mixture(share, moe) if moe else _mlp(share)),
-        residual(share, "mlp residual"),
+        *(mixture(rank, moe) if moe else _mlp(rank)),
+        residual(rank, "mlp residual"),
     ]
 
 
-def _mlp(share: RankShapes) -> list[Operator]:
-    model = share.model
+def _mlp(rank: RankShapes) -> list[Operator]:
+    model = rank.model
     width = model.ffn * (2 if model.gated else 1)
-    tokens, columns = share.tokens, model.ffn // share.tp
-    up = column_linear(share, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ())
+    tokens, columns = rank.tokens, model.ffn // rank.tp
+    up = column_linear(rank, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ())
     between = (
-        eager.gated(share, columns)
-        if share.eager and model.gated
-        else activation(share, "activation", tokens * columns, saved="mlp up output")
+        eager.gated(rank, columns)
+        if rank.eager and model.gated
+        else activation(rank, "activation", tokens * columns, saved="mlp up output")
     )
     return [
         replace(up, modules=("mlp",), makes=("mlp up output",)),
         replace(between, modules=("mlp",), makes=("mlp down input",)),
-        replace(row_linear(share, "mlp down", model.ffn, model.mlp_bias), modules=("mlp",)),
+        replace(row_linear(rank, "mlp down", model.ffn, model.mlp_bias), modules=("mlp",)),
     ]

@@ -33,8 +33,8 @@ def tensors(parts: Sequence[LayerCost], model: Model, tied: int, apart: bool) ->
     for position, part in enumerate(parts):
         own = tied if position == len(parts) - 1 else 0
         matrix = [elements for weight in weights(part, model, own) for elements in _elements(weight, model, apart)]
-        whole, rest = divmod(part.parameters + own - sum(matrix), model.hidden)
-        result += matrix + [model.hidden] * whole + [rest] * (rest > 0)
+        norms, rest = divmod(part.parameters + own - sum(matrix), model.hidden)
+        result += matrix + [model.hidden] * norms + [rest] * (rest > 0)
     return result
 
 
@@ -46,7 +46,7 @@ def _elements(weight: Weight, model: Model, apart: bool) -> list[int]:
         rows = [weight.rows - 2 * keys, keys, keys]
     if apart and weight.label == "mlp up weight" and model.gated:
         rows = [weight.rows // 2] * 2
-    return [one * weight.columns for one in rows] * weight.copies
+    return [count * weight.columns for count in rows] * weight.copies
 
 
 def matrices(part: LayerCost, model: Model, tied: int = 0) -> dict[Matrix, int]:
@@ -54,10 +54,10 @@ def matrices(part: LayerCost, model: Model, tied: int = 0) -> dict[Matrix, int]:
 
     The product that makes a weight's gradient has the weight's shape; embeddings, which are looked up, have no product.
     """
-    found: dict[Matrix, int] = {}
+    shapes: dict[Matrix, int] = {}
     for _, rows, columns, count in weights(part, model, tied):
-        found[rows, columns] = found.get((rows, columns), 0) + count
-    return found
+        shapes[rows, columns] = shapes.get((rows, columns), 0) + count
+    return shapes
 
 
 def vectors(part: LayerCost, model: Model) -> int:
@@ -71,7 +71,7 @@ def vectors(part: LayerCost, model: Model) -> int:
 
 
 def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
-    """The matrices of a part; those of products as the products that make their gradients are called."""
+    """The matrices of a part; the matrix of a product has the label of the product that makes its gradient."""
     if part.name == "embedding":
         extra = (model.context if model.positions == "learned" else 0, model.token_types)
         for rows in (_vocabulary_rows(part, model, sum(extra)), *extra):
@@ -85,7 +85,7 @@ def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
 
 
 def _vocabulary_rows(part: LayerCost, model: Model, others: int) -> int:
-    """Of the vocabulary, on this rank: what other embeddings and a norm do not explain (a norm has at most 2 · hidden)."""
+    """Rows of the vocabulary on this rank: what other embeddings and a norm do not explain (a norm has at most 2 · hidden)."""
     norm = model.norm_parameters(model.hidden) if model.embedding_norm else 0
     return (part.parameters - others * model.hidden - norm) // model.hidden
 
@@ -95,6 +95,6 @@ def _is_tied(kernel: Kernel, model: Model) -> bool:
     return model.tied and kernel.label == "head weight"
 
 
-def size(found: dict[Matrix, int]) -> int:
+def size(shapes: dict[Matrix, int]) -> int:
     """Elements of all of them."""
-    return sum(rows * columns * count for (rows, columns), count in found.items())
+    return sum(rows * columns * count for (rows, columns), count in shapes.items())

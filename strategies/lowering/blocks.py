@@ -15,11 +15,11 @@ from strategies.layers.tensor_overlap import Items, interleaved
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
 
-def taking_turns(ahead: Sequence[LayerCost], back: Sequence[LayerCost], whole: bool) -> Block:
-    """A forward pass of one stage and a backward pass (`whole`, or its first half) of another: their layers, one of each at a
+def taking_turns(ahead: Sequence[LayerCost], back: Sequence[LayerCost], full: bool) -> Block:
+    """A forward pass of one stage and a backward pass (`full`, or its first half) of another: their layers, one of each at a
     time, take turns at their collectives, the backward pass first. Embedding and head stand alone.
     """
-    direction = BACKWARD if whole else INPUT
+    direction = BACKWARD if full else INPUT
     layers = [part for part in ahead if part.name == "layer"], [part for part in back[::-1] if part.name == "layer"]
     first = [(FORWARD, part) for part in ahead if part.name == "embedding"]
     first += [(direction, part) for part in back if part.name == "head"]
@@ -73,11 +73,11 @@ def _cut(key: _Same, begin: int, end: int) -> Items:
 
 class Making(NamedTuple):
     """Gradients that a piece of a backward pass takes at its start, and makes one by one: bytes per parameter, of each part that
-    it touches the bytes that it makes, and those of its earliest part that later pieces make.
+    it touches the bytes that it makes, and bytes of its earliest part that later pieces make.
     """
 
     width: int
-    made: tuple[float, ...]
+    completed: tuple[float, ...]
     later: float
 
 
@@ -93,22 +93,23 @@ def workspace(
 
     A pass goes from part to part: forward, the activations of later parts are not there yet; backward, they are gone already.
     making: gradients of which not all are there yet, so that less than nothing may be needed besides all of them. absent: as in
-    `LayerCost.undo`. stranded: bytes that are counted where the loss runs. begun: the last part's pass has begun, with its loss.
+    `LayerCost.backward_peak`. stranded: bytes that are counted where the loss runs. begun: the last part's pass has begun, with
+    its loss.
     """
     if direction == INPUT:
         return _halved(parts, absent, stranded)
     most, after = (-math.inf, 0.0) if making else (0.0, 0.0)
     width = making.width if making else 0
-    unmade = list(making.made) if making else [0.0] * len(parts)
+    unmade = list(making.completed) if making else [0.0] * len(parts)
     for number in range(len(parts) - 1, -1, -1):
         part, earlier = parts[number], sum(unmade[:number])
-        lost = stranded if part.loss > 0 else 0.0
+        lost = stranded if part.loss_workspace > 0 else 0.0
         if direction == FORWARD:
             work = part.temporary + lost
         elif begun and number == len(parts) - 1:
-            work = (part.passing if width else part.undoing) + part.restored
+            work = (part.gradient_workspace if width else part.backward_workspace) + part.restored
         else:
-            work = part.undo(width, absent - lost) + part.restored
+            work = part.backward_peak(width, absent - lost) + part.restored
         more = making.later if making and not number else 0.0
         most = max(most, work + more - after - earlier)
         after += part.saved
@@ -116,14 +117,14 @@ def workspace(
 
 
 def _halved(parts: Sequence[LayerCost], absent: float, stranded: float) -> float:
-    """Of the first half of a split pass: what the weight gradients need takes the place of what is gone, so that less than
-    nothing may be needed besides all of both.
+    """Workspace of the first half of a split pass: inputs of weight gradients take the place of activations that are gone, so
+    that less than nothing may be needed besides all of both.
     """
     later, unmade = 0.0, sum(part.held for part in parts)
     most = -sum(part.saved for part in parts)
     for part in reversed(parts):
-        lost = stranded if part.loss > 0 else 0.0
-        most = max(most, part.halve(absent - lost) + part.restored - later - unmade)
+        lost = stranded if part.loss_workspace > 0 else 0.0
+        most = max(most, part.input_gradient_peak(absent - lost) + part.restored - later - unmade)
         later += part.saved
         unmade -= part.held
     return most

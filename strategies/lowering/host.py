@@ -91,15 +91,15 @@ class Host:
         piece: Memory = () if free or self.plan.copies == 1 else (("temporary", elements * width),)
         return self._move("gpu", "cpu", elements * width, width, "gradients", after, piece, piece + free)
 
-    def fetch(self, elements: float, after: tuple[Ref, ...], whole: Memory = ()) -> Ref:
+    def fetch(self, elements: float, after: tuple[Ref, ...], gathered: Memory = ()) -> Ref:
         """Copy the rank's part of parameters to the GPU. From a disk they are read before, as soon as a buffer is free."""
         width, options = self.plan.bytes_per_element, self.options
         assert options is not None
         if options.parameters == "nvme":
             free = self._fetched[-options.buffers :][:1] if len(self._fetched) >= options.buffers else []
             after = (*after, self._move("nvme", "cpu", elements * width, width, "parameters", tuple(free)))
-        piece = whole or (("temporary", elements * width),)
-        ref = self._move("cpu", "gpu", elements * width, width, "parameters", after, piece, () if whole else piece)
+        piece = gathered or (("temporary", elements * width),)
+        ref = self._move("cpu", "gpu", elements * width, width, "parameters", after, piece, () if gathered else piece)
         self._fetched.append(ref)
         return ref
 

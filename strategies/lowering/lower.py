@@ -106,7 +106,7 @@ class _Lowering:
             self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(size, before, after))
 
     def _step(self, ranks: int, size: float) -> None:
-        """Every rank's passes and updates, after those of the step before."""
+        """Every rank's passes and updates, after the step before."""
         for stage in self.stages.values():
             stage.reduced.clear()
         for rank in range(ranks):
@@ -122,7 +122,7 @@ class _Lowering:
             if self.tied and stage in ends:
                 self._tie(stage, (ends[0].rank, ends[1].rank))
         if self.schedule.copies > 1:
-            for stage in sorted(stages, key=lambda one: one.number % len(plan.layers)):  # in the same order on both ranks
+            for stage in sorted(stages, key=lambda stage: stage.number % len(plan.layers)):  # in the same order on both ranks
                 self._add_copies(stage)
         for stage in stages:
             if not self.schedule.versions:
@@ -176,7 +176,7 @@ def _flops(work: ModelCosts, plan: Resolved) -> tuple[float, float]:
 
 
 def _masked_flops(model: Model, plan: Resolved, flops: float) -> float | None:
-    """Of the model FLOPs of the whole job, those that a causal mask leaves; None without one."""
+    """Model FLOPs of the job that a causal mask leaves; None without a mask."""
     if model.family != "decoder":
         return None
     full, left = (model.forward_flops(plan.global_batch, plan.sequence, causal) for causal in (False, True))

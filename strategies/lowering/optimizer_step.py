@@ -75,12 +75,12 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
 
 def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:
     """The kernels of a step on a rank that updates `count` parameters; copies: ranks that have the same `gradients` gradients."""
-    whole = [(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
+    reductions = [(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
     update = [(label, moved * (gradients if label == ZEROING else count)) for label, moved in passes_of(plan)]
-    return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in whole + update]
+    return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in reductions + update]
 
 
-def taken_by(plan: Plan, count: float, largest: float) -> float:
+def update_workspace(plan: Plan, count: float, largest: float) -> float:
     """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements."""
     if plan.bytes_per_gradient != 2 or plan.masters_only:
         return 0.0

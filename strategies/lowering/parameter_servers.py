@@ -130,8 +130,8 @@ def _workers(job: Job, servers: int, steps: int, jitter: float) -> int:
 def _alone(job: Job, prices: Prices, workers: int) -> tuple[Setting, int, float]:
     """What one worker does between pull and push, its tokens, and its peak memory: a step on one GPU less its update."""
     nodes = workers // job.cluster.node.gpus
-    whole = replace(job, cluster=job.cluster.model_copy(update={"nodes": nodes})).resolve()
-    changes = {"dp": 1, "global_batch": None, "accumulation": whole.microbatches}
+    common = replace(job, cluster=job.cluster.model_copy(update={"nodes": nodes})).resolve()
+    changes = {"dp": 1, "global_batch": None, "accumulation": common.microbatches}
     plan = Resolved.of(job.plan.model_copy(update=changes), job.model, 1, job.where)
     timeline = run(lower(job.model, plan), job.cluster.topology(), prices)
     update, parameters = breakdown(timeline)["optimizer"], job.model.parameters

@@ -52,7 +52,7 @@ class Passes:
         for action in self.order:
             self.left[action.chunk] += action.kind in "BW"
         self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
-        self.near = {(one.number, step): flow.neighbour(one, step) for one in self.mine for step in (-1, 1)}
+        self.near = {(stage.number, step): flow.neighbour(stage, step) for stage in self.mine for step in (-1, 1)}
         self.sends = self._sends(size)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
@@ -129,7 +129,7 @@ class Passes:
         there, back = self._stage(forward), self._stage(backward)
         key = there.number, back.number, backward.kind
         if key not in self.flow.pairs:
-            self.flow.pairs[key] = taking_turns(there.parts, back.parts, whole=backward.kind == "B")
+            self.flow.pairs[key] = taking_turns(there.parts, back.parts, full=backward.kind == "B")
         op.work, op.after = self.flow.pairs[key], op.after + other.after
         op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
         if self.flow.waits and self.flow.waits[-1][0] is other:  # what the second one waits for was noted last

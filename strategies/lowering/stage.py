@@ -12,7 +12,7 @@ from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, fill
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, WEIGHT
-from strategies.lowering.optimizer_step import kernels_of, on_the_cpus, taken_by
+from strategies.lowering.optimizer_step import kernels_of, on_the_cpus, update_workspace
 from strategies.lowering.stage_passes import StagePasses
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
@@ -46,11 +46,12 @@ class Stage(StagePasses):
         return self._buckets[weights_only]
 
     def _gradients(self, weights_only: bool) -> Iterator[Gradient]:
-        """Of every parameter that other ranks have too."""
+        """Gradients of the parameters that other ranks have too."""
         for number in range(len(self.parts) - 1, -1, -1):
-            for one in self.parts[number].gradients:
-                if self.tied if one.tied else self.plan.expert_copies > 1 or not one.spread:
-                    yield Gradient(one.shape, Cut(number, one.weights_left if weights_only else one.left), one.spread)
+            for gradient in self.parts[number].gradients:
+                if self.tied if gradient.tied else self.plan.expert_copies > 1 or not gradient.spread:
+                    left = gradient.weights_left if weights_only else gradient.left
+                    yield Gradient(gradient.shape, Cut(number, left), gradient.spread)
 
     def reduce(
         self,
@@ -109,8 +110,10 @@ class Stage(StagePasses):
         key = "replica", size, count, ()
         if key not in self._reductions:
             plan = self.plan
-            one = Collective("all_reduce", size, "replica", "gradient shards", plan.algorithm, count, plan.bytes_per_gradient)
-            self._reductions[key] = one
+            all_reduce = Collective(
+                "all_reduce", size, "replica", "gradient shards", plan.algorithm, count, plan.bytes_per_gradient
+            )
+            self._reductions[key] = all_reduce
         return self.add(Op("replica", self._reductions[key], (after,)))
 
     @property
@@ -126,13 +129,13 @@ class Stage(StagePasses):
         """What the whole gradients of a bucket take."""
         return "gradient", float(bucket.elements * self.plan.bytes_per_gradient)
 
-    def reduce_bucket(self, operation: str, bucket: Bucket, made: Ref, free: Memory = ()) -> None:
+    def reduce_bucket(self, operation: str, bucket: Bucket, completed: Ref, free: Memory = ()) -> None:
         """Reduce a bucket's gradients over the ranks that have the same parameters."""
         size = float(bucket.elements * self.plan.bytes_per_gradient)
         if bucket.spread:
-            self.reduced.append(self._reduction(operation, size, 1, self.plan.expert_sharing, (made,), free))
+            self.reduced.append(self._reduction(operation, size, 1, self.plan.expert_sharing, (completed,), free))
         else:
-            self.reduce(operation, size, 1, (made,), free)
+            self.reduce(operation, size, 1, (completed,), free)
 
     def backward_in_buckets(
         self,
@@ -148,13 +151,13 @@ class Stage(StagePasses):
         takes: of the buckets that a piece of the pass completes, what it takes for them, and how much of that it gives back.
         """
         way, start, end = WEIGHT if weights_only else BACKWARD, Cut(len(self.parts)), Cut(0)
-        buckets, ref = groupby(self.buckets(weights_only), lambda one: one.cut if self.plan.overlap else end), None
+        buckets, ref = groupby(self.buckets(weights_only), lambda bucket: bucket.cut if self.plan.overlap else end), None
         for cut, complete in buckets:
             mine = list(complete)
-            taken, given_back = takes(mine) if takes else self._stay(mine)
+            allocated, given_back = takes(mine) if takes else self._stay(mine)
             after += self.crowded if takes else ()
-            passing = "gradient" if taken and not given_back else ""
-            ref, after = self.between(way, microbatch, after, start, cut, taken, given_back, passing), ()
+            passing = "gradient" if allocated and not given_back else ""
+            ref, after = self.between(way, microbatch, after, start, cut, allocated, given_back, passing), ()
             start = cut
             for bucket in mine:
                 reduce(bucket, ref)
@@ -163,35 +166,35 @@ class Stage(StagePasses):
 
     def _stay(self, buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
         """What a piece of a pass takes for the gradients in buckets that it completes, and gives back: where DDP's gradients are
-        views of its buckets, those that autograd has made, and that are copied there one by one.
+        views of its buckets, what autograd has made, copied there one by one.
         """
-        plan, elements = self.plan, sum(one.elements for one in buckets)
+        plan, elements = self.plan, sum(bucket.elements for bucket in buckets)
         if not plan.kernel_set.bucket_views or not plan.frees_gradients:
-            return self.made(elements), ()
+            return self.new_gradients(elements), ()
         if self.has_gradients:
             gone: Memory = (("gradient", float(elements * plan.bytes_per_gradient)),)
             self.freed -= gone[0][1]
             return (), gone
-        largest = max(math.prod(shape) for one in buckets for shape in one.shapes)
+        largest = max(math.prod(shape) for bucket in buckets for shape in bucket.shapes)
         moved: Memory = (("gradient", float(largest * plan.bytes_per_gradient)),)
         return moved, moved
 
-    def update(self, shards: float, after: tuple[Ref, ...], made: int = 1) -> Ref:
+    def update(self, shards: float, after: tuple[Ref, ...], gradient_shards: int = 1) -> Ref:
         """The optimizer's pass over 1/shards of the parameters, and what a step does beside it; bound by memory traffic.
 
-        made: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.
+        gradient_shards: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.
         """
-        count, gradients = self.sharded(shards), self.sharded(made)
-        plan, replicated = self.plan, self._replicated(made)
+        count, gradients = self.sharded(shards), self.sharded(gradient_shards)
+        plan, replicated = self.plan, self._replicated(gradient_shards)
         if self.host.updates:
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
         block = Block("optimizer", (Run(1, (*replicated, *kernels_of(plan, self.plan.copies, count, gradients))),))
         largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
-        taken: Memory = (("gradient", taken_by(plan, count, largest)),)
+        allocated: Memory = (("gradient", update_workspace(plan, count, largest)),)
         freed: Memory = (("gradient", self.freed),) if self.freed else ()
-        ref = self.add(Op(COMPUTE, block, after, taken, taken + freed))
+        ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))
         self.has_gradients, self.freed = False, 0.0
         return self.host.store(count, ref) if self.host.has_parameters else ref
 

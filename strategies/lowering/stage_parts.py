@@ -50,12 +50,16 @@ class StageParts:
 
     @property
     def expert_shards(self) -> int:
-        """How many ranks share out the same experts."""
+        """How many ranks share the states of the same experts."""
         return max(1, self.plan.shards // self.plan.ep_of_dp)
 
     def shapes(self, part: int, spread: bool = False) -> list[Shape]:
-        """Of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""
-        return [one.shape for one in self.parts[part].gradients if one.spread == spread and (self.tied or not one.tied)]
+        """Shapes of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""
+        return [
+            gradient.shape
+            for gradient in self.parts[part].gradients
+            if gradient.spread == spread and (self.tied or not gradient.tied)
+        ]
 
     def shared(self, part: int) -> tuple[int, int]:
         """Elements of a part, and of its experts, that several ranks have, with what fills them up when these shard them."""
@@ -71,9 +75,9 @@ class StageParts:
         wide, parts = self.plan.bytes_per_element, self.parts[first:last]
         if not self.plan.gathers_fp8:
             return wide
-        narrow = sum(part.narrow_experts if experts else part.narrow for part in parts)
+        fp8 = sum(part.fp8_expert_parameters if experts else part.fp8_parameters for part in parts)
         every = sum(part.experts if experts else part.parameters - part.experts for part in parts)
-        return wide - (wide - FP8_WIDTH) * narrow / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
+        return wide - (wide - FP8_WIDTH) * fp8 / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
 
     @property
     def cached(self) -> Memory:
@@ -81,7 +85,7 @@ class StageParts:
         plan = self.plan
         if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters:
             return ()
-        return (("parameter", 2.0 * FP8_WIDTH * sum(part.narrow + part.narrow_experts for part in self.parts)),)
+        return (("parameter", 2.0 * FP8_WIDTH * sum(part.fp8_parameters + part.fp8_expert_parameters for part in self.parts)),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

@@ -46,8 +46,8 @@ class StagePasses(StageParts):
 
     def checkpoint(self, part: int) -> Memory:
         """What a part has in the CPUs' memory between its passes."""
-        one = self.parts[part]
-        return (("activation", one.saved),) if self.host.checkpoints and one.name == "layer" else ()
+        layer = self.parts[part]
+        return (("activation", layer.saved),) if self.host.checkpoints and layer.name == "layer" else ()
 
     def add(self, op: Op) -> Ref:
         """Append an op; its address. Raises UserError when a step has more than can be played in seconds and a gigabyte."""
@@ -76,7 +76,7 @@ class StagePasses(StageParts):
         return None if last is None else Ref(self.rank, last)
 
     def last_compute(self) -> Ref | None:
-        """The same of its compute stream."""
+        """The last op on the compute stream of the stage's rank."""
         return self.last(COMPUTE)
 
     def forward(
@@ -102,8 +102,8 @@ class StagePasses(StageParts):
         before, but are not there during the backward of the loss.
         """
         start = self._begin(last)
-        block, taken, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
-        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
+        block, allocated, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
+        return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
 
     def between(
         self,
@@ -119,18 +119,18 @@ class StagePasses(StageParts):
         """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
         of memory of all gradients that it makes, which are made one by one.
         """
-        block, taken, given_back = self._block(way, start, end, passing)
-        return self.add(Op(COMPUTE, block, after, _summed(taken + allocate), given_back + free, microbatch))
+        block, allocated, given_back = self._block(way, start, end, passing)
+        return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
         """Backward pass of all parts, or its second half, which reduces nothing."""
-        made = self.made(self.parameters)
+        gradients = self.new_gradients(self.parameters)
         self.has_gradients = True
-        return (self.weight_gradient if weights_only else self.backward)(microbatch, after, allocate=made)
+        return (self.weight_gradient if weights_only else self.backward)(microbatch, after, allocate=gradients)
 
-    def made(self, elements: float) -> Memory:
+    def new_gradients(self, elements: float) -> Memory:
         """What a backward pass takes for so many gradients that stay until the update frees them; nothing when they stay for ever
-        or when it adds to those of a microbatch before.
+        or when it adds to a microbatch before.
         """
         if not self.plan.frees_gradients or self.has_gradients:
             return ()
@@ -142,8 +142,8 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """First half of a backward pass: what the weight gradients need stays until the second half."""
-        block, taken, given_back = self._block(INPUT, self._begin(last), Cut(first))
-        return self.add(Op(COMPUTE, block, after, taken, given_back + free, microbatch))
+        block, allocated, given_back = self._block(INPUT, self._begin(last), Cut(first))
+        return self.add(Op(COMPUTE, block, after, allocated, given_back + free, microbatch))
 
     def weight_gradient(
         self,
@@ -155,8 +155,8 @@ class StagePasses(StageParts):
         free: Memory = (),
     ) -> Ref:
         """Second half of a backward pass."""
-        block, taken, given_back = self._block(WEIGHT, self._begin(last), Cut(first))
-        return self.add(Op(COMPUTE, block, after, taken + allocate, given_back + free, microbatch))
+        block, allocated, given_back = self._block(WEIGHT, self._begin(last), Cut(first))
+        return self.add(Op(COMPUTE, block, after, allocated + allocate, given_back + free, microbatch))
 
     def _begin(self, last: int | None) -> Cut:
         """The moment before the backward pass of parts up to `last`, by default all."""
@@ -186,24 +186,24 @@ class StagePasses(StageParts):
             saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
             held: Memory = (("activation", sum(part.held for part in over) + instead),)
             work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
-            taken = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
+            allocated = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
             freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
-            self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), taken, freed
+            self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), allocated, freed
         return self._blocks[key]
 
     def _making(self, start: Cut, end: Cut) -> Making:
         """The gradients that a piece of a backward pass makes."""
         last, width = start.part + (start.left > 0), self.plan.bytes_per_gradient
-        made, later = [0.0] * (last - end.part), 0.0
+        completed, later = [0.0] * (last - end.part), 0.0
         for part in range(end.part, last):
-            for one in self.parts[part].gradients:
-                if not one.spread and (self.tied or not one.tied) and Cut(part, one.left) < start:
-                    size = float(width * math.prod(one.shape))
-                    if Cut(part, one.left) >= end:
-                        made[part - end.part] += size
+            for gradient in self.parts[part].gradients:
+                if not gradient.spread and (self.tied or not gradient.tied) and Cut(part, gradient.left) < start:
+                    size = float(width * math.prod(gradient.shape))
+                    if Cut(part, gradient.left) >= end:
+                        completed[part - end.part] += size
                     else:
                         later += size
-        return Making(width, tuple(made), later)
+        return Making(width, tuple(completed), later)
 
     @property
     def _stranded(self) -> float:

@@ -25,5 +25,5 @@ def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tu
     if not least:  # more ranks than GPUs, which is refused later
         return plan, ()
     batch = least * math.ceil(PER_GPU * gpus / least)
-    told = f"{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
-    return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} sequences by default, {told}",)
+    remark = f"{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
+    return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} sequences by default, {remark}",)

@@ -23,23 +23,23 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 
 
 class Computing(Config):
-    """Fields that no group of ranks shares out; `strategies.plan.plan.Plan` has them beside its own."""
+    """Fields of a plan that concern one rank: recomputation, kernels, types, optimizer."""
 
     recompute: Literal["none", "selective", "operators", "full"] = Field(
         "none",
-        description="activations recomputed in the backward pass: those of recompute_modules (selective, Megatron-LM; by default "
-        "the attention core), of all operators but attention and every second product (operators, as torchtitan's "
-        "selective_ac_option = 'op'), or all",
+        description="activations recomputed in the backward pass: of recompute_modules (selective, Megatron-LM; by default "
+        "the attention core), of all operators but attention and every second product (operators, torchtitan's "
+        "selective_ac_option = 'op'), or of whole layers (full)",
     )
     recompute_modules: tuple[Module, ...] | None = Field(
         None,
-        description="with recompute=selective, what of a layer runs again (Megatron-LM's --recompute-modules): core_attn (the "
-        "default), layernorm, mla_up_proj, mlp, moe, moe_act (the experts' activation), shared_experts",
+        description="with recompute=selective, what of a layer runs again (Megatron-LM's --recompute-modules): core_attn (the"
+        " default), layernorm, mla_up_proj, mlp, moe, moe_act (the experts' activation), shared_experts",
     )
     recompute_method: Literal["block", "uniform", "every"] | None = Field(
         None,
-        description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many at a "
-        "time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
+        description="with recompute=full, which layers of a stage: block, the first recompute_layers; uniform, all, so many "
+        "at a time from one kept input (both Megatron-LM); every, each so many-th (torchtitan); by default each by itself",
     )
     recompute_layers: PositiveInt | None = Field(None, le=10_000, description="how many layers recompute_method means")
     early_stop: bool | None = Field(
@@ -49,21 +49,21 @@ class Computing(Config):
     )
     attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
         "flash",
-        description="fused attention, the fastest kernel of the GPU (on Hopper and later FlashAttention-3's or cuDNN's); that of "
-        "FlashAttention-2 (2023), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
-        "FlashAttention-1 (2022) or its Triton kernel; or scores written to memory (materialised)",
+        description="attention kernel: the fastest fused one of the GPU (flash; on Hopper and later FlashAttention-3's or "
+        "cuDNN's), FlashAttention-2 of 2023 (flash2), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
+        "FlashAttention-1 of 2022 (flash1) or its Triton kernel (triton); or scores written to memory (materialised)",
     )
     loss: Literal["fused", "torch", "operators"] | None = Field(
         None,
-        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the cross "
-        "entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers alone); "
-        "Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
+        description="what computes the loss when it is not `kernels`: one kernel over logits in their own type (fused: the "
+        "cross entropy of flash-attn and Apex); PyTorch's own operators (torch: torchtitan until 2024, which compiled layers "
+        "alone); Megatron-LM's one by one (operators: without --cross-entropy-loss-fusion)",
     )
     kernels: str = Field(
         "megatron",
-        description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer "
-        "Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by one "
-        "(torch, which keeps more); the last two gather nothing twice under sequence parallelism",
+        description="what runs between matrix products and is kept for backward: Megatron-LM's fused kernels with Transformer"
+        " Engine, those before it and cuBLAS of then (apex), torch.compile's (compiled), or PyTorch's own operators one by "
+        "one (torch, which keeps more); the last two gather nothing twice under sequence parallelism",
     )
     framework: SerializeAsAny[Options] | None = Field(
         None,
@@ -72,9 +72,10 @@ class Computing(Config):
     )
     deterministic: bool = Field(
         False,
-        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0): "
-        "attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every tensor "
-        "that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with kernels=megatron",
+        description="the same bits in every run (Megatron-LM's --deterministic-mode with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0):"
+        " attention adds up query gradients in a fixed order, the loss is operator by operator, and PyTorch fills every "
+        "tensor that it allocates without contents (torch.utils.deterministic.fill_uninitialized_memory); with "
+        "kernels=megatron",
     )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
         "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
@@ -85,7 +86,8 @@ class Computing(Config):
     )
     gradients: Literal["same", "fp32"] = Field("same", description="type in which gradients are accumulated and reduced")
     accumulation_fusion: bool | None = Field(
-        None, description="products add weight gradients to those before; otherwise a kernel of its own; by default as megatron"
+        None,
+        description="products accumulate weight gradients; otherwise a kernel of its own does; by default with kernels=megatron",
     )
     optimizer: Literal["adam", "momentum", "sgd"] = Field(
         "adam", description="adam keeps two states per parameter, momentum one, sgd none"
@@ -95,7 +97,7 @@ class Computing(Config):
     )
     exp_avg_sq_dtype: Moment = Field("fp32", description="adam: type of the second moment (--exp-avg-sq-dtype)")
     fused_optimizer: bool = Field(
-        True, description="the update is one pass over all states; otherwise an operator at a time, as PyTorch does by default"
+        True, description="the update is one kernel over all states; otherwise an operator at a time, as PyTorch does by default"
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
@@ -109,7 +111,7 @@ class Computing(Config):
     @model_validator(mode="before")
     @classmethod
     def _beside(cls, data: Any) -> Any:
-        """Options of a framework that are written beside the plan's fields."""
+        """Accept options of a framework beside the plan's fields."""
         return options_in_group(data, cls.model_fields) if isinstance(data, Mapping) else data
 
     @field_validator("framework", mode="before")
@@ -159,12 +161,12 @@ class Computing(Config):
 
     @property
     def fused_accumulation(self) -> bool:
-        """Whether the product that makes a weight gradient adds it to those before."""
+        """Whether the product that makes a weight gradient accumulates it."""
         return self.kernel_set.accumulates_in_products if self.accumulation_fusion is None else self.accumulation_fusion
 
     @property
     def recomputed_modules(self) -> frozenset[str]:
-        """Of recompute=selective."""
+        """Modules that recompute=selective runs again."""
         return frozenset(self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else frozenset()
 
     @property

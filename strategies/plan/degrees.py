@@ -26,40 +26,38 @@ class Degrees(Config):
     )
     ep: Ranks = Field(
         1,
-        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 the "
-        "tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
+        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 "
+        "the tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
     )
     imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
     capacity_factor: float | None = Field(
         None,
         ge=1e-3,
         le=1e3,
-        description="tokens that an expert takes relative to the mean (GShard); what is above is dropped; by default none",
+        description="tokens that an expert takes relative to the mean (GShard); more are dropped; by default no limit",
     )
-    pad_to_capacity: bool = Field(False, description="every expert computes its whole capacity, and ranks exchange it")
+    pad_to_capacity: bool = Field(False, description="tokens of every expert are padded to its capacity, computed and exchanged")
     expert_tp: Ranks | None = Field(
         None,
-        description="tensor parallel degree of experts: tp by default, or 1, then tp ranks have whole experts, each its own, and "
-        "count among the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
+        description="tensor parallel degree of experts: tp by default; or 1: experts are not cut, and tp ranks count among "
+        "the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
     )
     ep_nodes: Ranks = Field(
-        1, description="nodes that the ep ranks are on: above 1 tokens cross to the node, then go to the rank (DeepSeek-V3)"
+        1, description="nodes of the ep ranks: above 1 a token is sent to a node once, and from there to ranks (DeepSeek-V3)"
     )
-    routed_nodes: Ranks | None = Field(
-        None, description="with ep_nodes, to how many of these nodes each token goes, once each (DeepSeek-V3: 4)"
-    )
+    routed_nodes: Ranks | None = Field(None, description="with ep_nodes, nodes that a token is sent to (DeepSeek-V3: 4)")
     sequence_parallel: bool = Field(
         False, description="split norms and dropout of the tp ranks along the sequence (Korthikanti 2022)"
     )
     sync_norm: bool = Field(
         False,
-        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an all-gather "
-        "of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
+        description="norms take their statistics over the tokens of all dp and cp ranks (PyTorch's SyncBatchNorm): an "
+        "all-gather of 2·features + 1 numbers of each rank forward, an all-reduce of 2·features backward",
     )
 
     @property
     def whole_experts(self) -> bool:
-        """Whether tp ranks have whole experts, each its own."""
+        """Whether experts are not cut: each tp rank has its own."""
         return self.expert_tp == 1 and self.tp > 1
 
     @property

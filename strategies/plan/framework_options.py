@@ -30,7 +30,7 @@ def options_in_group(data: Mapping[Any, Any], fields: Container[str]) -> Mapping
 
 
 def read_options(kernels: str, given: Mapping[str, Any]) -> Options | None:
-    """Options as those of the kernel set, or of the first that has them all: a plan's kernels may be said later. None when none
+    """Options of the kernel set, or of the first set that has them all, as a plan's kernels may be stated later. None when none
     is given. Raises CompleteError.
     """
     if not given:

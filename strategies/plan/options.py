@@ -13,7 +13,7 @@ FP8_WIDTH = 1  # bytes of an fp8 number
 
 
 class PowerSGD(Config):
-    """Gradient compression of PyTorch's `powerSGD_hook`, for data_parallel=ddp_powersgd. The names are those of its state."""
+    """Gradient compression of PyTorch's `powerSGD_hook`, for data_parallel=ddp_powersgd. Names are the fields of its state."""
 
     matrix_approximation_rank: PositiveInt = Field(1, le=2**20, description="columns of the two thin matrices P and Q")
     min_compression_rate: float = Field(

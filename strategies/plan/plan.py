@@ -40,29 +40,32 @@ class Plan(Degrees, Computing):
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
     )
     chunks: Layers | None = Field(None, description="virtual stages of each pipeline rank, for schedules that interleave")
-    data_parallel: str = Field("ddp", description="what the dp ranks shard (`shardyard list data_parallel`); fsdp is zero3")
+    data_parallel: str = Field("ddp", description="data parallel hook, by name (`shardyard list data_parallel`); fsdp is zero3")
     shard: Ranks | None = Field(
         None,
-        description="dp ranks that share one sharded copy of the states; other such groups replicate it (HSDP); by default all",
+        description="dp ranks that share one sharded copy of the model states, which is replicated over the others (HSDP); by"
+        " default all",
     )
-    powersgd: PowerSGD | None = Field(None, description="ddp_powersgd: its rank and what it keeps; by default as PyTorch's hook")
+    powersgd: PowerSGD | None = Field(None, description="options of ddp_powersgd; by default as PyTorch's hook")
     deepspeed: DeepSpeed | None = Field(
-        None, description="zero1, zero2, zero3 as DeepSpeed does it: its buckets, prefetch and ZeRO++; {} takes its defaults"
+        None, description="zero1, zero2, zero3 by DeepSpeed, with its options (buckets, prefetch, ZeRO++); {} takes its defaults"
     )
     offload: Offload | None = Field(
-        None, description="zero1, zero2, zero3: what is kept on the CPU or on NVMe: {optimizer: cpu}, {optimizer: nvme, …}"
+        None,
+        description="zero1, zero2, zero3: states kept in the CPUs' memory or on NVMe disks: {optimizer: cpu}, {optimizer: "
+        "nvme, …}",
     )
     local_steps: PositiveInt | None = Field(
-        None, le=LOCAL, description="local_sgd and diloco: steps of each dp rank by itself before they synchronise"
+        None, le=LOCAL, description="local_sgd and diloco: steps of each dp rank between two synchronisations"
     )
     reshard: bool = Field(
         True, description="zero3: release parameters after the forward pass and gather them again for the backward"
     )
     gradient_sync: GradientSync | None = Field(
         None,
-        description="zero2 and zero3: in which microbatches gradients are reduced: every, or the last; until then whole ones "
-        "stay, and with zero3 whole parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
-        "set_reshard_after_backward); by default the last in a pipeline with kernels=torch or compiled, and every otherwise",
+        description="zero2 and zero3: microbatches that reduce gradients: every one, or only the last, until which unsharded "
+        "gradients stay, and with zero3 unsharded parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
+        "set_reshard_after_backward); by default last in a pipeline with kernels=torch or compiled, otherwise every",
     )
     microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(
@@ -73,22 +76,23 @@ class Plan(Degrees, Computing):
     )
     sequence: Tokens | None = Field(
         None,
-        description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of longer "
-        "contexts see in most of their pretraining)",
+        description="tokens per sequence; by default the model's context, but no more than 8,192 (assumed: what models of "
+        "longer contexts see in most of their pretraining)",
     )
     bucket: Bytes | None = Field(
         None,
-        description="bytes of gradients from which on DDP and ZeRO reduce those that there are, whole parameters, at once; by "
-        "default as the framework: PyTorch's DDP 25 MiB, at first 1 MiB; Megatron-LM max(40e6, 1e6·dp) parameters in the first "
-        "chunk of the first pipeline rank, and all gradients at once elsewhere and without overlap",
+        description="bytes of gradients that close a bucket of DDP and ZeRO, which holds whole parameters; by default as the "
+        "framework: PyTorch's DDP 25 MiB, at first 1 MiB; Megatron-LM max(40e6, 1e6·dp) parameters in the first chunk of the "
+        "first pipeline rank, and all gradients at once elsewhere and without overlap",
         gt=0,
     )
     overlap: bool = Field(True, description="overlap dp collectives with compute")
     overlap_tp: TensorOverlap | None = Field(
         None,
-        description="tp collectives beside products: of gradients (the default with kernels=megatron; needs "
-        "CUDA_DEVICE_MAX_CONNECTIONS=1 there), or also gathers before products and reduce-scatters after them, a rank's tokens "
-        "at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is the default with kernels=compiled and torch",
+        description="tp collectives that run beside products: weight_gradient, reductions of gradients (the default with "
+        "kernels=megatron; needs CUDA_DEVICE_MAX_CONNECTIONS=1 there); pieces, also gathers before products and "
+        "reduce-scatters after them, a rank's tokens at a time (Megatron-LM's --tp-comm-overlap, PyTorch's async TP); none is"
+        " the default with kernels=compiled and torch",
     )
     overlap_p2p: bool = Field(
         True,
@@ -97,14 +101,15 @@ class Plan(Degrees, Computing):
     )
     scatter_gather: SendInParts | None = Field(
         None,
-        description="pipeline sends of tp ranks, which have the same: each sends 1/tp and the receivers gather the rest, as "
-        "Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed, the "
-        "default with `deepspeed`), as that up to 0.5.0, with whole gradients (deepspeed_forward), or not at all (none)",
+        description="pipeline sends of tp ranks that have the same tensor: each sends 1/tp of it and the receivers gather it,"
+        " as Megatron-LM of 2021 and 2022 without sequence parallelism (megatron), as DeepSpeed's pipeline engine (deepspeed,"
+        " the default with `deepspeed`), as DeepSpeed up to 0.5.0, which sends gradients whole (deepspeed_forward), or not at"
+        " all (none)",
     )
     layers_per_stage: tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...] | None = Field(
         None,
         max_length=LAYERS,
-        description="layers of each stage, 0 for an embedding or a head alone; by default as equal as they can be",
+        description="layers of each virtual stage, 0 for an embedding or a head alone; by default as equal as possible",
     )
     first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage, the others alike (Megatron-LM's --decoder-first-pipeline-num-layers)"
@@ -118,8 +123,8 @@ class Plan(Degrees, Computing):
     )
     algorithm: str = Field(
         "auto",
-        description="of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …; also with a protocol: "
-        "ring/ll128, all_reduce/tree/simple, auto/ll",
+        description="algorithm of collectives: auto takes the cheapest of NCCL's; a name; or all_reduce/tree, …; also with a "
+        "protocol: ring/ll128, all_reduce/tree/simple, auto/ll",
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
 
@@ -258,5 +263,5 @@ class Plan(Degrees, Computing):
 
     @property
     def bytes_that_stay(self) -> dict[str, int]:
-        """The same of what is there all the time."""
+        """Bytes per parameter of each model state between steps, before sharding."""
         return self.bytes_of_states | ({"gradient": 0} if self.frees_gradients else {})

@@ -33,7 +33,7 @@ class Resolved(Plan):
     local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     chunks: int  # virtual stages of each pipeline rank
     layers: tuple[int, ...]  # per virtual stage
-    inner: int = 1  # ZeRO++: dp ranks that do something by themselves: those of a node; 1 without
+    inner: int = 1  # ZeRO++: dp ranks of a node, which gather or reduce among themselves; 1 without
 
     @classmethod
     def of(cls, plan: Plan, model: Model, gpus: int, where: str = "plan", per_node: int | None = None) -> Resolved:
@@ -84,7 +84,7 @@ class Resolved(Plan):
         return resolved
 
     def for_plan(self, plan: Plan) -> Resolved:
-        """The same values filled into another plan, whose degrees, schedule and layers are the same."""
+        """Another plan with equal degrees, schedule and layers, with these values filled in."""
         return self._filled(plan, {name: getattr(self, name) for name in FILLED})
 
     @property
@@ -102,28 +102,28 @@ class Resolved(Plan):
 
     @property
     def reduces_each(self) -> bool:
-        """Whether every microbatch reduces its gradients, so that it makes them anew: only a rank's part is added to."""
+        """Whether every microbatch reduces its gradients: only a rank's shard is accumulated."""
         sharded = "gradient" in self.hook.shards and self.syncs_gradients == "every"
         return sharded and self.copies > 1
 
     @property
     def expert_copies(self) -> int:
-        """The same for routed experts, which differ from ep rank to ep rank."""
+        """How many ranks hold the same routed experts, which differ from ep rank to ep rank."""
         return self.copies // self.ep_of_dp
 
     @property
     def shards(self) -> int:
-        """How many of them share one sharded copy of the states that the strategy shards (all cp ranks are among them)."""
+        """How many ranks share one sharded copy of the states that the hook shards; all cp ranks are among them."""
         return (self.shard or self.dp) * self.cp
 
     @property
     def replicas(self) -> int:
-        """How many such groups there are."""
+        """How many sharded copies of the states there are."""
         return self.copies // self.shards
 
     @property
     def sharing(self) -> tuple[str, ...]:
-        """The axes along which those ranks differ."""
+        """The axes along which ranks differ that share a sharded copy."""
         if 1 < self.inner < self.dp:
             return ("dp", "replica")
         if self.ep_of_dp == 1:
@@ -133,12 +133,12 @@ class Resolved(Plan):
 
     @property
     def summing(self) -> tuple[str, ...]:
-        """Those along which gradients are summed in every step: of dp ranks that train by themselves only cp."""
+        """The axes along which gradients are summed in every step: only cp where dp ranks train by themselves."""
         return self.sharing if not self.hook.local else ("cp",)
 
     @property
     def expert_sharing(self) -> tuple[str, ...]:
-        """The same for the experts, which differ from ep rank to ep rank."""
+        """The axes along which ranks differ that hold the same routed experts."""
         return ("cp", "dp") if self.cp > 1 else ("dp",)
 
 
@@ -164,8 +164,8 @@ def _data_parallel(plan: Plan, gpus: int, where: str) -> int:
     product = math.prod(degrees.values())
     if product == gpus or (plan.dp is None and gpus % product == 0):
         return plan.dp or gpus // product
-    told = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
-    formula = f"{'·'.join(told)} = {'·'.join(str(degrees[axis]) for axis in told)} = {product}"
+    axes = [axis for axis in degrees if axis != "cp" or plan.cp > 1]
+    formula = f"{'·'.join(axes)} = {'·'.join(str(degrees[axis]) for axis in axes)} = {product}"
     raise UserError(f"{where}: {formula} {'does not divide' if plan.dp is None else '≠'} {gpus} GPUs")
 
 
@@ -206,7 +206,7 @@ def _playable(microbatches: int, plan: Plan, where: str) -> int:
 
 
 def _chunks(plan: Plan, where: str) -> int:
-    """Virtual stages per rank: what the schedule needs, or for those that take any number what the plan says."""
+    """Virtual stages per rank: what the schedule needs, or what the plan says where it takes any number."""
     needed = schedules[plan.schedule].chunks
     if needed is None:
         if plan.chunks == 1:

@@ -177,7 +177,7 @@ def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     work = parts(job.model, alone.resolve())
     width = sum(one.bytes_of_states[kind] for kind in ("parameter", "gradient"))
     largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
-    held = largest.parameters * width + largest.saved + largest.restored + largest.undoing
+    held = largest.parameters * width + largest.saved + largest.restored + largest.backward_workspace
     yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
     if job.cluster.node.gpus > 1:
         sharded = one.model_copy(update={"data_parallel": "zero3"})

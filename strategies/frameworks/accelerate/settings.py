@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks.deepspeed.settings import PLACES, STAGES
-from strategies.frameworks.settings import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
+from strategies.frameworks.settings import EVERYTHING, Framework, Keys, ReadSettings, WrittenSettings, frameworks, of_pytorch
 from topologies.documents import dump_yaml
 from topologies.reading import UserError, load_yaml
 
@@ -22,7 +22,7 @@ _FSDP: dict[Any, tuple[str, bool]] = {  # sharding strategies of FSDP 1; whether
     "HYBRID_SHARD": ("zero3", True),
     "HYBRID_SHARD_ZERO2": ("zero2", True),
 }
-_FSDP |= dict(enumerate(list(_FSDP.values()), 1))  # the same by number
+_FSDP |= dict(enumerate(list(_FSDP.values()), 1))  # also by number
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", None: "fp32"}
 _MEGATRON = {
     "tp": "tp_degree",
@@ -36,7 +36,7 @@ _OFFLOAD = {"optimizer": "offload_optimizer_device", "parameters": "offload_para
 _MESH = {"tp": "tp_size", "cp": "cp_size"}
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> ReadSettings:
     keys = Keys(load_yaml(path), str(path))
     if keys.value("distributed_type") == "DEEPSPEED" and (file := keys.section("deepspeed_config").value(_FILE)):
         return _of_deepspeed(path.parent / str(file), keys)
@@ -58,13 +58,13 @@ def _read(path: Path) -> Found:
     remarks: tuple[str, ...] = ()
     if keys.value("distributed_type") != "MEGATRON_LM":
         plan, remarks = of_pytorch(plan, compiled)
-    return Found(str(path), plan, {}, nodes, gpus, keys.ignored, remarks)
+    return ReadSettings(str(path), plan, {}, nodes, gpus, keys.ignored, remarks)
 
 
-def _of_deepspeed(file: Path, keys: Keys) -> Found:
+def _of_deepspeed(file: Path, keys: Keys) -> ReadSettings:
     """Where DeepSpeed has a file of its own, which says everything but the number of GPUs."""
-    found = frameworks["deepspeed"].read(file)
-    return replace(found, nodes=keys.optional("num_machines"), gpus=keys.optional("num_processes"))
+    settings = frameworks["deepspeed"].read(file)
+    return replace(settings, nodes=keys.optional("num_machines"), gpus=keys.optional("num_processes"))
 
 
 def _alone(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def _read_deepspeed(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
 
 def _read_megatron(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     section = keys.section("megatron_lm_config")
-    found = {field: value for field, name in _MEGATRON.items() if (value := section.optional(f"megatron_lm_{name}")) is not None}
-    plan: dict[str, Any] = dict(found)
+    degrees = {field: section.optional(f"megatron_lm_{name}") for field, name in _MEGATRON.items()}
+    plan: dict[str, Any] = {field: degree for field, degree in degrees.items() if degree is not None}
     plan["sequence_parallel"] = section.flag("megatron_lm_sequence_parallelism", False)
     plan["data_parallel"] = "zero1" if section.flag("megatron_lm_use_distributed_optimizer", False) else "ddp"
     granularity = section.choice("megatron_lm_recompute_granularity", {None: "none", "full": "full", "selective": "selective"})
@@ -108,8 +108,8 @@ def _read_megatron(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
 
 def _read_mesh(mesh: Keys) -> dict[str, Any]:
     """Keys that repeat the name of their section."""
-    found = {field: value for field, name in _MESH.items() if (value := mesh.optional(f"parallelism_config_{name}"))}
-    plan: dict[str, Any] = dict(found) | ({"overlap_tp": "none"} if found.get("tp", 1) > 1 else {})  # PyTorch's waits
+    settings = {field: value for field, name in _MESH.items() if (value := mesh.optional(f"parallelism_config_{name}"))}
+    plan: dict[str, Any] = dict(settings) | ({"overlap_tp": "none"} if settings.get("tp", 1) > 1 else {})  # PyTorch's waits
     shard, copies = (mesh.optional(f"parallelism_config_dp_{name}_size") for name in ("shard", "replicate"))
     if shard and shard > 1:
         plan |= {"data_parallel": "zero3", "dp": shard * (copies or 1)} | ({"shard": shard} if (copies or 1) > 1 else {})
@@ -123,7 +123,7 @@ def _read_mesh(mesh: Keys) -> dict[str, Any]:
     return plan
 
 
-def _write(job: Job) -> Written:
+def _write(job: Job) -> WrittenSettings:
     plan, own = job.resolve(), job.plan
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -142,7 +142,7 @@ def _write(job: Job) -> Written:
         config["parallelism_config"] = _mesh(own, plan.dp)
     if config["distributed_type"] != "MEGATRON_LM" and own.kernels != "torch":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
-    return Written(dump_yaml(config, sort_keys=False), "accelerate launch --config_file FILE train.py")
+    return WrittenSettings(dump_yaml(config, sort_keys=False), "accelerate launch --config_file FILE train.py")
 
 
 def _fsdp(plan: Plan) -> dict[str, Any]:
@@ -157,11 +157,11 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
 
 
 def _deepspeed(plan: Plan, microbatches: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"zero_stage": {name: stage for stage, name in STAGES.items()}[plan.data_parallel]}
+    settings: dict[str, Any] = {"zero_stage": {name: stage for stage, name in STAGES.items()}[plan.data_parallel]}
     for field, name in _OFFLOAD.items():
         if plan.offload and getattr(plan.offload, field):
-            found[name] = getattr(plan.offload, field)
-    return found | {"gradient_accumulation_steps": microbatches}
+            settings[name] = getattr(plan.offload, field)
+    return settings | {"gradient_accumulation_steps": microbatches}
 
 
 def _megatron(plan: Plan, microbatches: int) -> dict[str, Any]:

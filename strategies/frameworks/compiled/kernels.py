@@ -12,7 +12,7 @@ from strategies.frameworks.pytorch.kernels import InPyTorch
 
 @kernel_sets("compiled")
 class Compiled(InPyTorch):
-    """PyTorch's operators as Inductor fuses them; fp8 is torchao's."""
+    """`kernels: compiled` in a plan: PyTorch's operators as Inductor fuses them; fp8 by torchao."""
 
     compiled = torchao = True
     refused_overlaps: ClassVar[Mapping[str, str]] = {

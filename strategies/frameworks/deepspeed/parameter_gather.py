@@ -78,7 +78,7 @@ class DeepSpeedGather(ParameterGather):
         if self.quantised:
             shards = self.options.zero_hpz_partition_size if local else plan.shards
             after = (self._pass("quantise parameters", "backward" if backward else "forward", elements / shards, after),)
-        memory = self.whole(part) + self._integers(part)
+        memory = self.gathered_parameters(part) + self._integers(part)
         return self.all_gather(elements, along, after, memory, self.sent_width(part), stream=stream)
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:

@@ -34,9 +34,9 @@ def steps(sizes: Sequence[int], limits: DeepSpeed) -> list[Step]:
         needed = part not in live
         live.add(part)
         queue = max(queue, now + 1)
-        room = min(limits.stage3_max_live_parameters - sum(sizes[one] for one in live), limits.stage3_prefetch_bucket_size)
+        room = min(limits.stage3_max_live_parameters - sum(sizes[part] for part in live), limits.stage3_prefetch_bucket_size)
         ahead: list[int] = []
-        while queue < len(trace) and sum(sizes[one] for one in ahead) < room:
+        while queue < len(trace) and sum(sizes[part] for part in ahead) < room:
             if trace[queue] not in live:
                 ahead.append(trace[queue])
                 live.add(trace[queue])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
+from strategies.frameworks.settings import Framework, Keys, ReadSettings, WrittenSettings, frameworks
 from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
 _TYPES = {None: "same", "fp32": "fp32", "bf16": "same", "fp16": "same"}
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> ReadSettings:
     data, filled = without_auto(load_yaml(path))
     keys = Keys(data, str(path))
     plan = _read_batch(keys, _BATCH["microbatch"] in filled)
@@ -80,7 +80,7 @@ def _read(path: Path) -> Found:
             raise UserError(f"{keys.where}: gradient_clipping={shown(norm)} must be a number")
         plan["clip_gradients"] = norm != 0
     plan |= _read_optimizer(keys.section("optimizer"))
-    return Found(str(path), plan, ignored=keys.ignored, remarks=told(filled))
+    return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=remarks_on_filled(filled))
 
 
 def _read_optimizer(section: Keys) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _read_optimizer(section: Keys) -> dict[str, Any]:
 
 
 def without_auto(data: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
-    """The settings without those that a trainer fills in ("auto"), and the names of these."""
+    """The settings without what a trainer fills in ("auto"), and the names of what it does."""
     kept: dict[str, Any] = {}
     filled: list[str] = []
     for key, value in data.items():
@@ -114,7 +114,7 @@ def without_auto(data: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, A
     return kept, filled
 
 
-def told(filled: Sequence[str]) -> tuple[str, ...]:
+def remarks_on_filled(filled: Sequence[str]) -> tuple[str, ...]:
     """What a reader should know of settings that are "auto"."""
     named = [f"plan.{field}=…" for field, name in _BATCH.items() if name in filled]
     ask = f"; say --set {' --set '.join(named)} for others" if named else ""
@@ -161,7 +161,7 @@ def _elements(zero: Keys, key: str) -> int:
     return elements
 
 
-def _write(job: Job) -> Written:
+def _write(job: Job) -> WrittenSettings:
     plan, own = job.resolve(), job.plan
     stage = next((stage for stage, name in STAGES.items() if name == own.data_parallel), 0)
     config: dict[str, Any] = {
@@ -188,17 +188,17 @@ def _write(job: Job) -> Written:
         config["sequence_parallel_size"] = own.cp
     launch = f"deepspeed --num_nodes {job.cluster.nodes} --num_gpus {job.cluster.node.gpus} train.py --deepspeed_config FILE"
     more = ("optimizer.params: add your own learning rate",) if "optimizer" in config else ()
-    return Written(json.dumps(config, indent=2) + "\n", launch, more)
+    return WrittenSettings(json.dumps(config, indent=2) + "\n", launch, more)
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
     sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)} if plan.bucket else {}
-    found: dict[str, Any] = {"overlap_comm": plan.overlap}
-    found |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version", *_CHECKPOINTING}) if plan.deepspeed else sizes
+    config: dict[str, Any] = {"overlap_comm": plan.overlap}
+    config |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version", *_CHECKPOINTING}) if plan.deepspeed else sizes
     for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         if plan.offload and getattr(plan.offload, place):
-            found[name] = {"device": getattr(plan.offload, place)}
-    return found
+            config[name] = {"device": getattr(plan.offload, place)}
+    return config
 
 
 frameworks("deepspeed")(Framework("ds_config.json", _read, _write, _SCRIPT))

@@ -49,7 +49,7 @@ class DeepSpeedZero3(ShardedParameters):
         return self.gather_of(stage).resident()
 
     def tensorwise(self, stage: Stage) -> TensorwisePasses | None:
-        """Of DeepSpeed as of 2021; None of later ones."""
+        """Passes of DeepSpeed of 2021; None of later versions."""
         if options_of(stage.plan).coalesced:
             return None
         if stage.number not in self._tensorwise:
@@ -89,7 +89,7 @@ class DeepSpeedZero3(ShardedParameters):
             return stage.input_gradient(turn.microbatch, after, part, part + 1, free=free)
         if checkpoint:
             stage.host.checkpoint("cpu", "gpu", checkpoint)
-        gradient = self.made(stage, part)
+        gradient = self.new_gradient(stage, part)
         free += gradient  # copied into the bucket's buffer
         waits = (*after, *stage.crowded)
         if tensorwise:
@@ -105,10 +105,10 @@ class DeepSpeedZero3(ShardedParameters):
             return ()
         trace, count = self._traces[stage.number], len(stage.parts)
         step = trace[2 * count - 1 - part if turn.backward else part]
-        return self.gather_of(stage).whole(part) if step.release else ()
+        return self.gather_of(stage).gathered_parameters(part) if step.release else ()
 
     def reduce(self, stage: Stage, turn: Turn, part: int, after: Ref) -> None:
-        """When the bucket has no room for the part's gradients, those before it are reduced."""
+        """When the bucket has no room for the part's gradients, what is in it is reduced."""
         gather, room = self.gather_of(stage), options_of(stage.plan).reduce_bucket_size
         held = sum(sum(gather.elements(waiting)) for waiting, _ in self._bucket)
         if held + sum(gather.elements(part)) > room:
@@ -130,11 +130,11 @@ class DeepSpeedZero3(ShardedParameters):
         elements = [self.gather_of(stage).elements(part) for part, _ in self._bucket]
         dense, experts = sum(each for each, _ in elements), sum(each for _, each in elements)
         # without overlap_comm reductions are on the compute stream, behind all that was launched
-        made = self._bucket[-1][1] if stage.plan.overlap else stage.last_compute()
-        assert made is not None
+        completed = self._bucket[-1][1] if stage.plan.overlap else stage.last_compute()
+        assert completed is not None
         self._bucket.clear()
         options = options_of(stage.plan)
         if options.zero_quantized_gradients and stage.plan.copies > 1:
-            self._quantised.reduce(stage, dense, made)
+            self._quantised.reduce(stage, dense, completed)
             return
-        self.send(stage, (dense, experts), made, (), in_buckets(dense, options.reduce_bucket_size))
+        self.send(stage, (dense, experts), completed, (), in_buckets(dense, options.reduce_bucket_size))

@@ -23,10 +23,10 @@ class QuantisedReduction:
         self._going: list[Iterator[None]] = []
         self._works: dict[tuple[str, float], Collective] = {}  # each distinct piece of work is priced once
 
-    def reduce(self, stage: Stage, elements: int, made: Ref) -> None:
-        """Begin to reduce so many gradients; those before go on. Without overlap all of it happens now."""
-        self._going = [one for one in self._going if next(one, True) is None]
-        self._going.append(self._hops(stage, elements, made))
+    def reduce(self, stage: Stage, elements: int, completed: Ref) -> None:
+        """Begin to reduce so many gradients; earlier reductions go on. Without overlap all of it happens now."""
+        self._going = [reduction for reduction in self._going if next(reduction, True) is None]
+        self._going.append(self._hops(stage, elements, completed))
         next(self._going[-1])
         if not stage.plan.overlap:
             self.finish()
@@ -34,15 +34,15 @@ class QuantisedReduction:
     def finish(self) -> None:
         """Go on until everything is reduced."""
         while self._going:
-            self._going = [one for one in self._going if next(one, True) is None]
+            self._going = [reduction for reduction in self._going if next(reduction, True) is None]
 
-    def _hops(self, stage: Stage, elements: int, made: Ref) -> Iterator[None]:
+    def _hops(self, stage: Stage, elements: int, completed: Ref) -> Iterator[None]:
         plan = stage.plan
         inner = plan.inner if plan.inner > 1 else plan.copies  # a node of one rank: all exchange at once
         outer = plan.copies // inner
         wide, own = plan.bytes_per_gradient, elements / inner
         narrow: Memory = (("temporary", QUANTISED * elements),)
-        ref = _pass(stage, "quantise gradients", (wide + QUANTISED) * elements, made, allocate=narrow)
+        ref = _pass(stage, "quantise gradients", (wide + QUANTISED) * elements, completed, allocate=narrow)
         ref = self._exchange(stage, "dp", QUANTISED * elements, ref)
         yield
         if outer > 1:

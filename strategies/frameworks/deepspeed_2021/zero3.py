@@ -12,7 +12,7 @@ contiguous_gradients:
   stage3_max_live_parameters are there, until there are stage3_prefetch_bucket_size of them: mostly one tensor.
 * A recomputed layer gathers for its second forward pass, and again for its backward pass what that has released.
 * Parameters that are never released are gathered in one list after the update, and copied from there piece by piece.
-* When a gradient has no room in the bucket, those that are in it are reduced: a reduce-scatter for each.
+* When a gradient has no room in the bucket, what is in it is reduced: a reduce-scatter for each.
 * From 0.3.14 on the count of modules is reset by a hook of the whole model that runs after the one that counts the model itself
   (setup_zero_stage3_hooks, _pre_forward_hook). All modules are then one off the trace, which is taken for another pass ("Tracing
   failed"): nothing is gathered ahead, and nothing kept until it is used again.
@@ -39,7 +39,7 @@ Tensors = tuple[int, ...]  # by number
 
 
 class Use(NamedTuple):
-    """Of a module: tensors to gather because they are not there, those to gather ahead, those to release afterwards."""
+    """What a module gathers because it is not there, gathers ahead and releases afterwards: numbers of tensors."""
 
     needed: Tensors
     ahead: Tensors
@@ -51,7 +51,7 @@ def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> l
     coming = _distances(trace, sizes)
     live: set[int] = set()
     flying: set[int] = set()
-    found, there = [], 0
+    uses_of_modules, there = [], 0
     for now, mine in enumerate(trace):
         needed = tuple(tensor for tensor in mine if tensor not in live)
         if needed or flying & set(mine):
@@ -71,8 +71,8 @@ def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> l
         released = mine if coming[now] >= (limits.stage3_max_reuse_distance if limits.traced else 0) else ()
         live -= set(released)
         there -= sum(sizes[tensor] for tensor in released)
-        found.append(Use(needed, tuple(ahead), released))
-    return found
+        uses_of_modules.append(Use(needed, tuple(ahead), released))
+    return uses_of_modules
 
 
 def _distances(trace: Sequence[Tensors], sizes: Sequence[int]) -> list[float]:
@@ -108,14 +108,14 @@ class TensorwisePasses:
                 self._makes.insert(0, {number: tuple(t for t, n in latest.items() if n == number) for number in latest.values()})
             self._pieces[way, part] = [Block(way, (Run(1, items),)) for items, _ in modules]
             trace += [tensors for _, tensors in modules]
-        found = uses(trace, self.sizes, gathering.options)
+        uses_of_modules = uses(trace, self.sizes, gathering.options)
         for key in order:
             count = len(self._pieces[key])
-            self._uses[key], found = found[:count], found[count:]
+            self._uses[key], uses_of_modules = uses_of_modules[:count], uses_of_modules[count:]
 
     def play(self, way: str, microbatch: int, part: int, after: tuple[Ref, ...], memory: tuple[Memory, Memory]) -> Ref:
         """Add a part's pass, which takes and gives back `memory`. The host waits for gathers, and before them for everything."""
-        stage, taken, modules = self.stage, memory[0], list(zip(self._pieces[way, part], self._uses[way, part], strict=True))
+        stage, allocated, modules = self.stage, memory[0], list(zip(self._pieces[way, part], self._uses[way, part], strict=True))
         for number, (block, use) in enumerate(modules):
             for tensor in use.needed:
                 self._gather(tensor)
@@ -124,12 +124,12 @@ class TensorwisePasses:
                 self._gather(tensor)
             free: Memory = (("temporary", float(sum(map(self._bytes, use.released)))),) if use.released else ()
             free += memory[1] if number == len(modules) - 1 else ()
-            ref = stage.add(Op(COMPUTE, block, (*after, *mine), taken, free, microbatch, held=True))
+            ref = stage.add(Op(COMPUTE, block, (*after, *mine), allocated, free, microbatch, held=True))
             for tensor in use.released:
                 del self._there[tensor]
             if way == BACKWARD:
                 self._collect(part, number, number == len(modules) - 1, ref)
-            after, taken = (), ()
+            after, allocated = (), ()
         return ref
 
     def flush(self) -> None:
@@ -143,20 +143,20 @@ class TensorwisePasses:
             self._bucket.clear()
 
     def _collect(self, part: int, number: int, last: bool, ref: Ref) -> None:
-        """Put the gradients that a module has made in the bucket; those of biases and norms with the part's last."""
-        made = [(self.sizes[tensor], 1) for tensor in self._makes[part].get(number, ())]
+        """Put the gradients that a module has made in the bucket; biases' and norms' with the part's last."""
+        gradients = [(self.sizes[tensor], 1) for tensor in self._makes[part].get(number, ())]
         if last:
             vectors = self.gathering.vectors(part)
             rest = self.gathering.elements(part)[0] - sum(self.sizes[one] for mine in self._makes[part].values() for one in mine)
-            made += [(rest, max(1, vectors))] if rest else []
-        for elements, count in made:
+            gradients += [(rest, max(1, vectors))] if rest else []
+        for elements, count in gradients:
             if sum(one for one, _, _ in self._bucket) + elements > self.gathering.options.reduce_bucket_size:
                 self.flush()
             self._bucket.append((elements, count, ref))
 
     def _numbered(self, part: int) -> dict[str, Tensors]:
         """Numbers of the part's tensors by the label of their product, "" of those without one."""
-        found: dict[str, Tensors] = {}
+        numbers: dict[str, Tensors] = {}
         least = self.gathering.options.stage3_param_persistence_threshold
         last = part == len(self.stage.parts) - 1
         left = self.gathering.moving(part)
@@ -164,13 +164,13 @@ class TensorwisePasses:
             size = weight.rows * weight.columns
             if size > least:
                 label = weight.label.removesuffix(" weight") if weight.label.endswith(" weight") else ""
-                found[label] = (*found.get(label, ()), *range(len(self.sizes), len(self.sizes) + weight.copies))
+                numbers[label] = (*numbers.get(label, ()), *range(len(self.sizes), len(self.sizes) + weight.copies))
                 self.sizes += [size] * weight.copies
                 left -= size * weight.copies
         count = min(left, self.gathering.vectors(part))  # norms and biases, where they come and go
-        found[""] = (*found.get("", ()), *range(len(self.sizes), len(self.sizes) + count))
+        numbers[""] = (*numbers.get("", ()), *range(len(self.sizes), len(self.sizes) + count))
         self.sizes += [left // count + (number < left % count) for number in range(count)]
-        return found
+        return numbers
 
     def _modules(self, way: str, part: int, own: dict[str, Tensors]) -> Iterator[tuple[Items, Tensors]]:
         """A pass cut before each product with a weight, and the tensors that each piece uses."""

@@ -12,7 +12,7 @@ BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distribute
 
 @kernel_sets("megatron")
 class Megatron(KernelSet):
-    """As of Megatron-Core."""
+    """`kernels: megatron` in a plan: Megatron-Core with Transformer Engine."""
 
     options: MegatronOptions = MegatronOptions.model_validate({})
     accumulates_in_products = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
@@ -27,8 +27,9 @@ class Megatron(KernelSet):
         return max(BUCKET, PER_RANK * dp) if overlap and first else math.inf
 
     def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
-        """It takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is to average
-        (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is left out).
+        """Megatron-Core takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is
+        to average (megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync; with one copy the factor is 1, and it is
+        left out).
         """
         check = [("gradient check", gradient)] if self.options.check_gradients and not scaled else []
         scale = [("gradient scale", 2 * gradient)] if copies > 1 and not self.options.average_in_collective else []

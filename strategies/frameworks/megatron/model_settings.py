@@ -77,10 +77,10 @@ def read_model(flags: Keys) -> dict[str, Any]:
 def _first_dense(flags: Keys) -> int:
     """Dense layers before the first with experts, as "([0]*3+[1]*58)" has them. Raises UserError for any other order."""
     text = str(flags.value("moe-layer-freq", 1)).replace(" ", "").strip("()")
-    found = re.fullmatch(r"\[0\]\*?(\d{0,9})\+\[1\](\*\d+)?", text)
-    if not found and text not in ("1", "[1]"):
+    match = re.fullmatch(r"\[0\]\*?(\d{0,9})\+\[1\](\*\d+)?", text)
+    if not match and text not in ("1", "[1]"):
         raise UserError(f"{flags.where}: --moe-layer-freq {text}: only dense layers before all with experts are simulated")
-    return int(found[1] or 1) if found else 0
+    return int(match[1] or 1) if match else 0
 
 
 def _rate(flags: Keys, name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks.megatron.model_settings import Flags, model_flags, number, read_model
 from strategies.frameworks.megatron.options import MegatronOptions
-from strategies.frameworks.settings import Found, Framework, Keys, Written, frameworks
+from strategies.frameworks.settings import Framework, Keys, ReadSettings, WrittenSettings, frameworks
 from strategies.frameworks.shell import arguments
 from strategies.models.model import LAYERS
 from topologies.reading import UserError
@@ -38,7 +38,7 @@ _BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "ma
 _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> ReadSettings:
     flags = Keys(arguments(path), str(path), "--")
     model = read_model(flags)
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := flags.optional(name)) is not None}
@@ -76,66 +76,66 @@ def _read(path: Path) -> Found:
     plan |= _read_experts(flags) | _read_pipeline(flags, model, plan.get("pp", 1))
     nodes, each = flags.optional("nnodes"), flags.optional("nproc-per-node")
     gpus = nodes * each if nodes and each else None
-    return Found(str(path), plan, model, nodes, gpus, flags.ignored)
+    return ReadSettings(str(path), plan, model, nodes, gpus, flags.ignored)
 
 
 def _read_kernels(flags: Keys) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     fused = flags.flag("cross-entropy-loss-fusion", False)
     if flags.flag("deterministic-mode", False):
-        found["deterministic"] = True  # which has no fused loss
+        fields["deterministic"] = True  # which has no fused loss
     elif not fused:
-        found["loss"] = "operators"
+        fields["loss"] = "operators"
     if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
         scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
-        found["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
-    return found
+        fields["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
+    return fields
 
 
 def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if flags.flag("no-gradient-accumulation-fusion", False):
-        found["accumulation_fusion"] = False
+        fields["accumulation_fusion"] = False
     options: dict[str, Any] = {"check_gradients": False} if flags.flag("no-check-for-nan-in-loss-and-grad", False) else {}
     if flags.flag("ddp-average-in-collective", False):
         options["average_in_collective"] = True
     if options:
-        found["framework"] = options
+        fields["framework"] = options
     if flags.flag("use-precision-aware-optimizer", False):
         for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
-            found[field] = str(flags.value(field.replace("_", "-"), "fp32"))
+            fields[field] = str(flags.value(field.replace("_", "-"), "fp32"))
     in_bf16 = flags.flag("grad-reduce-in-bf16", False)
     if flags.flag("accumulate-allreduce-grads-in-fp32", False) or (precision == "bf16" and not in_bf16):
-        found["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
+        fields["gradients"] = "fp32"  # Megatron-LM sets the flag itself for bf16
     if elements := flags.optional("ddp-bucket-size"):
-        found["bucket"] = f"{elements * (4 if 'gradients' in found else 2)} B"
-    return found
+        fields["bucket"] = f"{elements * (4 if 'gradients' in fields else 2)} B"
+    return fields
 
 
 def _read_recompute(flags: Keys) -> dict[str, Any]:
     granularity = flags.choice("recompute-granularity", {None: "none", "selective": "selective", "full": "full"})
-    found: dict[str, Any] = {"recompute": "selective" if flags.flag("recompute-activations", False) else granularity}
+    fields: dict[str, Any] = {"recompute": "selective" if flags.flag("recompute-activations", False) else granularity}
     method = flags.choice("recompute-method", {None: None, "uniform": "uniform", "block": "block"})
     number = flags.optional("recompute-num-layers") or 1
-    if found["recompute"] == "full" and (method, number) not in ((None, 1), ("uniform", 1)):  # which is every layer by itself
-        found |= {"recompute_method": method, "recompute_layers": number}
+    if fields["recompute"] == "full" and (method, number) not in ((None, 1), ("uniform", 1)):  # which is every layer by itself
+        fields |= {"recompute_method": method, "recompute_layers": number}
     modules = flags.value("recompute-modules", None)
-    if found["recompute"] == "selective" and modules is not None:
+    if fields["recompute"] == "selective" and modules is not None:
         names = [str(name).replace("-", "_") for name in (modules if isinstance(modules, list) else [modules])]
         if names != ["core_attn"]:
-            found["recompute_modules"] = names
-    return found
+            fields["recompute_modules"] = names
+    return fields
 
 
 def _read_experts(flags: Keys) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if (degree := flags.optional("expert-tensor-parallel-size")) is not None:
-        found["expert_tp"] = degree
+        fields["expert_tp"] = degree
     if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:
-        found["capacity_factor"] = number(flags, "moe-expert-capacity-factor", factor)
+        fields["capacity_factor"] = number(flags, "moe-expert-capacity-factor", factor)
     if flags.flag("moe-pad-expert-input-to-capacity", False):
-        found["pad_to_capacity"] = True
-    return found
+        fields["pad_to_capacity"] = True
+    return fields
 
 
 def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, Any]:
@@ -149,19 +149,19 @@ def _read_pipeline(flags: Keys, model: Mapping[str, Any], pp: int) -> dict[str, 
             raise UserError(f"{flags.where}: --num-layers-per-virtual-pipeline-stage={each}: {rule}")
         chunks = counted // pp // each
     first, last = flags.optional("decoder-first-pipeline-num-layers"), flags.optional("decoder-last-pipeline-num-layers")
-    found: dict[str, Any] = {"schedule": "interleaved", "chunks": chunks} if chunks and chunks > 1 else {}
+    fields: dict[str, Any] = {"schedule": "interleaved", "chunks": chunks} if chunks and chunks > 1 else {}
     if (first or last) and layers and pp <= LAYERS:  # otherwise the plan is refused
         middle = pp - bool(first) - bool(last)
         each, rest = divmod(layers - (first or 0) - (last or 0), max(1, middle))
-        if rest or not middle or found:
+        if rest or not middle or fields:
             raise UserError(
                 f"{flags.where}: {layers} layers with {first or last} on an end do not spread evenly over {pp} stages"
             )
-        found["layers_per_stage"] = [*[first] * bool(first), *[each] * middle, *[last] * bool(last)]
-    return found | ends
+        fields["layers_per_stage"] = [*[first] * bool(first), *[each] * middle, *[last] * bool(last)]
+    return fields | ends
 
 
-def _write(job: Job) -> Written:
+def _write(job: Job) -> WrittenSettings:
     plan, own = job.resolve(), job.plan
     batch = {"microbatch": own.microbatch, "global_batch": plan.global_batch, "sequence": plan.sequence}
     flags = model_flags(job.model.model_copy(update={"context": max(job.model.context, plan.sequence)}), own.tp)
@@ -204,7 +204,7 @@ def _write(job: Job) -> Written:
     )
     lines = [start, *(f"{name} {value}" if value is not None else name for name, value in flags)]
     data = "data, tokenizer, learning rate and checkpoints: add your own arguments"
-    return Written(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", (data,))
+    return WrittenSettings(" \\\n    ".join(lines) + "\n", "sh FILE    # on every node, with HEAD_NODE set", (data,))
 
 
 def _sharding_flags(plan: Plan) -> Flags:

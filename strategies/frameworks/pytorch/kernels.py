@@ -41,7 +41,7 @@ class InPyTorch(KernelSet):
 
 @kernel_sets("torch")
 class PyTorch(InPyTorch):
-    """`kernels: torch` in a plan."""
+    """`kernels: torch` in a plan: a kernel per operator."""
 
     eager = prefetches_backward = pipeline_buffers = True
     refused_overlaps: ClassVar[Mapping[str, str]] = {"weight_gradient": ALONE, "pieces": ALONE}
@@ -83,5 +83,5 @@ class PyTorch(InPyTorch):
         return pytorch_softmax(width)
 
     def loss(self, width: float) -> Ways:
-        """Log-softmax and a choice."""
+        """Log-softmax and a gather."""
         return pytorch_loss(width)

@@ -23,45 +23,47 @@ from strategies.layers.tensor_overlap import Items
 PYTORCH = PyTorch()
 
 
-def gated(share: RankShapes, columns: int) -> Operator:
+def gated(rank: RankShapes, columns: int) -> Operator:
     """silu(gate) · up of `columns` features each: one operator and a product."""
-    elements = share.tokens * columns
-    width, ways = share.element * elements, PYTORCH.gate(share.element)
+    elements = rank.tokens * columns
+    width, ways = rank.element * elements, PYTORCH.gate(rank.element)
     return Operator(
-        forward=share.run("activation", "forward", elements, ways.forward),
-        input_gradient=share.run("activation", "backward", elements, ways.backward),
+        forward=rank.run("activation", "forward", elements, ways.forward),
+        input_gradient=rank.run("activation", "backward", elements, ways.backward),
         saved={"mlp up output": 2 * width, "activated gate": width},
         temporary=4 * width,  # gradients of the product, of its two factors and of the gate
     )
 
 
-def rotary(share: RankShapes, elements: int) -> Operator:
-    """Of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but tables."""
-    ways = share.kernels.rotary(share.element)
+def rotary(rank: RankShapes, elements: int) -> Operator:
+    """Rotary positions of queries and keys: x · cosine + rotated(x) · sine, each operator with its result; nothing is kept but
+    tables.
+    """
+    ways = rank.kernels.rotary(rank.element)
     return Operator(
-        forward=share.run("rotary", "forward", elements, ways.forward),
-        input_gradient=share.run("rotary", "backward", elements, ways.backward),
-        temporary=3 * share.element * elements,
+        forward=rank.run("rotary", "forward", elements, ways.forward),
+        input_gradient=rank.run("rotary", "backward", elements, ways.backward),
+        temporary=3 * rank.element * elements,
     )
 
 
-def loss(share: RankShapes) -> Operator:
+def loss(rank: RankShapes) -> Operator:
     """Cross-entropy in fp32. Logits of 16 bits are cast first, and their gradient last."""
-    logits = share.tokens * share.rows
+    logits = rank.tokens * rank.rows
     small = {
-        name: share.collective("all_reduce", f"loss {name}", FLOAT * share.tokens, FLOAT) for name in ("maximum", "sum", "target")
+        name: rank.collective("all_reduce", f"loss {name}", FLOAT * rank.tokens, FLOAT) for name in ("maximum", "sum", "target")
     }
 
     def run(label: str, phase: str, *moved: float) -> tuple[Kernel, ...]:
-        return share.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * one) for one in moved))
+        return rank.run(label, phase, logits, tuple(passes.Pass("reduction", FLOAT * elements) for elements in moved))
 
-    ways = PYTORCH.loss(share.element)
-    parallel = share.tp > 1
-    forward: Items = share.run("loss", "forward", logits, ways.forward)
-    backward: Items = share.run("loss", "backward", logits, ways.backward)
+    ways = PYTORCH.loss(rank.element)
+    parallel = rank.tp > 1
+    forward: Items = rank.run("loss", "forward", logits, ways.forward)
+    backward: Items = rank.run("loss", "backward", logits, ways.backward)
     if parallel:
-        widened = (passes.Pass("memory", share.element + FLOAT),) * (share.element != FLOAT)
-        cast = share.run("logits in fp32", "forward", logits, widened)
+        widened = (passes.Pass("memory", rank.element + FLOAT),) * (rank.element != FLOAT)
+        cast = rank.run("logits in fp32", "forward", logits, widened)
         first, second = run("loss maximum", "forward", 1), run("loss exponential", "forward", 2, 2, 1)
         forward = (*cast, *first, *small["maximum"], *second, *small["sum"], *run("log-softmax", "forward", 2), *small["target"])
         backward = (*run("loss", "backward", 1), *run("log-softmax", "backward", 2, 3, 2), *cast)
@@ -70,6 +72,6 @@ def loss(share: RankShapes) -> Operator:
         input_gradient=backward,
         saved={"log-probabilities": FLOAT * logits},
         temporary=(3 if parallel else 2) * FLOAT * logits,
-        stranded=share.element * logits if share.element != FLOAT else 0.0,
-        before=None if parallel else (share.element + (FLOAT if share.element != FLOAT else 0)) * logits,
+        stranded=rank.element * logits if rank.element != FLOAT else 0.0,
+        before=None if parallel else (rank.element + (FLOAT if rank.element != FLOAT else 0)) * logits,
     )

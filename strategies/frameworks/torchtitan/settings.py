@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks.settings import EVERYTHING, Found, Framework, Keys, Written, frameworks, of_pytorch
+from strategies.frameworks.settings import EVERYTHING, Framework, Keys, ReadSettings, WrittenSettings, frameworks, of_pytorch
 from topologies.reading import UserError, load_yaml, shown
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _SCHEDULES = {
 _TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> ReadSettings:
     keys = Keys(load_yaml(path, ".toml"), str(path))
     training, parallel = keys.section("training"), keys.section("parallelism")
     plan: dict[str, Any] = {field: value for field, name in _DEGREES.items() if (value := parallel.optional(name)) is not None}
@@ -61,7 +61,7 @@ def _read(path: Path) -> Found:
     plan, remarks = of_pytorch(plan, compiled or asynchronous)
     options = {"complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
     plan |= {"attention": "sdpa", "framework": options}
-    return Found(str(path), plan, ignored=keys.ignored, remarks=remarks)
+    return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
 
 def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
 
 
 def _read_fp8(keys: Keys) -> dict[str, Any]:
-    """Linear layers in fp8: those of a model converter, which has a section of its own under `quantize.linear`, or had."""
-    found: dict[str, Any] = {}
+    """Linear layers in fp8, by a model converter with a section of its own, now under `quantize.linear`."""
+    fields: dict[str, Any] = {}
     model, linear = keys.section("model"), keys.section("quantize").section("linear")
     for said in ("name", "flavor"):
         model.value(said)  # the model is named beside
@@ -93,8 +93,8 @@ def _read_fp8(keys: Keys) -> dict[str, Any]:
             continue
         section = keys.section(name) if name in asked else linear.section(name)
         scaling = section.choice("recipe_name", {recipe: recipe.split("_")[0] for recipe in recipes}, default)
-        found["fp8"] = {"scaling": scaling, "gather": section.flag("enable_fsdp_float8_all_gather", False)}
-    return found
+        fields["fp8"] = {"scaling": scaling, "gather": section.flag("enable_fsdp_float8_all_gather", False)}
+    return fields
 
 
 def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _read_pipeline(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
     local, each = plan["microbatch"], parallel.optional("pipeline_parallel_microbatch_size", 1) or 1
     if local % each:
         raise UserError(f"{parallel.where}: pipeline_parallel_microbatch_size={each} does not divide local_batch_size={local}")
-    found: dict[str, Any] = {"schedule": schedule, "microbatch": each}
-    return found if "global_batch" in plan else found | {"accumulation": local // each}
+    fields: dict[str, Any] = {"schedule": schedule, "microbatch": each}
+    return fields if "global_batch" in plan else fields | {"accumulation": local // each}
 
 
-def _write(job: Job) -> Written:
+def _write(job: Job) -> WrittenSettings:
     plan, own = job.resolve(), job.plan
     sections: dict[str, dict[str, Any]] = {
         "training": {
@@ -159,7 +159,7 @@ def _write(job: Job) -> Written:
         f"torchrun --nnodes {job.cluster.nodes} --nproc-per-node {job.cluster.node.gpus} --rdzv-backend c10d "
         '--rdzv-endpoint "$HEAD_NODE:29500" -m torchtitan.train --job.config_file FILE'
     )
-    return Written("\n".join(lines), launch, (f"model: the flavor with {job.model.name}'s sizes",))
+    return WrittenSettings("\n".join(lines), launch, (f"model: the flavor with {job.model.name}'s sizes",))
 
 
 def _recompute(plan: Plan) -> dict[str, str]:

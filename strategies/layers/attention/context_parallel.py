@@ -9,7 +9,7 @@ merge the blocks' results are left out. The compute stream waits for the exchang
 values; implementations that hide them behind the blocks are faster.
 
 Ulysses (Jacobs et al. 2023, arXiv:2309.14509): all-to-alls of queries, keys and values give each rank all tokens of 1/cp of its
-heads, and one of the result takes that back; backward the same of the gradients: (N·h)·4/cp elements per layer and direction for
+heads, and one of the result takes that back; backward, of their gradients: (N·h)·4/cp elements per layer and direction for
 N tokens.
 """
 
@@ -24,45 +24,45 @@ from strategies.layers.tensor_overlap import Items
 Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
 
 
-def blocks(share: RankShapes) -> list[Shape]:
+def blocks(rank: RankShapes) -> list[Shape]:
     """Shapes of the attention kernels that a rank runs."""
     sequence, causal, dim = (
-        share.sequence,
-        int(share.model.family == "decoder"),
-        (share.model.head_dim + share.model.v_head_dim) // 2,
+        rank.sequence,
+        int(rank.model.family == "decoder"),
+        (rank.model.head_dim + rank.model.v_head_dim) // 2,
     )
-    if not _ring(share):
-        return [(share.batch, share.heads // share.cp, share.kv_heads // share.cp, sequence, sequence, dim, causal)]
-    own = sequence // share.cp
-    others: Shape = (share.batch, share.heads, share.kv_heads, own, own // 2 if causal else own, dim, 0)
-    return [(share.batch, share.heads, share.kv_heads, own, own, dim, causal)] + [others] * (share.cp - 1)
+    if not _ring(rank):
+        return [(rank.batch, rank.heads // rank.cp, rank.kv_heads // rank.cp, sequence, sequence, dim, causal)]
+    own = sequence // rank.cp
+    others: Shape = (rank.batch, rank.heads, rank.kv_heads, own, own // 2 if causal else own, dim, 0)
+    return [(rank.batch, rank.heads, rank.kv_heads, own, own, dim, causal)] + [others] * (rank.cp - 1)
 
 
-def passed_on(share: RankShapes, keys: int) -> tuple[Items, Items]:
+def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
     """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements are on this rank."""
-    if not _ring(share):
+    if not _ring(rank):
         return (), ()
-    size = 2 * share.element * keys * share.cp
+    size = 2 * rank.element * keys * rank.cp
     return (
-        share.along("cp", share.cp, "all_gather", "keys and values", size, "ring"),
-        share.along("cp", share.cp, "reduce_scatter", "key and value gradients", size, "ring"),
+        rank.along("cp", rank.cp, "all_gather", "keys and values", size, "ring"),
+        rank.along("cp", rank.cp, "reduce_scatter", "key and value gradients", size, "ring"),
     )
 
 
-def exchanged(share: RankShapes, core: Operator) -> list[Operator]:
+def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:
     """Ulysses: the attention core between all-to-alls; its result is kept besides the one that has been exchanged back."""
-    if share.cp == 1 or _ring(share):
+    if rank.cp == 1 or _ring(rank):
         return [core]
     result = core.saved["queries"]
-    before, after = _swap(share, dict(core.saved)), _swap(share, {"attention result": result})
+    before, after = _swap(rank, dict(core.saved)), _swap(rank, {"attention result": result})
     return [before, replace(core, inner={**core.inner, "attention result": result}), after]
 
 
-def _swap(share: RankShapes, tensors: dict[str, float]) -> Operator:
+def _swap(rank: RankShapes, tensors: dict[str, float]) -> Operator:
     """An all-to-all of each tensor, tokens for heads or back, and of its gradient."""
-    work = tuple(item for name, size in tensors.items() for item in share.along("cp", share.cp, "all_to_all", name, size))
+    work = tuple(item for name, size in tensors.items() for item in rank.along("cp", rank.cp, "all_to_all", name, size))
     return Operator(work, work, temporary=2 * max(tensors.values()))
 
 
-def _ring(share: RankShapes) -> bool:
-    return share.cp > 1 and share.resolved.cp_method == "ring"
+def _ring(rank: RankShapes) -> bool:
+    return rank.cp > 1 and rank.resolved.cp_method == "ring"

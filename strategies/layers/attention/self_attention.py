@@ -21,239 +21,239 @@ E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
-def attention(share: RankShapes) -> list[Operator]:
+def attention(rank: RankShapes) -> list[Operator]:
     """The pieces of attention, in the order of the forward pass."""
-    model = share.model
-    before = projections(share, model.latent) if model.latent else _projections(share)
-    flash = share.resolved.fused_attention
-    core = exchanged(share, _flash(share)) if flash else _materialised(share)
-    core = _unpadded(share, core) if share.kernels.unpads else core
-    if share.kernels.sequences_first and (share.resolved.attention, share.cp) == ("flash2", 1):
-        core = _sequences_first(share, core)
-    after = row_linear(share, "attention output", model.heads * model.v_head_dim, model.output_bias)
-    return [*before, *core, *_output(share, after)]
+    model = rank.model
+    before = projections(rank, model.latent) if model.latent else _projections(rank)
+    flash = rank.resolved.fused_attention
+    core = exchanged(rank, _flash(rank)) if flash else _materialised(rank)
+    core = _unpadded(rank, core) if rank.kernels.unpads else core
+    if rank.kernels.sequences_first and (rank.resolved.attention, rank.cp) == ("flash2", 1):
+        core = _sequences_first(rank, core)
+    after = row_linear(rank, "attention output", model.heads * model.v_head_dim, model.output_bias)
+    return [*before, *core, *_output(rank, after)]
 
 
-def _output(share: RankShapes, after: Operator) -> list[Operator]:
+def _output(rank: RankShapes, after: Operator) -> list[Operator]:
     """The product after the core. Where it keeps its input in fp8, a fused core keeps its result too, for its own backward pass
     (Transformer Engine's DotProductAttention); DeepSeek-V3 keeps 12 bits for both (arXiv:2412.19437, section 3.3.3).
     """
-    plan = share.resolved
-    if plan.fp8 is None or not plan.fused_attention or share.kernels.torchao:
+    plan = rank.resolved
+    if plan.fp8 is None or not plan.fused_attention or rank.kernels.torchao:
         return [after]
-    results = share.tokens * share.heads * share.model.v_head_dim
+    results = rank.tokens * rank.heads * rank.model.v_head_dim
     if plan.fp8.attention_output == "bf16":
-        return [Operator(modules=CORE, inner={"attention result": share.element * results}), after]
-    moved = (share.element + E5M6) * results
-    there, back = (share.memory("attention output in e5m6", phase, moved) for phase in ("forward", "backward"))
+        return [Operator(modules=CORE, inner={"attention result": rank.element * results}), after]
+    moved = (rank.element + E5M6) * results
+    there, back = (rank.memory("attention output in e5m6", phase, moved) for phase in ("forward", "backward"))
     kept = replace(after, saved={"attention output input": E5M6 * results})
     return [Operator(forward=(there,), input_gradient=(back,)), kept]
 
 
-def _projections(share: RankShapes) -> list[Operator]:
-    model, dim = share.model, share.model.head_dim
-    queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
+def _projections(rank: RankShapes) -> list[Operator]:
+    model, dim = rank.model, rank.model.head_dim
+    queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
     outputs = (model.heads + 2 * model.kv_heads) * dim
-    local = (share.heads + 2 * share.kv_heads) * dim
-    parts = (share.heads * dim, share.kv_heads * dim, share.kv_heads * dim)
+    local = (rank.heads + 2 * rank.kv_heads) * dim
+    parts = (rank.heads * dim, rank.kv_heads * dim, rank.kv_heads * dim)
     # autograd joins the gradients of queries, keys and values before the one product that takes them
-    apart = share.kernels.compiled or share.kernels.separate_products
-    joined = () if apart else (2 * share.element * (queries + 2 * keys),)
-    pieces = [
-        column_linear(share, "qkv", outputs, model.attention_bias, local, parts=parts),
-        Operator(input_gradient=tuple(share.memory("qkv gradients", "backward", moved) for moved in joined)),
+    apart = rank.kernels.compiled or rank.kernels.separate_products
+    joined = () if apart else (2 * rank.element * (queries + 2 * keys),)
+    operators = [
+        column_linear(rank, "qkv", outputs, model.attention_bias, local, parts=parts),
+        Operator(input_gradient=tuple(rank.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
-        normed = pointwise(share, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
+        normed = pointwise(rank, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
         shapes = ((dim,),) * (2 * model.norm_parameters(dim) // dim)
-        pieces.append(replace(normed, shapes=shapes, replicated=dim * len(shapes)))
+        operators.append(replace(normed, shapes=shapes, replicated=dim * len(shapes)))
     if model.positions == "rotary":
         turned = queries + keys
-        pieces.append(eager.rotary(share, turned) if share.eager else rotary(share, turned))
-    if share.kernels.repeats_keys and share.kv_heads < share.heads:
-        pieces.append(_repeated(share, queries, keys))
-    return pieces
+        operators.append(eager.rotary(rank, turned) if rank.eager else rotary(rank, turned))
+    if rank.kernels.repeats_keys and rank.kv_heads < rank.heads:
+        operators.append(_repeated(rank, queries, keys))
+    return operators
 
 
-def _repeated(share: RankShapes, queries: int, keys: int) -> Operator:
+def _repeated(rank: RankShapes, queries: int, keys: int) -> Operator:
     """Keys and values copied for each of their query heads; backward, the gradients of the copies are summed. torch.compile
     writes the copies where rotary positions and the product would have written one.
     """
-    moved = 2 * share.element * (queries + (keys if share.eager else 0))
-    summed = share.reduction if share.eager else share.memory
+    moved = 2 * rank.element * (queries + (keys if rank.eager else 0))
+    summed = rank.reduction if rank.eager else rank.memory
     return Operator(
-        forward=(share.memory("repeat keys and values", "forward", moved),),
+        forward=(rank.memory("repeat keys and values", "forward", moved),),
         input_gradient=(summed("repeat keys and values", "backward", moved),),
-        temporary=2 * share.element * queries,
+        temporary=2 * rank.element * queries,
     )
 
 
-def _flash(share: RankShapes) -> Operator:
+def _flash(rank: RankShapes) -> Operator:
     """One fused kernel each way. Causal attention executes half of the products; backward 5 products where forward has 2.
 
     Dropout is drawn again in backward: no mask is kept. The backward kernel sums query gradients in fp32 (FlashAttention-2).
     With ring attention there is a kernel per block of keys and values; a rank keeps its own block. Where value heads are
     narrower than key heads (latent attention), a kernel's head_dim is their mean: it has as many products.
     """
-    model, dim, element = share.model, share.model.head_dim, share.element
-    queries, keys = share.tokens * share.heads * dim, share.tokens * share.kv_heads * dim
-    values, results = share.tokens * share.kv_heads * model.v_head_dim, share.tokens * share.heads * model.v_head_dim
-    if share.kernels.repeats_keys and share.eager:  # torch.compile keeps them as they were, and repeats them again
+    model, dim, element = rank.model, rank.model.head_dim, rank.element
+    queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
+    values, results = rank.tokens * rank.kv_heads * model.v_head_dim, rank.tokens * rank.heads * model.v_head_dim
+    if rank.kernels.repeats_keys and rank.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
-    sums = LOG_SUM_EXP * share.tokens * share.heads
-    shapes, (coming, returning) = blocks(share), passed_on(share, queries if share.kernels.repeats_keys else keys)
-    result = share.made("attention", "forward", element * results)
-    gradients = share.made("attention", "backward", element * (queries + keys + values))
+    sums = LOG_SUM_EXP * rank.tokens * rank.heads
+    shapes, (coming, returning) = blocks(rank), passed_on(rank, queries if rank.kernels.repeats_keys else keys)
+    result = rank.fills("attention", "forward", element * results)
+    gradients = rank.fills("attention", "backward", element * (queries + keys + values))
     return Operator(
-        forward=(*coming, *result, *(_fused(share, shape, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *gradients, *(_fused(share, shape, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(rank, shape, backward=False) for shape in shapes)),
+        input_gradient=(*coming, *gradients, *(_fused(rank, shape, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         modules=CORE,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
-        flops=2.0 * share.tokens * model.heads * (dim + model.v_head_dim) * share.sequence,
+        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * rank.sequence,
     )
 
 
-def _sequences_first(share: RankShapes, core: list[Operator]) -> list[Operator]:
+def _sequences_first(rank: RankShapes, core: list[Operator]) -> list[Operator]:
     """FlashAttention-2 by Transformer Engine: Megatron-LM's tensors have tokens first, FlashAttention's have sequences. Queries,
     keys and values are copied, and so is the result of several sequences, which both keep; gradients pass as views
     (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FlashAttention.forward).
     """
 
     def copied(elements: int) -> tuple[Kernel, ...]:
-        size = share.element * elements
-        return *share.made("attention copy", "forward", size), share.memory("attention copy", "forward", 2 * size)
+        size = rank.element * elements
+        return *rank.fills("attention copy", "forward", size), rank.memory("attention copy", "forward", 2 * size)
 
-    dim, result = share.model.head_dim, share.tokens * share.heads * share.model.head_dim
-    given = (result, *(share.tokens * share.kv_heads * dim,) * 2)
-    before = Operator(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=share.element * sum(given))
-    if share.batch == 1:
+    dim, result = rank.model.head_dim, rank.tokens * rank.heads * rank.model.head_dim
+    given = (result, *(rank.tokens * rank.kv_heads * dim,) * 2)
+    before = Operator(forward=tuple(kernel for each in given for kernel in copied(each)), temporary=rank.element * sum(given))
+    if rank.batch == 1:
         return [before, *core]
-    return [before, *core, Operator(forward=copied(result), saved={"attention result": share.element * result})]
+    return [before, *core, Operator(forward=copied(result), saved={"attention result": rank.element * result})]
 
 
-def _unpadded(share: RankShapes, core: list[Operator]) -> list[Operator]:
+def _unpadded(rank: RankShapes, core: list[Operator]) -> list[Operator]:
     """Tokens gathered before the core, and its result put back among zeros after it; gradients the other way round. The host's
     waits for the number of tokens are left out.
     """
 
     def gathered(phase: str, elements: int) -> Kernel:
-        return share.memory("unpad", phase, 2 * share.element * elements)
+        return rank.memory("unpad", phase, 2 * rank.element * elements)
 
     def put(phase: str, elements: int) -> tuple[Kernel, ...]:
-        zeros = share.memory("pad zeros", phase, share.element * elements)
-        return zeros, share.memory("pad", phase, 2 * share.element * elements)
+        zeros = rank.memory("pad zeros", phase, rank.element * elements)
+        return zeros, rank.memory("pad", phase, 2 * rank.element * elements)
 
-    result = share.tokens * share.heads * share.model.head_dim
-    given = (result, *(share.tokens * share.kv_heads * share.model.head_dim,) * 2)
+    result = rank.tokens * rank.heads * rank.model.head_dim
+    given = (result, *(rank.tokens * rank.kv_heads * rank.model.head_dim,) * 2)
     before = Operator(
-        forward=tuple(gathered("forward", one) for one in given),
-        input_gradient=tuple(kernel for one in given for kernel in put("backward", one)),
-        temporary=share.element * sum(given),
+        forward=tuple(gathered("forward", size) for size in given),
+        input_gradient=tuple(kernel for size in given for kernel in put("backward", size)),
+        temporary=rank.element * sum(given),
     )
     after = Operator(forward=put("forward", result), input_gradient=(gathered("backward", result),))
     return [before, *core, after]
 
 
-def _fused(share: RankShapes, shape: Shape, backward: bool) -> Kernel:
+def _fused(rank: RankShapes, shape: Shape, backward: bool) -> Kernel:
     """A flash kernel: reads queries, keys, values, writes the result; backward reads these and the result's gradient too, and
     writes three gradients.
     """
     batch, heads, kv_heads, rows, columns, dim, causal = shape
     queries, keys = batch * heads * rows * dim, batch * kv_heads * columns * dim
     flops = 4.0 * queries * columns * (0.5 if causal else 1.0)
-    moved = float(share.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
-    plan, name = share.resolved, "backward" if backward else "forward"
+    moved = float(rank.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
+    plan, name = rank.resolved, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
     ordered = backward and plan.deterministic
     return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
-def _materialised(share: RankShapes) -> list[Operator]:
+def _materialised(rank: RankShapes) -> list[Operator]:
     """Scores and probabilities as tensors in memory, sequence × sequence for every head, in full even when causal.
 
     Shared key and value heads are repeated for each query head first, as the batched product needs them.
     """
-    sequence, dim, element = share.sequence, share.model.head_dim, share.element
-    plan = share.resolved
-    queries, keys = element * share.tokens * share.heads * dim, element * share.tokens * share.kv_heads * dim
-    matrices = share.batch * share.heads
+    sequence, dim, element = rank.sequence, rank.model.head_dim, rank.element
+    plan = rank.resolved
+    queries, keys = element * rank.tokens * rank.heads * dim, element * rank.tokens * rank.kv_heads * dim
+    matrices = rank.batch * rank.heads
     scores = matrices * sequence**2
-    repeated = share.kv_heads < share.heads
+    repeated = rank.kv_heads < rank.heads
     # the attention core gets keys and values as they are: repeated ones are its own, and then only selective recomputation
     # needs those that were not
     inputs = {"keys": keys, "values": keys} if not repeated or "core_attn" in plan.recomputed_modules else {}
-    pieces = []
+    operators = []
     if repeated:
-        forward = share.memory("repeat keys and values", "forward", 2 * (keys + queries))
-        backward = share.memory("repeat keys and values", "backward", 2 * (keys + queries))
-        pieces.append(
+        forward = rank.memory("repeat keys and values", "forward", 2 * (keys + queries))
+        backward = rank.memory("repeat keys and values", "backward", 2 * (keys + queries))
+        operators.append(
             Operator((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries})
         )
-    ways = _softmax(share)
+    ways = _softmax(rank)
     softmax = Operator(
-        forward=share.run("softmax", "forward", scores, ways.forward),
-        input_gradient=share.run("softmax", "backward", scores, ways.backward),
+        forward=rank.run("softmax", "forward", scores, ways.forward),
+        input_gradient=rank.run("softmax", "backward", scores, ways.backward),
         modules=CORE,
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
-    product = _product(share, "scores", sequence, dim, {"queries": queries, **inputs})
-    scaled = (share.memory("score gradient scale", "backward", 2 * queries),) * 2 if share.kernels.scales_score_gradients else ()
-    pieces += [
+    product = _product(rank, "scores", sequence, dim, {"queries": queries, **inputs})
+    scaled = (rank.memory("score gradient scale", "backward", 2 * queries),) * 2 if rank.kernels.scales_score_gradients else ()
+    operators += [
         Operator(input_gradient=scaled, modules=CORE),
-        _biased(share, product, element * scores) if share.model.positions == "alibi" else product,
+        _biased(rank, product, element * scores) if rank.model.positions == "alibi" else product,
         softmax,
     ]
-    if share.attention_dropout:
-        pieces.append(_dropped(share, scores))
+    if rank.attention_dropout:
+        operators.append(_dropped(rank, scores))
     # heads by tokens become tokens by heads, a copy each way
-    turned = [(share.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    return [*pieces, _product(share, "context", dim, sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
+    turned = [(rank.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
+    return [*operators, _product(rank, "context", dim, sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
 
 
-def _dropped(share: RankShapes, scores: int) -> Operator:
+def _dropped(rank: RankShapes, scores: int) -> Operator:
     """Dropout of so many probabilities, by PyTorch."""
-    moved = (2 * share.element + 1) * scores
+    moved = (2 * rank.element + 1) * scores
     return Operator(
-        forward=(replace(share.memory("attention dropout", "forward", moved), variant="dropout"),),
-        input_gradient=(share.memory("attention dropout", "backward", moved),),
+        forward=(replace(rank.memory("attention dropout", "forward", moved), variant="dropout"),),
+        input_gradient=(rank.memory("attention dropout", "backward", moved),),
         modules=CORE,
-        inner={"attention dropout mask": scores, "dropped probabilities": share.element * scores},
-        temporary=2 * share.element * scores,
+        inner={"attention dropout mask": scores, "dropped probabilities": rank.element * scores},
+        temporary=2 * rank.element * scores,
     )
 
 
-def _biased(share: RankShapes, product: Operator, scores: float) -> Operator:
+def _biased(rank: RankShapes, product: Operator, scores: float) -> Operator:
     """ALiBi as an operand of torch.baddbmm (Megatron-DeepSpeed megatron/model/transformer.py at c839a8aa): a row of every head is
     copied to all of its scores, to which the product is added. A fused kernel makes it as it goes.
     """
     kernel = product.forward[0]
     assert isinstance(kernel, Kernel)
-    return replace(product, forward=(share.memory("alibi", "forward", scores), replace(kernel, bytes=kernel.bytes + scores)))
+    return replace(product, forward=(rank.memory("alibi", "forward", scores), replace(kernel, bytes=kernel.bytes + scores)))
 
 
-def _softmax(share: RankShapes) -> passes.Ways:
+def _softmax(rank: RankShapes) -> passes.Ways:
     """Megatron-LM's fused softmax takes four rows of scores at a time, one of four heads or sequences; other numbers of them on a
     rank are left to PyTorch (megatron/model/fused_softmax.py, is_kernel_available).
     """
-    if share.batch * share.heads % share.kernels.softmax_rows:
-        return passes.pytorch_softmax(share.element)
-    return share.kernels.softmax(share.model.family == "decoder", share.element)
+    if rank.batch * rank.heads % rank.kernels.softmax_rows:
+        return passes.pytorch_softmax(rank.element)
+    return rank.kernels.softmax(rank.model.family == "decoder", rank.element)
 
 
-def _product(share: RankShapes, label: str, columns: int, depth: int, saved: dict[str, int]) -> Operator:
+def _product(rank: RankShapes, label: str, columns: int, depth: int, saved: dict[str, int]) -> Operator:
     """For every head sequence × depth by depth × columns; both operands have gradients."""
-    sequence, matrices, rows = share.sequence, share.batch * share.heads, (columns, depth)
-    left = share.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices, rows)
-    right = share.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices, rows)
+    sequence, matrices, rows = rank.sequence, rank.batch * rank.heads, (columns, depth)
+    left = rank.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices, rows)
+    right = rank.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices, rows)
     return Operator(
-        forward=(share.gemm(label, "forward", sequence, columns, depth, matrices, rows),),
+        forward=(rank.gemm(label, "forward", sequence, columns, depth, matrices, rows),),
         input_gradient=(left, right),
         saved=dict(saved),
         modules=CORE,
-        temporary=share.element * matrices * sequence * (columns + depth),
-        flops=2.0 * share.batch * share.model.heads * sequence * columns * depth,
+        temporary=rank.element * matrices * sequence * (columns + depth),
+        flops=2.0 * rank.batch * rank.model.heads * sequence * columns * depth,
     )

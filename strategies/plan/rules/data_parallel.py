@@ -59,7 +59,7 @@ def _synchronised(plan: Plan) -> Iterator[str]:
     """Who can choose when to reduce gradients, and keep whole ones until the last microbatch."""
     said = f"gradient_sync={plan.gradient_sync} contradicts"
     if "gradient" not in plan.hook.shards:
-        yield f"{said} data_parallel={plan.data_parallel}; it is a choice of those that shard gradients: zero2, zero3"
+        yield f"{said} data_parallel={plan.data_parallel}; it is a choice of hooks that shard gradients: zero2, zero3"
     if plan.gradient_sync == "every":
         return
     if plan.deepspeed is not None:
@@ -153,8 +153,8 @@ def _one_by_one(plan: Plan, options: DeepSpeed) -> Iterator[str]:
 
 
 def neighbours(plan: Plan, dp: int, per_node: int) -> int:
-    """dp ranks between which ZeRO++ keeps a second copy and exchanges gradients first: by default those of a node of per_node
-    GPUs; 1 without ZeRO++.
+    """dp ranks between which ZeRO++ keeps a second copy and exchanges gradients first, by default of a node of per_node GPUs; 1
+    without ZeRO++.
     """
     if plan.deepspeed is None or not plan.deepspeed.hierarchical:
         return 1

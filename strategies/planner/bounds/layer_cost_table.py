@@ -207,8 +207,8 @@ def _kind(work: _Work, seconds: list[dict[str, float]]) -> Kind:
 # Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.
 _SPACES: dict[str, Callable[[LayerCost, int], float]] = {
     "forward": lambda part, width: max(0.0, part.temporary),
-    "backward": lambda part, width: max(0.0, part.undo() + part.restored),
-    "passing": lambda part, width: max(0.0, part.undo(width) + part.restored + width * (part.parameters - part.experts)),
+    "backward": lambda part, width: max(0.0, part.backward_peak() + part.restored),
+    "passing": lambda part, width: max(0.0, part.backward_peak(width) + part.restored + width * (part.parameters - part.experts)),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from strategies.frameworks.settings import Found, frameworks
+from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.read_job import read_job
 from topologies.reading import UserError
 
@@ -17,7 +17,7 @@ CPU = {"optimizer": "cpu", "parameters": "cpu"}
 
 @pytest.fixture
 def read(tmp_path: Path) -> Any:
-    def reading(**config: Any) -> Found:
+    def reading(**config: Any) -> ReadSettings:
         file = tmp_path / "accelerate.yaml"
         file.write_text(yaml.safe_dump({"mixed_precision": "bf16"} | config))
         return frameworks["accelerate"].read(file)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strategies.frameworks.settings import Found, frameworks
+from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.read_job import read_job
 from topologies.reading import UserError
 
@@ -17,7 +17,7 @@ BATCH = "--micro-batch-size 2 --global-batch-size 64 --seq-length 1024"
 
 @pytest.fixture
 def read(tmp_path: Path) -> Any:
-    def reading(flags: str = "", start: str = "torchrun pretrain_gpt.py") -> Found:
+    def reading(flags: str = "", start: str = "torchrun pretrain_gpt.py") -> ReadSettings:
         script = tmp_path / "pretrain.sh"
         script.write_text(f"{start} {SIZES} {BATCH} {flags}\n")
         return frameworks["megatron"].read(script)

@@ -45,7 +45,7 @@ def test_matrices_three_ways_are_fp8_and_attention_and_head_are_not(plan: dict[s
     }
     head = parts(one.model, one.resolve()).head
     assert not kernels(head, "fp8")
-    assert part.narrow == 2 * HIDDEN**2 + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
+    assert part.fp8_parameters == 2 * HIDDEN**2 + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
 
 
 def test_work_is_the_same_and_operands_are_half() -> None:
@@ -99,7 +99,7 @@ def test_matrices_of_layers_are_gathered_in_a_byte(hook: str, times: int, kernel
     plan = {"kernels": kernels, "data_parallel": hook, "accumulation": 1}
     wide, narrow = gathered(**plan), gathered(**plan, fp8={"gather": True})
     assert wide == times * 2 * job().model.parameters
-    assert wide - narrow == pytest.approx(times * 32 * layer(**MEGATRON).narrow, rel=1e-9)
+    assert wide - narrow == pytest.approx(times * 32 * layer(**MEGATRON).fp8_parameters, rel=1e-9)
 
 
 def test_tp_ranks_gather_fp8() -> None:
@@ -146,7 +146,7 @@ def test_copies_of_weights_stay_beside_16_bits() -> None:
         one = job(data_parallel="zero1", **plan)
         return sum(size for kind, size in lower(one.model, one.resolve()).cohorts[0].resident if kind == "parameter")
 
-    assert held(**MEGATRON) - held() == 2 * 32 * layer(**MEGATRON).narrow
+    assert held(**MEGATRON) - held() == 2 * 32 * layer(**MEGATRON).fp8_parameters
 
 
 @pytest.mark.parametrize(

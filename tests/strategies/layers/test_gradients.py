@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.program import Collective, Item, Join, Kernel, Start
-from strategies.layers.gradients import Made, before, made
+from strategies.layers.gradients import CompletedGradient, before, completed
 from strategies.layers.operators import Operator, Shape
 
 GATHER = Collective("all_gather", 8.0, "tp", "gather")
@@ -22,7 +22,7 @@ def memory(label: str) -> Kernel:
 
 def left(*items: Item, shapes: tuple[Shape, ...]) -> list[tuple[Shape, int]]:
     """Of one operator whose second half has these items."""
-    return [(gradient.shape, gradient.left) for gradient in made([Operator(weight_gradient=items, shapes=shapes)])]
+    return [(gradient.shape, gradient.left) for gradient in completed([Operator(weight_gradient=items, shapes=shapes)])]
 
 
 def test_a_matrix_is_complete_after_its_product_and_what_no_product_makes_at_the_end() -> None:
@@ -73,25 +73,27 @@ def test_items_of_later_operators_are_left_too() -> None:
         shapes=((6, 4), (6,)),
     )
     second = Operator(input_gradient=(NORM,), weight_gradient=(product("down weight", 4, 6),), shapes=((4, 6),))
-    assert made([first, second]) == (
-        Made((6, 4), 3, 2, spread=False, tied=False),
-        Made((6,), 2, 1, spread=False, tied=False),
-        Made((4, 6), 0, 0, spread=False, tied=False),
+    assert completed([first, second]) == (
+        CompletedGradient((6, 4), 3, 2, spread=False, tied=False),
+        CompletedGradient((6,), 2, 1, spread=False, tied=False),
+        CompletedGradient((4, 6), 0, 0, spread=False, tied=False),
     )
 
 
 def test_where_both_halves_are_interleaved_their_own_order_counts() -> None:
     """The product stands before two items of the whole pass, and before none of the second half."""
     weights = (product("up weight", 6, 4),)
-    operator = Operator(input_gradient=(NORM, NORM), weight_gradient=weights, whole=(*weights, NORM, NORM), shapes=((6, 4),))
+    operator = Operator(
+        input_gradient=(NORM, NORM), weight_gradient=weights, both_gradients=(*weights, NORM, NORM), shapes=((6, 4),)
+    )
     after = Operator(input_gradient=(NORM,))
-    assert made([operator, after]) == (Made((6, 4), 3, 0, spread=False, tied=False),)
+    assert completed([operator, after]) == (CompletedGradient((6, 4), 3, 0, spread=False, tied=False),)
 
 
 def test_tied_matrices_come_first_and_experts_are_spread() -> None:
     head = Operator(weight_gradient=(product("head weight", 8, 4),), tied=((8, 4),), shapes=((4,),))
     routed = Operator(weight_gradient=(product("experts weight", 6, 4),), shapes=((6, 4),), experts=24)
-    assert [(one.shape, one.tied, one.spread) for one in made([head, routed])] == [
+    assert [(one.shape, one.tied, one.spread) for one in completed([head, routed])] == [
         ((8, 4), True, False),
         ((4,), False, False),
         ((6, 4), False, True),
@@ -99,5 +101,5 @@ def test_tied_matrices_come_first_and_experts_are_spread() -> None:
 
 
 def test_what_follows_a_pass_is_left_as_well() -> None:
-    gradients = (Made((6, 4), 3, 2, False, False), Made((6,), 0, 0, True, True))
-    assert before(gradients, 5, 1) == (Made((6, 4), 8, 3, False, False), Made((6,), 5, 1, True, True))
+    gradients = (CompletedGradient((6, 4), 3, 2, False, False), CompletedGradient((6,), 0, 0, True, True))
+    assert before(gradients, 5, 1) == (CompletedGradient((6, 4), 8, 3, False, False), CompletedGradient((6,), 5, 1, True, True))

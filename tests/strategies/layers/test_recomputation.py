@@ -112,9 +112,9 @@ def test_of_products_every_second_runs_again(toy_job, kernels, gated, tp) -> Non
     assert layer.recomputed_flops == 2 * tokens * hidden * sum(columns[label] for label in again)
     gathered = ["qkv input", "mlp up input"] if scattered else []
     assert [item.label for item in layer.recompute if isinstance(item, Collective)] == gathered
-    parted = tokens * hidden // tp
-    kept = parted + tokens * (hidden + keys + hidden + ffn) // tp + parted * scattered
-    last = tokens * hidden + parted * scattered if eager and gated else 0
+    local_tokens = tokens * hidden // tp
+    kept = local_tokens + tokens * (hidden + keys + hidden + ffn) // tp + local_tokens * scattered
+    last = tokens * hidden + local_tokens * scattered if eager and gated else 0
     assert layer.saved == 2 * (kept + last) + 4 * tokens * 8 // tp
 
 

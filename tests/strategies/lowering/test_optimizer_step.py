@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strategies.lowering.optimizer_step import on_the_cpus, passes_of, taken_by
+from strategies.lowering.optimizer_step import on_the_cpus, passes_of, update_workspace
 from strategies.plan.plan import Plan
 
 ADAM = 2 * (4 + 4 + 4)  # master and two moments, read and written
@@ -47,12 +47,12 @@ def test_the_cpus_read_the_gradient_and_write_the_weight(precision: str, moved: 
     ],
 )
 def test_what_an_update_of_3e9_parameters_takes(plan: dict[str, Any], size: float) -> None:
-    assert taken_by(Plan(**plan), 3e9, 1e6) == size
+    assert update_workspace(Plan(**plan), 3e9, 1e6) == size
 
 
 def test_deepspeeds_norm_of_a_large_gradient_takes_more_than_a_small_shard() -> None:
     """fp64: 8 bytes of 90 elements, and 2 + 4 of 100."""
     plan: dict[str, Any] = {"data_parallel": "zero1", "deepspeed": {}}
-    assert taken_by(Plan(**plan), 100, 90) == 8 * 90
-    assert taken_by(Plan(**plan), 100, 1000) == 8 * 100
-    assert taken_by(Plan(**plan, clip_gradients=False), 100, 90) == 6 * 100
+    assert update_workspace(Plan(**plan), 100, 90) == 8 * 90
+    assert update_workspace(Plan(**plan), 100, 1000) == 8 * 100
+    assert update_workspace(Plan(**plan, clip_gradients=False), 100, 90) == 6 * 100
