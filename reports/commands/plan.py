@@ -196,6 +196,6 @@ def _progress() -> Iterator[Callable[[Any], None]]:
 
 def _progress_text(state: Progress) -> str:
     sure = f" (at most {state.gap:.1%} from the best)" if state.gap else ""
-    number, unit = state.told(state.best) if state.best is not None else (0.0, "")
+    number, unit = state.display(state.best) if state.best is not None else (0.0, "")
     best = f", best {number:.4g} {unit}{sure}" if state.best is not None else ""
     return f"{state.stage}{best}" + (f", {state.pruned:,} ruled out" if state.pruned else "")

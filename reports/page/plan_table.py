@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -173,10 +173,7 @@ def front(plans: Plans) -> Front:
     """Plans that fit, and which of them nothing beats in time, cost and memory at once."""
     from strategies.planner.search.answer import pareto as unbeaten
 
-    rows: Iterable[dict[str, Any]] = [{**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting]
-    best = {id(row["changes"]) for row in unbeaten(rows)}
-    points = [
-        Plan(plans.name(row), plans.hours(row) / 24, plans.spent(row), row["memory"], id(row["changes"]) in best)
-        for row in plans.fitting
-    ]
+    rows: list[dict[str, Any]] = [{**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting]
+    best = list(unbeaten(rows))
+    points = [Plan(plans.name(row), row["pace"] / 24, row["spend"], row["memory"], row in best) for row in rows]
     return Front(points, tokens_text(plans.tokens), plans.money, plans.capacity)

@@ -73,7 +73,7 @@ def verdict(answer: Answer, job: Job) -> str:
     if best is None:
         return f"{model}: none of {answer.counts['allowed']:,} plans keeps to everything"
     goal = answer.objective
-    number, unit = goal.told(best["value"])
+    number, unit = goal.display(best["value"])
     value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
     if answer.proven:
         sure = f"proven best of {answer.combinations:,} combinations"

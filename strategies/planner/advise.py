@@ -69,11 +69,11 @@ class Advice:
     @property
     def dropped(self) -> dict[str, list[str]]:
         """Fields of the job's own plan that some candidates leave out, and which."""
-        found: dict[str, list[str]] = {}
-        for one in self.candidates:
-            for field in one.dropped:
-                found.setdefault(field, []).append(one.name)
-        return found
+        names: dict[str, list[str]] = {}
+        for candidate in self.candidates:
+            for field in candidate.dropped:
+                names.setdefault(field, []).append(candidate.name)
+        return names
 
 
 def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
@@ -83,17 +83,17 @@ def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | Non
     run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
     """
     batch = job.global_batch
-    found: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
+    by_hash: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
     for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job), _own(job)], _offloading(job)):
-        if not any(one.summary.fits for one in found.values()):
+        if not any(candidate.summary.fits for candidate in by_hash.values()):
             ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
-            for one in filter(None, run(partial(_try, job, answer), ways)):
-                found.setdefault(one.job.hash, one)
-    if not found:
+            for candidate in filter(None, run(partial(_try, job, answer), ways)):
+                by_hash.setdefault(candidate.job.hash, candidate)
+    if not by_hash:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
         )
-    ranked = sorted(found.values(), key=lambda one: rank(one.summary, dict(one.job.plan), one.job.hash))
+    ranked = sorted(by_hash.values(), key=lambda candidate: rank(candidate.summary, dict(candidate.job.plan), candidate.job.hash))
     return Advice(tuple(_questions(job, answer)), tuple(ranked))
 
 
@@ -104,19 +104,19 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
     name, changes = way
     if name == OWN:
         return _simulated(job, answer, name, changes)
-    found = _simulated(job, answer, name, changes | {"recompute": "none"})
-    if found is not None and not found.summary.fits:
-        found = _simulated(job, answer, f"{name} + recompute", changes | {"recompute": "full"}) or found
-    again = " + recompute" if found is not None and found.changes["recompute"] == "full" else ""
-    if found is None or not found.summary.fits or found.changes["pp"] > 1:
-        return found
+    best = _simulated(job, answer, name, changes | {"recompute": "none"})
+    if best is not None and not best.summary.fits:
+        best = _simulated(job, answer, f"{name} + recompute", changes | {"recompute": "full"}) or best
+    again = " + recompute" if best is not None and best.changes["recompute"] == "full" else ""
+    if best is None or not best.summary.fits or best.changes["pp"] > 1:
+        return best
     for microbatch in (size for size in MICROBATCHES if size > job.plan.microbatch):  # fewer passes, where memory is left
-        more = {"recompute": found.changes["recompute"], "microbatch": microbatch}
+        more = {"recompute": best.changes["recompute"], "microbatch": microbatch}
         larger = _simulated(job, answer, f"{name}{again}, microbatch {microbatch}", changes | more)
-        if larger is None or not larger.summary.fits or larger.summary.step_seconds >= found.summary.step_seconds:
+        if larger is None or not larger.summary.fits or larger.summary.step_seconds >= best.summary.step_seconds:
             break
-        found = larger
-    return found
+        best = larger
+    return best
 
 
 def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
@@ -170,17 +170,17 @@ def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     """Does it fit a GPU, does its largest layer, does it fit a node?"""
     memory = job.cluster.node.gpu.memory
     small = {"accumulation": 1, "recompute": "full"}
-    one = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
-    alone = replace(job, plan=one, cluster=_cluster(job, 1, 1))
+    on_one_gpu = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
+    alone = replace(job, plan=on_one_gpu, cluster=_cluster(job, 1, 1))
     peak = answer(alone).worst.peak
     yield "fits one GPU", _fits(peak, memory)
     work = parts(job.model, alone.resolve())
-    width = sum(one.bytes_of_states[kind] for kind in ("parameter", "gradient"))
+    width = sum(on_one_gpu.bytes_of_states[kind] for kind in ("parameter", "gradient"))
     largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
     held = largest.parameters * width + largest.saved + largest.restored + largest.backward_workspace
     yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
     if job.cluster.node.gpus > 1:
-        sharded = one.model_copy(update={"data_parallel": "zero3"})
+        sharded = on_one_gpu.model_copy(update={"data_parallel": "zero3"})
         whole = answer(replace(job, plan=sharded, cluster=_cluster(job, job.cluster.node.gpus, 1)))
         yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
 

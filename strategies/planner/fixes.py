@@ -38,12 +38,12 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
     tried on the same cluster; only when none is enough, what the CPUs can hold, and then more nodes. Empty when nothing fits.
     """
     for ideas in (_ideas, _with_offload):
-        if found := _found(job, summary, answer, effort, limit, ideas):
-            return found
+        if fitting := _best_first(job, summary, answer, effort, limit, ideas):
+            return fitting
     return _larger(job, {"dp": None, "accumulation": None, "global_batch": job.resolve().global_batch}, answer)
 
 
-def _found(
+def _best_first(
     job: Job,
     summary: Summary,
     answer: Callable[[Job], Summary],
@@ -55,8 +55,8 @@ def _found(
     kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
     open_: list[tuple[float, int, Changes]] = [(summary.worst.peak, 0, {})]
     seen: list[Changes] = [{}]
-    found: list[Fix] = []
-    while open_ and effort > 0 and len(found) < 2 * limit:
+    fitting: list[Fix] = []
+    while open_ and effort > 0 and len(fitting) < 2 * limit:
         open_.sort(key=lambda entry: entry[:2])
         _, _, base = open_.pop(0)
         for idea in ideas(_changed(job, kept | base)):
@@ -70,10 +70,10 @@ def _found(
                 continue
             effort -= result.events
             if result.fits:
-                found.append(_fix(job, changes, kept, result))
+                fitting.append(_fix(job, changes, kept, result))
             else:
                 open_.append((result.worst.peak, len(seen), changes))
-    return sorted(found, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
+    return sorted(fitting, key=lambda fix: -fix.summary.tokens_per_second)[:limit]
 
 
 def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[Fix]:

@@ -30,19 +30,19 @@ def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
 
 
 def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
-    found = _MULTIPLE.fullmatch(value) if isinstance(value, str) else None
-    if not found:
+    match = _MULTIPLE.fullmatch(value) if isinstance(value, str) else None
+    if not match:
         return value
     own, unit = _own(field, job, price)
     if isinstance(own, bool) or not isinstance(own, int | float):
         raise UserError(f"--vary {field}={value}: {field} is {own!r} here, of which there is no multiple")
-    result = own * float(found[1])
+    result = own * float(match[1])
     if unit:
         return show(result, unit, 6)
     if isinstance(own, float):
         return result
     if result < 1 or not result.is_integer():
-        raise UserError(f"--vary {field}={value}: {field}={own} times {found[1]} is no whole number of at least 1")
+        raise UserError(f"--vary {field}={value}: {field}={own} times {match[1]} is no whole number of at least 1")
     return round(result)
 
 

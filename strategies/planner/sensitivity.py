@@ -77,12 +77,16 @@ def _links(profile: Profile, kinds: tuple[str, ...], factors: Mapping[str, float
             for kind, price in links.items()
         }
 
-    protocols = {name: one.model_copy(update={"links": scaled(one.links)}) for name, one in profile.protocols.items()}
+    protocols = {
+        name: protocol.model_copy(update={"links": scaled(protocol.links)}) for name, protocol in profile.protocols.items()
+    }
     return profile.model_copy(update={"links": scaled(profile.links), "protocols": protocols})
 
 
 def _start(profile: Profile, factor: float) -> Profile:
-    protocols = {name: one.model_copy(update={"base": one.base * factor}) for name, one in profile.protocols.items()}
+    protocols = {
+        name: protocol.model_copy(update={"base": protocol.base * factor}) for name, protocol in profile.protocols.items()
+    }
     return profile.model_copy(update={"collective_launch": profile.collective_launch * factor, "protocols": protocols})
 
 
@@ -134,7 +138,7 @@ class Play:
         from strategies.lowering.lower import lower
 
         self.prices, self.topology = prices, job.cluster.topology()
-        pairs = [(weight, lower(one.model, one.resolve())) for weight, one in _brief(job)]
+        pairs = [(weight, lower(brief.model, brief.resolve())) for weight, brief in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
         self.acting = job.effects
         self.timelines = [run(program, self.topology, prices, effects=self.acting) for _, program in self.programs]
@@ -167,12 +171,12 @@ class Play:
 
     def effects(self, factors: Mapping[str, float]) -> list[Effect]:
         """What each price does when divided and multiplied by its factor; the strongest first, without those that do nothing."""
-        found = []
+        effects = []
         for price in self.relevant():
             if price.name in factors:
                 by = factors[price.name]
-                found.append(Effect(price.name, by, self.at(price, 1 / by), self.at(price, by)))
-        return sorted((effect for effect in found if effect.swing), key=lambda effect: -effect.swing)
+                effects.append(Effect(price.name, by, self.at(price, 1 / by), self.at(price, by)))
+        return sorted((effect for effect in effects if effect.swing), key=lambda effect: -effect.swing)
 
     def faster(self, by: float) -> list[tuple[str, float]]:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
@@ -222,10 +226,9 @@ def _with(job: Job, microbatches: int) -> Job:
 def kernel_seconds(program: Program, prices: Prices) -> dict[Kernel, float]:
     """Seconds that each distinct kernel takes in a step, on all cohorts together."""
     result: dict[Kernel, float] = {}
-    blocks = {id(op.work): op.work for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
-    times = Counter(id(op.work) for cohort in program.cohorts for op in cohort.ops)
-    for key, block in blocks.items():
+    times = Counter(op.work for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block))
+    for block, count in times.items():
         for repeat, item in block.items():
             if isinstance(item, Kernel):
-                result[item] = result.get(item, 0.0) + times[key] * repeat * prices.seconds(item)
+                result[item] = result.get(item, 0.0) + count * repeat * prices.seconds(item)
     return result

@@ -79,9 +79,9 @@ def interval_of(play: Play, step: float) -> Interval:
     return Interval(low, high, LEVEL, {**parts, "slowest card": slowest})
 
 
-def tied(one: float, other: float) -> bool:
+def tied(first: float, second: float) -> bool:
     """Whether steps (or costs) of two plans, priced by one profile, are too near to each other for their order to mean much."""
-    return max(one, other) < (1 + TIE) * min(one, other)
+    return max(first, second) < (1 + TIE) * min(first, second)
 
 
 def spreads(play: Play) -> dict[str, float]:

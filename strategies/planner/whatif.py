@@ -51,13 +51,13 @@ def ask(
     tasks = {job.hash: engine.submit(_answer, job) for job in {j.hash: j for j in jobs if isinstance(j, Job)}.values()}
     result = []
     for (changes, name, _), job in zip(cases, jobs, strict=True):
-        found = job if isinstance(job, str) else tasks[job.hash].result()
-        if isinstance(found, str) or isinstance(job, str):
-            result.append(Case(changes, name, None, None, str(found)))
+        outcome = job if isinstance(job, str) else tasks[job.hash].result()
+        if isinstance(outcome, str) or isinstance(job, str):
+            result.append(Case(changes, name, None, None, str(outcome)))
             continue
         rate = rates(job.cluster.node.gpu, changes.get("price", price), "price")
-        whole = cost(rate, found.gpus, found.step_seconds, found.tokens_per_second * found.step_seconds, tokens)
-        result.append(Case(changes, name, found, whole))
+        whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
+        result.append(Case(changes, name, outcome, whole))
     return result
 
 

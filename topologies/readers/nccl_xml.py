@@ -115,12 +115,12 @@ class _Dump:
 
     def _nics(self) -> dict[str, Any]:
         """The NICs of the fastest kind."""
-        speeds = {id(net): _speed(net) for _, _, net in self.nets}
+        speeds = {net: _speed(net) for _, _, net in self.nets}
         fastest = max(speeds.values(), default=0)
-        slower = sorted(net.get("name", "?") for _, _, net in self.nets if speeds[id(net)] < fastest)
+        slower = sorted(net.get("name", "?") for _, _, net in self.nets if speeds[net] < fastest)
         if slower:
             self.notes.append(f"ignored: slower NICs {', '.join(slower)}")
-        nets = [entry for entry in self.nets if speeds[id(entry[2])] == fastest]
+        nets = [entry for entry in self.nets if speeds[entry[2]] == fastest]
         for number, (above, pci, _) in enumerate(nets):
             self._pcie(f"nic {number}", above, pci)
         if nets and not fastest:

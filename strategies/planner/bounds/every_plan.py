@@ -88,19 +88,19 @@ class _Bounding:
         shapes: dict[tuple[object, ...], int] = {}
         self.shapes: list[Resolved] = []
         of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
-        for number, one in enumerate(plans.resolved):
+        for number, plan in enumerate(plans.resolved):
             key = (
-                one.schedule,
-                one.pp,
-                one.microbatches,
-                one.chunks,
-                one.layers,
-                one.hook.local,
-                bounded(one),
+                plan.schedule,
+                plan.pp,
+                plan.microbatches,
+                plan.chunks,
+                plan.layers,
+                plan.hook.local,
+                bounded(plan),
             )
             if key not in shapes:
                 shapes[key] = len(self.shapes)
-                self.shapes.append(one)
+                self.shapes.append(plan)
             of_rule[number] = shapes[key]
         self.shape_of = of_rule[plans.rule] if count else plans.rule
         self.rules = columns(plans, prices.profile)
@@ -109,11 +109,11 @@ class _Bounding:
             if bounded(self.shapes[shape]):
                 self._bound(self.shapes[shape], members)
 
-    def _bound(self, one: Resolved, members: Ids) -> None:
-        layout, pp, m = layout_of(one), one.pp, one.microbatches
-        copies = schedules[one.schedule].copies
-        found = {rank: moments(one.schedule, rank, pp, m, one.chunks) for rank in sorted({0, pp - 1})}
-        wrong = next((text for text in found.values() if isinstance(text, str)), None)
+    def _bound(self, plan: Resolved, members: Ids) -> None:
+        layout, pp, m = layout_of(plan), plan.pp, plan.microbatches
+        copies = schedules[plan.schedule].copies
+        by_rank = {rank: moments(plan.schedule, rank, pp, m, plan.chunks) for rank in sorted({0, pp - 1})}
+        wrong = next((text for text in by_rank.values() if isinstance(text, str)), None)
         if wrong is not None:
             self.result.possible[members] = False
             self.result.reasons[wrong] = self.result.reasons.get(wrong, 0) + len(members)
@@ -124,23 +124,25 @@ class _Bounding:
         elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
         if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
             elements[:, -1] += [kind.tied for kind in chosen]
-        self._step(one, layout, members, of, time, elements, experts)
+        self._step(plan, layout, members, of, time, elements, experts)
         spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
         spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
         spaces["last"] = layout.last_part(chosen)
-        for rank, those in found.items():
-            assert isinstance(those, Moments)
+        for rank, starts in by_rank.items():
+            assert isinstance(starts, Moments)
             mine = list(layout.stages[rank])
             held = {name: value[:, mine][of] for name, value in spaces.items()}
-            versions = schedules[one.schedule].versions
-            self._memory(members, those, held, elements[:, mine][of], experts[:, mine][of], versions(rank, pp) if versions else 1)
+            versions = schedules[plan.schedule].versions
+            self._memory(
+                members, starts, held, elements[:, mine][of], experts[:, mine][of], versions(rank, pp) if versions else 1
+            )
 
     def _step(
-        self, one: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
+        self, plan: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
     ) -> None:
-        flowing = not schedules[one.schedule].versions and not one.hook.local
-        split = splits(one.schedule, one.pp, one.microbatches, one.chunks)
-        mine, passes = list(layout.stages[0]), through(one)
+        flowing = not schedules[plan.schedule].versions and not plan.hook.local
+        split = splits(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
+        mine, passes = list(layout.stages[0]), through(plan)
         anywhere, first, own = _compute(passes, layout, time, split, flowing)
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         in_turn = self.in_turn[members]
@@ -163,14 +165,14 @@ class _Bounding:
             update = np.where(hosted > 0, hosted, update)
             self.result.first[members], self.result.update[members] = first[of], update
             late = np.maximum(0, late)  # of several chunks, one may be updated while gradients of another are reduced
-            end = first[of] + (late + update if one.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
+            end = first[of] + (late + update if plan.chunks == 1 else np.maximum(late, update)) + crossing[:, -1] * rule["last"]
             step = np.maximum(step, first[of] + crossing.sum(axis=1) * rule["last"])
             exchange = alone.sum(axis=1) * (rule["moved"] + rule["last"])
-            step = np.maximum(step, in_turn * (own[of] + exchange + (update if one.chunks == 1 else 0.0)))
+            step = np.maximum(step, in_turn * (own[of] + exchange + (update if plan.chunks == 1 else 0.0)))
         self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
 
     def _memory(
-        self, members: Ids, those: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
+        self, members: Ids, starts: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
     ) -> None:
         """Memory of a rank that holds these parameters, by chunk."""
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
@@ -178,11 +180,11 @@ class _Bounding:
         dense, spread = elements - experts, experts.sum(axis=1)
         kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
         whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
-        made = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
-        back = np.where(those.makes, made[:, those.chunk], spaces["backward"][:, those.chunk])
+        with_gradients = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
+        back = np.where(starts.makes, with_gradients[:, starts.chunk], spaces["backward"][:, starts.chunk])
         early = whole * (1 - rule["after loss"])[:, None]  # when a backward pass begins
-        space = np.where(those.forward, (spaces["forward"] + whole)[:, those.chunk], back + early[:, those.chunk])
-        total = (spaces["saved"] @ those.saved.T + kept @ those.there.T + spaces["held"] @ those.held.T + space).max(axis=1)
+        space = np.where(starts.forward, (spaces["forward"] + whole)[:, starts.chunk], back + early[:, starts.chunk])
+        total = (spaces["saved"] @ starts.saved.T + kept @ starts.there.T + spaces["held"] @ starts.held.T + space).max(axis=1)
         for state, width in (
             ("parameter", parameter * versions),
             ("gradient", gradient),
@@ -206,8 +208,8 @@ class _Bounding:
         per parameter that is updated, and per gradient that is set to zero.
         """
         rows = []
-        for one in self.plans.resolved:
-            passes, states = dict(passes_of(one)), one.bytes_that_stay.values()
+        for plan in self.plans.resolved:
+            passes, states = dict(passes_of(plan)), plan.bytes_that_stay.values()
             zeroing = passes.get(ZEROING, 0)
             rows.append((*states, len(passes), sum(passes.values()) - zeroing, zeroing))
         result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
-from sim.program import Cohort, Collective, Op, Program, Send
+from sim.program import Cohort, Collective, Op, Program, Send, Work
 from strategies.data_parallel.hook import hook_of
 from strategies.job import Job
 from strategies.layers.model_costs import parts
@@ -21,6 +21,7 @@ from strategies.planner.bounds.layer_layout import gatherings, layout_of, splits
 from strategies.planner.bounds.symmetric_groups import alike
 
 Seconds = dict[str, float]  # by stream
+WorkSeconds = dict[Work, float]
 HOST_STREAMS = ("to host", "from host", "nvme read", "nvme write")  # streams to and from the host; all others are between ranks
 
 
@@ -39,7 +40,7 @@ class Exchange(NamedTuple):
 
     def busy(self, plan: Resolved) -> Seconds:
         """Seconds of a step in which each stream communicates."""
-        names = {name for one in (*self.forward, *self.final, *self.updates) for name in one}
+        names = {name for seconds in (*self.forward, *self.final, *self.updates) for name in seconds}
         backward = through(plan) - 1
         forward = 1 if plan.syncs_gradients == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
         return {
@@ -53,7 +54,9 @@ class Exchange(NamedTuple):
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""
         if plan.syncs_gradients == "last":
-            return (plan.microbatches + 1) * sum(map(min, self.first)) if plan.reshard else sum(one for one, _ in self.first)
+            if plan.reshard:
+                return (plan.microbatches + 1) * sum(map(min, self.first))
+            return sum(forward for forward, _ in self.first)
         if plan.reshard:
             return through(plan) * sum(forward + backward for forward, backward in self.first)
         times = gatherings(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
@@ -116,8 +119,8 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
     return Exchange(tuple(each[0::4]), tuple(each[1::4]), tuple(each[3::4]), last, first)
 
 
-def _gather(op: Op, price: dict[int, float]) -> float:
-    return price.get(id(op), 0.0) if isinstance(op.work, Collective) else 0.0
+def _gather(op: Op, price: WorkSeconds) -> float:
+    return price.get(op.work, 0.0) if isinstance(op.work, Collective) else 0.0
 
 
 def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
@@ -130,22 +133,22 @@ def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
     return result
 
 
-def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> dict[int, float]:
+def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> WorkSeconds:
     """Seconds of each communication among dp ranks and with the host."""
     talk = [op for op in ops if isinstance(op.work, Collective | Send)]
     program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.precision, 1, 1)
     pricing = CollectiveCosts(program, job.cluster.topology(), prices)
     together = alike(job.cluster, plan.grid)
     return {
-        id(op): pricing.collective(op.work, 0).alone if together else pricing.least(op.work, 0)
+        op.work: pricing.collective(op.work, 0).alone if together else pricing.least(op.work, 0)
         for op in talk
         if isinstance(op.work, Collective | Send)
     }
 
 
-def _by_stream(ops: Sequence[Op], price: dict[int, float]) -> Seconds:
+def _by_stream(ops: Sequence[Op], price: WorkSeconds) -> Seconds:
     total: Seconds = {}
     for op in ops:
-        if id(op) in price:
-            total[op.stream] = total.get(op.stream, 0.0) + price[id(op)]
+        if op.work in price:
+            total[op.stream] = total.get(op.stream, 0.0) + price[op.work]
     return total

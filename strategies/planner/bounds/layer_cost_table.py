@@ -87,10 +87,10 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
     inner: dict[tuple[object, ...], int] = {}
-    grids = [priced_on(plans.job.cluster, one) for one in plans.resolved]
+    grids = [priced_on(plans.job.cluster, plan) for plan in plans.resolved]
     of_rule = [
-        inner.setdefault((grid, accumulation(one), one.layers if one.recompute_method else (), repr(dropped)), len(inner))
-        for grid, one, dropped in zip(grids, plans.resolved, plans.dropped, strict=True)
+        inner.setdefault((grid, accumulation(plan), plan.layers if plan.recompute_method else (), repr(dropped)), len(inner))
+        for grid, plan, dropped in zip(grids, plans.resolved, plans.dropped, strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
     for i in free:
@@ -99,8 +99,8 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     together: dict[tuple[Grid, bool], list[tuple[int, _Work]]] = {}
     for number, example in enumerate(first.tolist()):
         job, rule = plans.job_of(example), int(plans.rule[example])
-        one = plans.resolved[rule].for_plan(job.plan)
-        together.setdefault(grids[rule], []).append((number, _Work.of(parts(job.model, one), one)))
+        plan = plans.resolved[rule].for_plan(job.plan)
+        together.setdefault(grids[rule], []).append((number, _Work.of(parts(job.model, plan), plan)))
     kinds: dict[int, Kind] = {}
     for (grid, alone), works in together.items():
         kinds |= _priced(plans.job, grid, alone, works, prices)
@@ -150,20 +150,19 @@ class _Work(NamedTuple):
                 every, size = iter(stage), plan.recompute_layers or 1
                 stage = [next(every) if (place + 1) % size == 0 or place + 1 == count else None for place in range(count)]
             layers += stage
-        different = {id(part): part for part in layers if part is not None}
-        places = {key: 1 + place for place, key in enumerate(different)}
-        each = tuple(None if part is None else places[id(part)] for part in layers)
-        return cls(work.plan, (work.embedding, *different.values(), work.head), each, work.tied)
+        places = {part: 1 + place for place, part in enumerate(dict.fromkeys(part for part in layers if part is not None))}
+        each = tuple(None if part is None else places[part] for part in layers)
+        return cls(work.plan, (work.embedding, *places, work.head), each, work.tied)
 
 
 def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
     """Kinds of layer work on one grid, priced together."""
     blocks = [[_blocks(part) for part in work.parts] for _, work in works]
-    ops = [Op(COMPUTE, block) for one in blocks for part in one for block in part.values()]
+    ops = [Op(COMPUTE, block) for work_blocks in blocks for part in work_blocks for block in part.values()]
     pricing = pricing_of(job, grid, alone, ops, prices)
     return {
-        number: _kind(work, [_seconds(pricing, part) for part in those])
-        for (number, work), those in zip(works, blocks, strict=True)
+        number: _kind(work, [_seconds(pricing, part) for part in part_blocks])
+        for (number, work), part_blocks in zip(works, blocks, strict=True)
     }
 
 
@@ -177,24 +176,26 @@ def pricing_of(job: Job, grid: Grid, alone: bool, ops: list[Op], prices: Prices)
 
 def _seconds(pricing: OpCosts, blocks: dict[str, Block]) -> dict[str, float]:
     """Of each pass, with what it waits for and of its kernels alone."""
-    found = {name: pricing.block(block, 0) for name, block in blocks.items()}
+    costs = {name: pricing.block(block, 0) for name, block in blocks.items()}
     alone = {
-        f"{name} kernels": sum(seconds for (part, _), seconds in one.parts.items() if part in PHASES)
-        for name, one in found.items()
+        f"{name} kernels": sum(seconds for (part, _), seconds in cost.parts.items() if part in PHASES)
+        for name, cost in costs.items()
     }
-    return alone | {name: one.busy for name, one in found.items()}
+    return alone | {name: cost.busy for name, cost in costs.items()}
 
 
 def _blocks(part: LayerCost) -> dict[str, Block]:
     inputs = part.recompute + part.input_gradient
     items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": part.weight_gradient}
-    return {name: Block("work", (Run(1, those),)) for name, those in items.items()}
+    return {name: Block("work", (Run(1, sequence),)) for name, sequence in items.items()}
 
 
 def _kind(work: _Work, seconds: list[dict[str, float]]) -> Kind:
     values = [_measure(part) | more for part, more in zip(work.parts, seconds, strict=True)]
     each = [None if i is None else values[i] for i in work.layers]
-    sums = {q: np.concatenate([[0.0], np.cumsum([one[q] if one else 0.0 for one in each])]) for q in QUANTITIES}
+    sums = {
+        q: np.concatenate([[0.0], np.cumsum([quantities[q] if quantities else 0.0 for quantities in each])]) for q in QUANTITIES
+    }
     ends = {q: (values[0][q], values[-1][q]) for q in QUANTITIES}
     width, every = work.plan.bytes_per_gradient, [None if i is None else work.parts[i] for i in (0, *work.layers)]
     spaces = {

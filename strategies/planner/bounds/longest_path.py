@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.program import Block, Cohort, Collective, Op, Program, Send
+from sim.program import Block, Cohort, Collective, Op, Program, Send, Work
 from strategies.job import Job
 from strategies.lowering.lower import lower
 from strategies.plan.resolved import Resolved
@@ -24,7 +24,7 @@ from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
 from topologies.topology import Values
 
-Seconds = dict[int, float]  # of each distinct piece of work, by identity; what is not in it takes no time
+Seconds = dict[Work, float]  # work that is not in it takes no time
 
 
 def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float]:
@@ -45,15 +45,16 @@ def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float
 def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
     """By stage, where one sibling group, and one stage, stands for all."""
     topology, grid = job.cluster.topology(), inside(plan)
-    blocks = {id(op.work): op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
+    blocks = {op.work: op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
     local = OpCosts(Program(grid, [Cohort(at, list(blocks.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
-    result = {key: local.block(op.work, 0).busy for key, op in blocks.items() if isinstance(op.work, Block)}
+    result: Seconds = {block: local.block(block, 0).busy for block in blocks}
     for number in _talking(program):
         cohort = program.cohorts[number]
-        own = {id(work): Op("", work) for work in _own(program, number)}
-        talk = OpCosts(Program(plan.grid, [Cohort(cohort.at, list(own.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
-        result |= {key: talk.collective(op.work, 0).alone for key, op in own.items() if not isinstance(op.work, Block)}
+        own = list(_own(program, number))
+        exchange = Cohort(cohort.at, [Op("", work) for work in own])
+        talk = OpCosts(Program(plan.grid, [exchange], 1, 1, plan.precision, 1, 1), topology, prices)
+        result |= {work: talk.collective(work, 0).alone for work in own}
     return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
 
 
@@ -64,24 +65,23 @@ def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
         every = every.of(int(np.argmax(sum(_busy(program, number, every) for number in range(len(program.cohorts))))))
     result: list[Seconds] = []
     for number, cohort in enumerate(program.cohorts):
-        blocks = {id(op.work): op.work for op in cohort.ops if isinstance(op.work, Block)}
-        times = {key: every.block(work, number).busy for key, work in blocks.items()}
+        blocks = dict.fromkeys(op.work for op in cohort.ops if isinstance(op.work, Block))
+        times: Seconds = {block: every.block(block, number).busy for block in blocks}
         if number in _talking(program):
-            times |= {id(work): every.collective(work, number).alone for work in _own(program, number)}
+            times |= {work: every.collective(work, number).alone for work in _own(program, number)}
         result.append(times | _sent(job, program, number, max(every.index, 0), prices))
     return result
 
 
 def _busy(program: Program, number: int, pricing: OfOne) -> Values:
     """Seconds of communication of each rank of a stage, with nothing in its way."""
-    works, counts = dict[int, Collective | Send](), dict[int, float]()
+    counts = dict[Collective | Send, float]()
     for op in program.cohorts[number].ops:
         inside_blocks = pricing.collectives_of(op.work) if isinstance(op.work, Block) else []
         for times, work in (*inside_blocks, *([(1, op.work)] if isinstance(op.work, Collective) and not op.work.cohorts else [])):
-            works[id(work)] = work
-            counts[id(work)] = counts.get(id(work), 0.0) + times
+            counts[work] = counts.get(work, 0.0) + times
     none: Values = np.zeros(program.grid.world // len(program.cohorts))
-    return sum((counts[key] * pricing.soonest(work, number)[pricing.groups(work, number)] for key, work in works.items()), none)
+    return sum((times * pricing.soonest(work, number)[pricing.groups(work, number)] for work, times in counts.items()), none)
 
 
 def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -> Seconds:
@@ -92,7 +92,7 @@ def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -
     rate = node.nic * max(1.0, node.nics / node.gpus) * prices.profile.links["nic"].efficiency
     where = [int(program.grid.groups((), cohort.at).ravel()[index]) // node.gpus for cohort in program.cohorts]
     return {
-        id(op.work): op.work.bytes / rate
+        op.work: op.work.bytes / rate
         for op in program.cohorts[number].ops
         if isinstance(op.work, Send) and op.work.route is None and where[number] != where[op.work.to]
     }
@@ -109,8 +109,7 @@ def _talking(program: Program) -> set[int]:
 
 def _own(program: Program, number: int) -> Iterator[Collective | Send]:
     """What is between the ranks of one stage; on the first, and of each with its host."""
-    works = {id(op.work): op.work for op in program.cohorts[number].ops}
-    for work in works.values():
+    for work in dict.fromkeys(op.work for op in program.cohorts[number].ops):
         if (isinstance(work, Collective) and not work.cohorts) or (isinstance(work, Send) and work.route and not number):
             yield work
 
@@ -133,7 +132,7 @@ def _longest(program: Program, seconds: list[Seconds]) -> float:
                     if theirs[position] > start:
                         start = theirs[position]
                 else:
-                    end = free[op.stream] = start + seconds[number].get(id(op.work), 0.0)
+                    end = free[op.stream] = start + seconds[number].get(op.work, 0.0)
                     mine.append(end)
                     moving = True
                     continue

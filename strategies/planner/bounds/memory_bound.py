@@ -31,17 +31,17 @@ def _held(number: int, cohort: Cohort) -> float:
     change = [0.0] * (len(passes) + 1)  # by the passes that have ended
     at = 0
     known: Ended = {}  # of each other stream, how many of its ops surely have started
-    taken: dict[str, list[float]] = {}  # by each of its ops
+    allocated: dict[str, list[float]] = {}  # by each of its ops
     for op, ended in zip(cohort.ops, before, strict=True):
         took, gave = _total(op.allocate), _total(op.free)
         if op.stream != COMPUTE:
-            taken.setdefault(op.stream, []).append(max(0.0, took - gave))
+            allocated.setdefault(op.stream, []).append(max(0.0, took - gave))
             change[ended.get(COMPUTE, 0)] -= max(0.0, gave - took)
             continue
         for stream, count in ended.items():
             if stream != COMPUTE:
                 first, known[stream] = known.get(stream, 0), max(count, known.get(stream, 0))
-                change[at] += sum(taken[stream][first:count])
+                change[at] += sum(allocated[stream][first:count])
         at += 1
         change[at] += took - gave
     there = accumulate(change, initial=_total(cohort.resident))

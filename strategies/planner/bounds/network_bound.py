@@ -34,10 +34,10 @@ class Crossings:
         return dense[0], experts[0], dense[1], experts[1]
 
     def _find(self, grid: Grid, axes: tuple[str, ...]) -> tuple[float, float]:
-        found = self._known.get((grid, axes))
-        if found is None:
-            found = self._known[grid, axes] = _crossing(self.job, self.profile, grid, axes)
-        return found
+        seconds = self._known.get((grid, axes))
+        if seconds is None:
+            seconds = self._known[grid, axes] = _crossing(self.job, self.profile, grid, axes)
+        return seconds
 
 
 def _crossing(job: Job, profile: Profile, grid: Grid, axes: tuple[str, ...]) -> tuple[float, float]:

@@ -48,8 +48,8 @@ def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     """Every column of NAMES."""
     crossings = Crossings(plans.job, profile)
     rows = [
-        (*_own(one), *crossings.of(one), hosted_update(plans.job, one), not alike(plans.job.cluster, one.grid))
-        for one in plans.resolved
+        (*_own(plan), *crossings.of(plan), hosted_update(plans.job, plan), not alike(plans.job.cluster, plan.grid))
+        for plan in plans.resolved
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))

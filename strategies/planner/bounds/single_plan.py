@@ -28,15 +28,15 @@ class Refiner:
 
     def passes(self, plan: int) -> float:
         """Seconds of a step of plan i, at least, when nothing but the passes of its schedule and the update takes time."""
-        one = self.resolved(plan)
-        if not self._flows(one):
+        resolved = self.resolved(plan)
+        if not self._flows(resolved):
             return 0.0
-        found, column = self._critical(plan, one)
-        return max(float(found.end[column]), float(found.first[column]) + float(self.bounds.update[plan])) * (1 - SLACK)
+        paths, column = self._critical(plan, resolved)
+        return max(float(paths.end[column]), float(paths.first[column]) + float(self.bounds.update[plan])) * (1 - SLACK)
 
-    def _flows(self, one: Resolved) -> bool:
+    def _flows(self, resolved: Resolved) -> bool:
         """Whether steps are filled and drained one by one, by a schedule."""
-        return bounded(one) and not one.hook.local and not schedules[one.schedule].versions
+        return bounded(resolved) and not resolved.hook.local and not schedules[resolved.schedule].versions
 
     def exchange(self, plan: int) -> float:
         """Seconds of a step of plan i, at least, with what its first rank exchanges with other dp ranks.
@@ -45,67 +45,70 @@ class Refiner:
         chunk after chunk; then comes the update, and what is gathered after it. On the first rank a pass waits for its first
         gather after the pass before.
         """
-        one = self.resolved(plan)
-        if not self._flows(one) or (one.copies == 1 and one.offload is None):
+        resolved = self.resolved(plan)
+        if not self._flows(resolved) or (resolved.copies == 1 and resolved.offload is None):
             return 0.0
-        found, column = self._critical(plan, one)
-        talk, update = self.exchanges.of(one), float(self.bounds.update[plan])
-        own = self._own(plan, one)
-        passes, reduced = max(float(found.first[column]), own + talk.waiting(one)), self._reduced(found, column, talk)
-        if one.offload:
+        paths, column = self._critical(plan, resolved)
+        talk, update = self.exchanges.of(resolved), float(self.bounds.update[plan])
+        own = self._own(plan, resolved)
+        passes, reduced = max(float(paths.first[column]), own + talk.waiting(resolved)), self._reduced(paths, column, talk)
+        if resolved.offload:
             update = 0.0  # which is among what streams of the host do
-        if one.chunks == 1:
+        if resolved.chunks == 1:
             passes = max(passes, reduced)
         end = max(passes + update, reduced)  # of several chunks, one may be updated while gradients of another are reduced
-        streams = talk.busy(one)
+        streams = talk.busy(resolved)
         hosted = max((time for name, time in streams.items() if name in HOST_STREAMS), default=0.0)
         busy = max((time for name, time in streams.items() if name not in HOST_STREAMS), default=0.0)
-        if not one.overlap and hook_of(one.data_parallel).in_turn(one):
-            busy += own + (update if one.chunks == 1 else 0.0)
+        if not resolved.overlap and hook_of(resolved.data_parallel).in_turn(resolved):
+            busy += own + (update if resolved.chunks == 1 else 0.0)
         return max(busy, hosted, end + talk.last, passes + talk.updating) * (1 - SLACK)
 
-    def _reduced(self, found: Critical, column: int, talk: Exchange) -> float:
+    def _reduced(self, paths: Critical, column: int, talk: Exchange) -> float:
         """When the first rank's gradients are reduced, where only those of the last microbatch are."""
         time = 0.0
-        for chunk, begin in zip(found.chunks, found.final[:, column].tolist(), strict=True):
+        for chunk, begin in zip(paths.chunks, paths.final[:, column].tolist(), strict=True):
             if not talk.backward[chunk].get("dp"):
                 time = max(time, begin) + talk.final[chunk].get("dp", 0.0)
         return time
 
-    def _own(self, plan: int, one: Resolved) -> float:
+    def _own(self, plan: int, resolved: Resolved) -> float:
         """The first rank's passes one after the other."""
-        layout, kind = layout_of(one), [self.kinds.kinds[int(self.kinds.of[plan])]]
+        layout, kind = layout_of(resolved), [self.kinds.kinds[int(self.kinds.of[plan])]]
         mine = list(layout.stages[0])
-        halves = splits(one.schedule, one.pp, one.microbatches, one.chunks)
+        halves = splits(resolved.schedule, resolved.pp, resolved.microbatches, resolved.chunks)
         time = layout.times(kind)
         seconds = sum(
             float(time[name][0, mine].sum()) for name in (("forward", "input", "weight") if halves else ("forward", "backward"))
         )
-        return through(one) * seconds
+        return through(resolved) * seconds
 
     def resolved(self, plan: int) -> Resolved:
         """Plan i with its defaults filled in."""
-        one = self.plans.resolved[int(self.plans.rule[plan])]
-        return one.for_plan(self.plans.job_of(plan).plan)
+        resolved = self.plans.resolved[int(self.plans.rule[plan])]
+        return resolved.for_plan(self.plans.job_of(plan).plan)
 
-    def _critical(self, plan: int, one: Resolved) -> tuple[Critical, int]:
+    def _critical(self, plan: int, resolved: Resolved) -> tuple[Critical, int]:
         """The passes of all plans of this shape, and which column is this plan's."""
-        key = self._shape(one)
+        key = self._shape(resolved)
         if key not in self._known:
             rules = self._rules_of.get(key, [])
             kinds = np.unique(self.kinds.of[np.isin(self.plans.rule, rules)]).tolist()
-            layout, chosen = layout_of(one), [self.kinds.kinds[kind] for kind in kinds]
-            self._known[key] = critical(one, layout, layout.times(chosen)), {kind: column for column, kind in enumerate(kinds)}
-        found, columns = self._known[key]
-        return found, columns[int(self.kinds.of[plan])]
+            layout, chosen = layout_of(resolved), [self.kinds.kinds[kind] for kind in kinds]
+            self._known[key] = (
+                critical(resolved, layout, layout.times(chosen)),
+                {kind: column for column, kind in enumerate(kinds)},
+            )
+        paths, columns = self._known[key]
+        return paths, columns[int(self.kinds.of[plan])]
 
     @cached_property
     def _rules_of(self) -> dict[tuple[object, ...], list[int]]:
         """The rules of each shape of pipeline."""
         result: dict[tuple[object, ...], list[int]] = {}
-        for number, one in enumerate(self.plans.resolved):
-            result.setdefault(self._shape(one), []).append(number)
+        for number, resolved in enumerate(self.plans.resolved):
+            result.setdefault(self._shape(resolved), []).append(number)
         return result
 
-    def _shape(self, one: Resolved) -> tuple[object, ...]:
-        return one.schedule, one.pp, one.microbatches, one.chunks, one.layers
+    def _shape(self, resolved: Resolved) -> tuple[object, ...]:
+        return resolved.schedule, resolved.pp, resolved.microbatches, resolved.chunks, resolved.layers

@@ -63,7 +63,7 @@ def _links(cluster: Cluster) -> tuple[Ids, Ids]:
     equal numbers for links of equal kind, capacity and latency. The spine is left out.
     """
     topology, size = cluster.topology(), cluster.node.gpus
-    one, numbers = np.arange(size), dict[tuple[object, ...], int]()
+    gpus, numbers = np.arange(size), dict[tuple[object, ...], int]()
 
     def number(source: Ids, destination: Ids) -> list[int]:
         routes, result = topology.routes(source, destination), []
@@ -74,10 +74,10 @@ def _links(cluster: Cluster) -> tuple[Ids, Ids]:
             result.append(numbers.setdefault(way, len(numbers)))
         return result
 
-    between = np.array(number(np.repeat(one, size), np.tile(one, size))).reshape(size, size)
-    away = [*([number(one, one + size), number(one + size, one)] if cluster.nodes > 1 else [])]
+    between = np.array(number(np.repeat(gpus, size), np.tile(gpus, size))).reshape(size, size)
+    away = [*([number(gpus, gpus + size), number(gpus + size, gpus)] if cluster.nodes > 1 else [])]
     if topology.cpu is not None:
-        away += [number(one, topology.place(one, "cpu")), number(topology.place(one, "cpu"), one)]
+        away += [number(gpus, topology.place(gpus, "cpu")), number(topology.place(gpus, "cpu"), gpus)]
     return between, np.array(away, dtype=np.int64).reshape(-1, size)
 
 
@@ -104,15 +104,15 @@ class Soonest(OpCosts):
     def __init__(self, job: Job, grid: Grid, ops: list[Op], prices: Prices) -> None:
         stages = [Cohort({"pp": stage}, [] if stage else ops) for stage in _different(job.cluster, grid)]
         super().__init__(Program(grid, stages, 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
-        self._soonest: dict[int, TransferCost] = {}
+        self._soonest: dict[Collective | Send, TransferCost] = {}
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:
         """See `CollectiveCosts.collective`."""
-        found = self._soonest.get(id(work))
-        if found is None:
+        cost = self._soonest.get(work)
+        if cost is None:
             least = min(self.least(work, number) for number in range(len(self.program.cohorts)))
-            found = self._soonest[id(work)] = replace(super().collective(work, cohort, group), alone=least)
-        return found
+            cost = self._soonest[work] = replace(super().collective(work, cohort, group), alone=least)
+        return cost
 
 
 def _different(cluster: Cluster, grid: Grid) -> list[int]:
@@ -131,10 +131,10 @@ class OfOne(OpCosts):
     """Prices of a program, of rank number `index` of each cohort, with nothing else on the links; −1: of all ranks together."""
 
     index = -1
-    _own: dict[tuple[int, int], TransferCost]
+    _own: dict[tuple[Collective | Send, int], TransferCost]
 
     def of(self, index: int) -> Self:
-        """The same of another rank."""
+        """Prices of rank number `index` of each cohort."""
         other = copy(self)
         other.index, other._blocks, other._runs, other._equal, other._own = index, {}, {}, {}, {}
         return other
@@ -143,9 +143,9 @@ class OfOne(OpCosts):
         """See `CollectiveCosts.collective`."""
         if self.index < 0:
             return super().collective(work, cohort, group)
-        key = id(work), cohort
-        found = self._own.get(key)
-        if found is None:
+        key = work, cohort
+        cost = self._own.get(key)
+        if cost is None:
             alone = float(self.soonest(work, cohort)[self.groups(work, cohort)[self.index]])
-            found = self._own[key] = replace(super().collective(work, cohort, group), alone=alone)
-        return found
+            cost = self._own[key] = replace(super().collective(work, cohort, group), alone=alone)
+        return cost

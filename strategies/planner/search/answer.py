@@ -53,7 +53,7 @@ class Progress:
     open: int = 0  # plans that may still be better than the best
     best: float | None = None
     gap: float = 1.0  # by what fraction a plan that is open could at most be better
-    told: Callable[[float], tuple[float, str]] = lambda value: (value, "")  # a value and its unit, for people
+    display: Callable[[float], tuple[float, str]] = lambda value: (value, "")  # a value and its unit, for people
     pruned: int = 0
 
 

@@ -85,22 +85,22 @@ class Candidates:
 
     def at_choice(self, field: str, value: Any) -> Ids:
         """Of each plan, the plan that has this value of a field and else the same fields; −1: none, or itself."""
-        found = np.full(len(self), -1, dtype=np.int64)
+        positions = np.full(len(self), -1, dtype=np.int64)
         kinds: dict[str, int] = {}
-        without = np.array([kinds.setdefault(repr(one), len(kinds)) for one in self.dropped], dtype=np.int64)[self.rule]
+        without = np.array([kinds.setdefault(repr(dropped), len(kinds)) for dropped in self.dropped], dtype=np.int64)[self.rule]
         for axis, chosen in zip(self.axes, self.choices, strict=True):
             if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
                 stride = math.prod(len(other.choices) for other in self.axes if other.name > axis.name)
                 wanted = self.number + (axis.choices.index({field: value}) - chosen) * stride
                 place = np.minimum(np.searchsorted(self.number, wanted), len(self) - 1)
                 there = (self.number[place] == wanted) & (wanted != self.number) & (without[place] == without)
-                found = np.where(there, place, -1)
-        return found
+                positions = np.where(there, place, -1)
+        return positions
 
     @cached_property
     def microbatches(self) -> Ids:
         """Of each plan."""
-        return np.array([one.microbatches for one in self.resolved], dtype=np.int64)[self.rule]
+        return np.array([plan.microbatches for plan in self.resolved], dtype=np.int64)[self.rule]
 
 
 def changed(plan: Plan, changes: Changes) -> Plan:
@@ -128,7 +128,7 @@ def candidates(job: Job, space: Space) -> Candidates:
     asked = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
     own = [field for field in stated(job.plan) if all(field not in axis.fields for axis in axes)]
     chosen = [choices[i][first].tolist() for i in ruled]
-    place, made, reasons, examples = _resolved(asked, own, [axes[i] for i in ruled], chosen)
+    place, applied, reasons, examples = _resolved(asked, own, [axes[i] for i in ruled], chosen)
     refused: Counter[str] = Counter()
     for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
         if reason:
@@ -141,8 +141,8 @@ def candidates(job: Job, space: Space) -> Candidates:
     same = allowed & (plainest != number) & allowed[plainest]
     kept = allowed & ~same
     used, rule = np.unique(place[rule[kept]], return_inverse=True)
-    columns, resolved = [column[kept] for column in choices], [made[one].resolved for one in used.tolist()]
-    dropped: list[Changes] = [{f"plan.{field}": value for field, value in made[one].dropped.items()} for one in used.tolist()]
+    columns, resolved = [column[kept] for column in choices], [applied[i].resolved for i in used.tolist()]
+    dropped: list[Changes] = [{f"plan.{field}": value for field, value in applied[i].dropped.items()} for i in used.tolist()]
     return Candidates(job, axes, number[kept], columns, rule, resolved, dropped, refused, examples, int(same.sum()))
 
 
@@ -161,7 +161,7 @@ def _resolved(
     """
     updates = [[{_field(f): value for f, value in choice.items()} for choice in axis.choices] for axis in axes]
     place: list[int] = []
-    made: list[Applied] = []
+    applied: list[Applied] = []
     reasons: list[str] = []
     examples: dict[str, str] = {}
     for combination in zip(*chosen, strict=True) if axes else [()]:
@@ -169,15 +169,15 @@ def _resolved(
         for changes, choice in zip(updates, combination, strict=True):
             update |= changes[choice]
         try:
-            made.append(applicable(job, update, own))
-            place.append(len(made) - 1)
+            applied.append(applicable(job, update, own))
+            place.append(len(applied) - 1)
             reasons.append("")
         except UserError as error:
             text = str(error).removeprefix(f"{job.where}: ")
             place.append(-1)
             reasons.append(pattern(text))
             examples.setdefault(reasons[-1], text)
-    return np.array(place, dtype=np.int64), made, reasons, examples
+    return np.array(place, dtype=np.int64), applied, reasons, examples
 
 
 def pattern(reason: str) -> str:

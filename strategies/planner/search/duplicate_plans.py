@@ -80,11 +80,11 @@ def _plain(plan: Plan, axis: Axis, chosen: Ids, many: Mapping[str, NDArray[np.bo
     if not fields <= MEANING.keys():
         return chosen
     default = {field: Plan.model_fields[field].default for field in fields}
-    told = [{field: choice.get(f"plan.{field}", getattr(plan, field)) for field in fields} for choice in axis.choices]
-    if default not in told:
+    values = [{field: choice.get(f"plan.{field}", getattr(plan, field)) for field in fields} for choice in axis.choices]
+    if default not in values:
         return chosen
     means = np.logical_or.reduce([many[name] for field in fields for name in MEANING[field]])
-    return np.where(means, chosen, told.index(default))
+    return np.where(means, chosen, values.index(default))
 
 
 def _order(axis: Axis, chosen: Ids, many: Mapping[str, NDArray[np.bool_]]) -> Ids:
@@ -95,7 +95,7 @@ def _order(axis: Axis, chosen: Ids, many: Mapping[str, NDArray[np.bool_]]) -> Id
         names = {name for bit, name in enumerate(ORDER) if present >> bit & 1}
         seen: dict[tuple[str, ...], int] = {}
         for number, choice in enumerate(axis.choices):
-            told = tuple(name for name in choice["plan.order"].split("-") if name in names)
-            first[present, number] = seen.setdefault(told, number)
+            order = tuple(name for name in choice["plan.order"].split("-") if name in names)
+            first[present, number] = seen.setdefault(order, number)
     result: Ids = first[key, chosen]
     return result

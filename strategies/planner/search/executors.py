@@ -106,11 +106,11 @@ def engine(workers: int | None = None, dask: str | None = None, ray: str | None 
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: must be at least 1")
     executor, close = _dask(dask) if dask is not None else _ray(ray) if ray is not None else (None, lambda: None)
-    made = Engine(executor) if executor is not None else _processes(workers or os.cpu_count() or 1)
+    result = Engine(executor) if executor is not None else _processes(workers or os.cpu_count() or 1)
     try:
-        yield made
+        yield result
     finally:
-        made.close()
+        result.close()
         close()
 
 

@@ -34,7 +34,7 @@ class Objective:
     meaning: str
     inverse: str = ""  # unit of 1 / the number, where people think in that
 
-    def told(self, value: float) -> tuple[float, str]:
+    def display(self, value: float) -> tuple[float, str]:
         """A value as people think of it, and its unit."""
         return (1 / value, self.inverse) if self.inverse else (value, self.unit)
 
@@ -46,8 +46,8 @@ def _dollars(scale: Scale) -> float:
 
 
 OBJECTIVES = {
-    one.name: one
-    for one in (
+    goal.name: goal
+    for goal in (
         Objective("step", "s", lambda scale: 1.0, "seconds of a step"),
         Objective("throughput", "GPU·s/token", lambda s: s.gpus / s.tokens_per_step, "throughput of a GPU", "tokens/s/GPU"),
         Objective("time", "days", lambda s: s.tokens / s.tokens_per_step / 86400, "days to train all tokens"),

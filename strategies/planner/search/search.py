@@ -90,9 +90,9 @@ class Search:
         with uncollected(), suppress(TimeUp):
             for changes in sites:
                 with self.deadline.cut():
-                    found = self._bounded(changes)
+                    site_plans = self._bounded(changes)
                 seen += 1
-                self._queue(*found)
+                self._queue(*site_plans)
         self.counts["unseen"] = self.space.size // len(sites) * (len(sites) - seen)
         bounded = time.perf_counter() - self.began
         if not self.counts["allowed"] and seen == len(sites):
@@ -134,22 +134,22 @@ class Search:
         """The plans of one site; if there are any, the constraint that rules out all of them, or them with their bounds."""
         asked = self.read(changes)
         job = started(asked)
-        found, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
-        why = self.limits.of_site(scale_of(found, 0, self.tokens, price)) if len(found) else None
-        if why is not None or not len(found):
-            return found, why, None
-        self.tell(Progress(f"bounding {len(found):,} plans"))
-        return found, None, Site.of(job, changes | differences(asked, job), found, self.tokens, price)
+        plans, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
+        why = self.limits.of_site(scale_of(plans, 0, self.tokens, price)) if len(plans) else None
+        if why is not None or not len(plans):
+            return plans, why, None
+        self.tell(Progress(f"bounding {len(plans):,} plans"))
+        return plans, None, Site.of(job, changes | differences(asked, job), plans, self.tokens, price)
 
-    def _queue(self, found: Candidates, why: str | None, site: Site | None) -> None:
+    def _queue(self, plans: Candidates, why: str | None, site: Site | None) -> None:
         """Put the plans of one site that no constraint rules out into the queue."""
-        self.refused += found.refused
-        self.examples = found.examples | self.examples
-        self.counts["allowed"] += len(found)
-        self.counts["same"] += found.same
+        self.refused += plans.refused
+        self.examples = plans.examples | self.examples
+        self.counts["allowed"] += len(plans)
+        self.counts["same"] += plans.same
         if why is not None:
             name, needed = why.split(":")
-            self.out.add(name, len(found), float(found.job.cluster.gpus), f"the smallest needs{needed}")
+            self.out.add(name, len(plans), float(plans.job.cluster.gpus), f"the smallest needs{needed}")
         if site is None:
             return
         self.refused += Counter(site.limits.reasons)
@@ -164,7 +164,7 @@ class Search:
         heapq.heapify(self.heap)
 
     def _empty(self) -> str:
-        reasons = "; ".join(f"{count:,} × {self.examples.get(one, one)}" for one, count in self.refused.most_common(4))
+        reasons = "; ".join(f"{count:,} × {self.examples.get(reason, reason)}" for reason, count in self.refused.most_common(4))
         return f"none of the {self.space.size:,} combinations of the space is a plan: {reasons}"
 
     # -- simulations -----------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class Search:
     def _probe(self) -> tuple[int, int, Job] | None:
         """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
         due = self.probing and len(self.asked) >= PROBING
-        found = self.probes.next(self._least()) if due else None
-        return self._ask(*found) if found else None
+        probe = self.probes.next(self._least()) if due else None
+        return self._ask(*probe) if probe else None
 
     def _least(self) -> float:
         """What is left must have a lower bound to be looked at."""
@@ -352,10 +352,10 @@ class Search:
             site.too_big(row, self.limits, self.out)
         else:
             self._take(site, plan, row)
-        best = min((one["value"] for one in self.rows), default=None)
+        best = min((row["value"] for row in self.rows), default=None)
         gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
         counts, out = self.counts, self.out.plans.total()
-        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.told, out))
+        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.display, out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         scale = site.scale(plan)

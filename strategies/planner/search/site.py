@@ -91,9 +91,9 @@ class Site:
         _, first, of = np.unique(self.plans.rule, return_index=True, return_inverse=True)
         scales = [self.scale(int(plan)) for plan in first]
         for name in asked.of_step(scales[0]):
-            most = np.array([asked.of_step(one)[name] for one in scales])[of]
+            most = np.array([asked.of_step(scale)[name] for scale in scales])[of]
             keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
-        return keep, self.limits.step * np.array([objective.per_second(one) for one in scales])[of]
+        return keep, self.limits.step * np.array([objective.per_second(scale) for scale in scales])[of]
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""
@@ -122,8 +122,8 @@ def started(job: Job) -> Job:
 
 def scale_of(plans: Candidates, plan: int, tokens: float, rates: Rates) -> Scale:
     """See `Site.scale`."""
-    one = plans.resolved[int(plans.rule[plan])]
-    return Scale(plans.job.cluster.gpus, float(one.global_batch * one.sequence), tokens, rates)
+    resolved = plans.resolved[int(plans.rule[plan])]
+    return Scale(plans.job.cluster.gpus, float(resolved.global_batch * resolved.sequence), tokens, rates)
 
 
 def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out: RuledOut) -> Mask:
@@ -138,8 +138,8 @@ def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out
 def told_memory(needed: float, capacity: float) -> str:
     """With as many places as tell them apart."""
     texts = ((f"{needed / 1e9:,.{places}f}", f"{capacity / 1e9:,.{places}f}") for places in range(1, 9))
-    one, other = next(pair for pair in texts if pair[0] != pair[1] or len(pair[0].partition(".")[2]) == 8)
-    return f"{one} GB of {other} GB"
+    short, long = next(pair for pair in texts if pair[0] != pair[1] or len(pair[0].partition(".")[2]) == 8)
+    return f"{short} GB of {long} GB"
 
 
 def budget(name: str, asked: float) -> Callable[[float], str]:

@@ -36,7 +36,7 @@ def test_a_step_of_ten_seconds_as_each_objective(name: str, value: float, told: 
     """3,600 steps of 10 s are 10 hours."""
     chosen = objective(name)
     assert 10 * chosen.per_second(SCALE) == pytest.approx(value)
-    assert chosen.told(10 * chosen.per_second(SCALE)) == (pytest.approx(told[0]), told[1])
+    assert chosen.display(10 * chosen.per_second(SCALE)) == (pytest.approx(told[0]), told[1])
 
 
 def test_unknown_objectives_and_costs_without_a_price_are_refused() -> None:
