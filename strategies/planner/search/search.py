@@ -12,37 +12,34 @@ the engine or on how many workers it has.
 from __future__ import annotations
 
 import gc
-import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from strategies.job import Job
 from strategies.planner.arguments import differences
-from strategies.planner.bounds.longest_path import longest_path
 from strategies.planner.search.answer import Answer, Progress, order
+from strategies.planner.search.best_plans import BestPlans
 from strategies.planner.search.candidates import Candidates, candidates
 from strategies.planner.search.deadline import Deadline, TimeUp
 from strategies.planner.search.evaluate import evaluate, version_of
 from strategies.planner.search.executors import Engine, Task
 from strategies.planner.search.objective import Limits, Objective
+from strategies.planner.search.open_plans import Entry, OpenPlans
 from strategies.planner.search.probes import Probes
 from strategies.planner.search.results import Results, Row
-from strategies.planner.search.site import RuledOut, Site, budget, scale_of, started
+from strategies.planner.search.site import TIGHT, RuledOut, Site, budget, scale_of, started
 from strategies.planner.search.space import Space
-from strategies.predict import prices_of, uncollected
+from strategies.predict import uncollected
 from topologies.costs import rates
 from topologies.reading import UserError, plain
 
 PROBING = 16  # simulations after which bounds are thought to be loose
-TIGHT = 3  # ways to tighten a bound
-Entry = tuple[float, int, int, int]  # bound, site and plan in order, level
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
 
 
@@ -68,60 +65,59 @@ class Search:
 
     def run(self) -> Answer:
         """Search. Raises UserError for a space without plans."""
-        self.deadline = Deadline(self.seconds, self.began)
-        self.rows: list[Row] = []
-        self.refused: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
-        self.out = RuledOut()
-        self.ended: KeyboardInterrupt | None = None
-        self.heap: list[Entry] = []
-        self.hand: Entry | None = None  # the entry that is being looked at
-        self.sites: list[Site] = []
-        self.started: set[tuple[int, int]] = set()  # simulations under way: site and plan
-        self.probes = Probes()
-        self.probing = False  # whether the next simulation is a probe
-        self.asked: set[tuple[int, int]] = set()  # for the simulation of which site and plan
-        self.behind: dict[tuple[int, int], list[Entry]] = {}  # what waits for one of them
-        self.seen: set[str] = set()
-        self.counts = dict.fromkeys(
-            ("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside", "unseen"), 0
-        )
-        seen, sites = 0, list(self.space.sites())
+        self._begin()
+        looked_at, sites = 0, list(self.space.sites())
         with uncollected(), suppress(TimeUp):
             for changes in sites:
                 with self.deadline.cut():
                     site_plans = self._bounded(changes)
-                seen += 1
+                looked_at += 1
                 self._queue(*site_plans)
-        self.counts["unseen"] = self.space.size // len(sites) * (len(sites) - seen)
+        self.counts["unseen"] = self.space.size // len(sites) * (len(sites) - looked_at)
         bounded = time.perf_counter() - self.began
-        if not self.counts["allowed"] and seen == len(sites):
+        if not self.counts["allowed"] and looked_at == len(sites):
             raise UserError(self._empty())
         stopped = self._best_first()
         total = time.perf_counter() - self.began
-        self.rows.sort(key=order)
-        open_ = [bound for bound, *place, _ in self.heap if tuple(place) not in self.asked]
-        left = min(open_, default=float("inf"))
-        self.counts["open"] = sum(bound < self._worst() for bound in open_)
-        if seen < len(sites):
-            missing = f"{len(sites) - seen} of {len(sites)} clusters not looked at"
-            stopped, left = f"{stopped}, {missing if len(sites) > 1 else 'before all bounds were known'}", 0.0
+        return self._answer(looked_at, len(sites), stopped, {"bounds": bounded, "all": total})
+
+    def _begin(self) -> None:
+        self.deadline = Deadline(self.seconds, self.began)
+        self.best = BestPlans(self.objective, self.top)
+        self.refused: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.out = RuledOut()
+        self.ended: KeyboardInterrupt | None = None
+        self.open = OpenPlans()
+        self.sites: list[Site] = []
+        self.probes = Probes()
+        self.probing = False  # whether the next simulation is a probe
+        self.seen: set[str] = set()
+        names = ("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside", "unseen")
+        self.counts = dict.fromkeys(names, 0)
+
+    def _answer(self, looked_at: int, sites: int, stopped: str, seconds: dict[str, float]) -> Answer:
+        """The best plans, and what nothing that is left can beat. looked_at: how many of the sites."""
+        rows, left = sorted(self.best.rows, key=order), min(self.open.bounds, default=float("inf"))
+        self.counts["open"] = sum(bound < self.best.worst for bound in self.open.bounds)
+        if looked_at < sites:
+            missing = f"{sites - looked_at} of {sites} clusters not looked at"
+            stopped, left = f"{stopped}, {missing if sites > 1 else 'before all bounds were known'}", 0.0
         elif not self.counts["open"] and not self.front and not self.ended:
             stopped = ""  # whatever the clock says now
-        elif not stopped and left < self._worst():
+        elif not stopped and left < self.best.worst:
             stopped = f"within the {self.within:.3g} that was asked for"
-        done = sum(row["value"] <= left for row in self.rows)
         return Answer(
             self.objective,
-            self.rows,
-            done,
+            rows,
+            sum(row["value"] <= left for row in rows),
             left,
             self.space.size,
             self.counts,
             self.refused,
             self.out.plans,
             {name: text for name, (_, text) in self.out.nearest.items()},
-            {"bounds": bounded, "all": total},
+            seconds,
             stopped,
             self.front and not stopped,
             self.examples,
@@ -158,10 +154,7 @@ class Search:
         self.probes.add(site, keep, value)
         number = len(self.sites)
         self.sites.append(site)
-        self.heap += [
-            (bound, number, int(plan), 0) for plan, bound in zip(np.flatnonzero(keep), value[keep].tolist(), strict=True)
-        ]
-        heapq.heapify(self.heap)
+        self.open.add(number, zip(np.flatnonzero(keep).tolist(), value[keep].tolist(), strict=True))
 
     def _empty(self) -> str:
         reasons = "; ".join(f"{count:,} × {self.examples.get(reason, reason)}" for reason, count in self.refused.most_common(4))
@@ -187,7 +180,7 @@ class Search:
                 row = self._row(task)
                 self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
                 pending.popleft()
-                self._release(number, plan)
+                self.open.release((number, plan))
         except TimeUp:
             self._reopen(pending)
             return self._late()
@@ -216,39 +209,33 @@ class Search:
             task.cancel()
         if tasks:
             self.engine.abandon()
-        for number, plan in sorted(self.started):
-            bound = self.sites[number].value(plan, self.sites[number].limits.step[plan], self.objective)
-            heapq.heappush(self.heap, (bound, number, plan, TIGHT))
-        self.asked -= self.started
-        for entry in (*([self.hand] if self.hand else []), *chain.from_iterable(self.behind.values())):
-            heapq.heappush(self.heap, entry)
-        self.behind.clear()
+        self.open.reopen(self._entry)
+
+    def _entry(self, number: int, plan: int) -> Entry:
+        """A plan whose simulation was given up."""
+        site = self.sites[number]
+        return Entry(site.value(plan, site.limits.step[plan], self.objective), number, plan, TIGHT)
 
     def _late(self) -> str:
         """Which limit is over."""
         return f"the time limit of {self.seconds:g} s" if self.deadline.over else ""
 
-    def _worst(self) -> float:
-        """What the next plan must beat: the last of the top."""
-        values = sorted(row["value"] for row in self.rows)
-        return values[self.top - 1] if len(values) >= self.top else float("inf")
-
     def _probe(self) -> tuple[int, int, Job] | None:
         """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
-        due = self.probing and len(self.asked) >= PROBING
+        due = self.probing and len(self.open.asked) >= PROBING
         probe = self.probes.next(self._least()) if due else None
         return self._ask(*probe) if probe else None
 
     def _least(self) -> float:
         """What is left must have a lower bound to be looked at."""
-        return self._worst() * (1 - self.within)
+        return self.best.worst * (1 - self.within)
 
     def _ask(self, number: int, plan: int) -> tuple[int, int, Job] | None:
         """The plan's job to be simulated, unless it was."""
         job = self.sites[number].plans.job_of(plan)
         if job.hash not in self.seen:
-            self.started.add((number, plan))
-        self.asked.add((number, plan))
+            self.open.running.add((number, plan))
+        self.open.asked.add((number, plan))
         self.probes.simulated(number, plan)
         if job.hash in self.seen:
             return None
@@ -257,29 +244,29 @@ class Search:
 
     def _next(self) -> tuple[int, int, Job] | None:
         """The plan with the least bound, tightened; None when none can beat what was found, or the time is over."""
-        while self.heap and (self.heap[0][0] < self._least() or self.front):
+        while self.open.heap and (self.open.least < self._least() or self.front):
             if self._late():
                 return None
-            self.hand = self.heap[0]
-            heapq.heappop(self.heap)
+            entry = self.open.pop()
             try:
-                chosen = self._look(*self.hand)
+                chosen = self._look(entry)
             except TimeUp:  # what is under way may be done
-                heapq.heappush(self.heap, self.hand)
+                self.open.push(entry)
                 chosen = None
-            self.hand = None
+            self.open.settle()
             if chosen:
                 return chosen
         return None
 
-    def _look(self, bound: float, number: int, plan: int, level: int) -> tuple[int, int, Job] | None:
+    def _look(self, entry: Entry) -> tuple[int, int, Job] | None:
         """The plan, if it is to be simulated; otherwise it goes back into the queue with a tighter bound, or is ruled out."""
+        bound, number, plan, level = entry
         site = self.sites[number]
-        if (number, plan) in self.asked:
+        if entry.place in self.open.asked:
             return None
-        if self.front and bound >= self._worst() and self._dominated(site, plan, bound):
+        if self.front and bound >= self.best.worst and self.best.dominates(site, plan, bound):
             return None
-        if self._follows(bound, number, plan, level):
+        if self._follows(entry):
             return None
         if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
             return None
@@ -287,48 +274,25 @@ class Search:
             return self._ask(number, plan)
         self.counts["tightened"] += level == 0
         with self.deadline.cut():
-            finer = self._tighter(site, plan, level)
+            finer = site.tighter(plan, level)
         site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
         if site.limits.memory[plan] > site.capacity(self.limits):
             site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
         else:
-            heapq.heappush(self.heap, (max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
+            self.open.push(Entry(max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
         return None
 
-    def _follows(self, bound: float, number: int, plan: int, level: int) -> bool:
+    def _follows(self, entry: Entry) -> bool:
         """Whether the same plan without offload puts this one further back, or is being simulated."""
-        site = self.sites[number]
-        base = number, int(site.base[plan])
-        if base in self.started:
-            self.behind.setdefault(base, []).append((bound, number, plan, level))
+        site = self.sites[entry.site]
+        base = entry.site, int(site.base[entry.plan])
+        if base in self.open.running:
+            self.open.wait(entry, base)
             return True
-        floor = site.value(plan, site.floor(plan), self.objective)
-        if floor > bound:
-            heapq.heappush(self.heap, (floor, number, plan, level))
-        return floor > bound
-
-    def _release(self, number: int, plan: int) -> None:
-        """A simulation is over, or given up: what waited for it is open again."""
-        self.started.discard((number, plan))
-        for entry in self.behind.pop((number, plan), ()):
-            heapq.heappush(self.heap, entry)
-
-    def _tighter(self, site: Site, plan: int, level: int) -> float:
-        if level < TIGHT - 1:
-            return (site.refiner.passes, site.refiner.exchange)[level](plan)
-        try:
-            longest, held = longest_path(site.plans.job_of(plan), site.refiner.resolved(plan), prices_of(site.job))
-        except UserError:  # what cannot be lowered is refused by its simulation, with the reason
-            return 0.0
-        site.limits.memory[plan] = max(held, site.limits.memory[plan])
-        return longest
-
-    def _dominated(self, site: Site, plan: int, bound: float) -> bool:
-        """Whether a simulated plan is at least as good in time, cost and memory as this one can be."""
-        step, scale = bound / self.objective.per_second(site.scale(plan)), site.scale(plan)
-        here = (step / scale.tokens_per_step, step * scale.gpus / scale.tokens_per_step * (scale.rates.usd or 1.0))
-        memory = float(site.limits.memory[plan])
-        return any(row["pace"] <= here[0] and row["spend"] <= here[1] and row["memory"] <= memory for row in self.rows)
+        floor = site.value(entry.plan, site.floor(entry.plan), self.objective)
+        if floor > entry.bound:
+            self.open.push(entry._replace(bound=floor))
+        return floor > entry.bound
 
     def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Task | Row]:
         """Ask for its simulation, unless one by the same prices and code is known."""
@@ -352,23 +316,19 @@ class Search:
             site.too_big(row, self.limits, self.out)
         else:
             self._take(site, plan, row)
-        best = min((row["value"] for row in self.rows), default=None)
-        gap = max(0.0, 1 - self.heap[0][0] / best) if best and self.heap else 0.0
+        best = min((row["value"] for row in self.best.rows), default=None)
+        gap = max(0.0, 1 - self.open.least / best) if best and self.open.heap else 0.0
         counts, out = self.counts, self.out.plans.total()
-        self.tell(Progress("simulating", counts["simulated"], self._open(), best, gap, self.objective.display, out))
+        self.tell(
+            Progress("simulating", counts["simulated"], self.open.count(self.best.worst), best, gap, self.objective.display, out)
+        )
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
+        """A plan that fits: ruled out by a constraint, or one of the best."""
         scale = site.scale(plan)
         late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
         for name, most in late.items():
             needed = budget(name, getattr(self.limits, name))(row["step"] / most)
             self.out.add(name, 1, row["step"] / most, f"the best that was simulated needs {needed}")
-        if late:
-            return
-        value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step
-        spend = per_token * scale.gpus * (scale.rates.usd or 1.0)
-        self.rows.append(row | {"value": value, "pace": per_token, "spend": spend, "scale": scale, "bound": None})
-
-    def _open(self) -> int:
-        worst = self._worst()
-        return sum(entry[0] < worst for entry in self.heap)
+        if not late:
+            self.best.add(site, plan, row)

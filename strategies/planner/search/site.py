@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from strategies.job import Job
 from strategies.planner.bounds.every_plan import Bounds, bounds
 from strategies.planner.bounds.layer_cost_table import kinds_of
+from strategies.planner.bounds.longest_path import longest_path
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import Candidates
 from strategies.planner.search.objective import Limits, Objective, Scale
 from strategies.predict import prices_of
 from topologies.costs import Rates
+from topologies.reading import UserError
 
+TIGHT = 3  # ways to tighten a bound of one plan
 _UNITS = {"days": "days", "cost": "dollars"}
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -94,6 +97,17 @@ class Site:
             most = np.array([asked.of_step(scale)[name] for scale in scales])[of]
             keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
         return keep, self.limits.step * np.array([objective.per_second(scale) for scale in scales])[of]
+
+    def tighter(self, plan: int, level: int) -> float:
+        """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the last one tightens its memory, too."""
+        if level < TIGHT - 1:
+            return (self.refiner.passes, self.refiner.exchange)[level](plan)
+        try:
+            longest, held = longest_path(self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job))
+        except UserError:  # what cannot be lowered is refused by its simulation, with the reason
+            return 0.0
+        self.limits.memory[plan] = max(held, self.limits.memory[plan])
+        return longest
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""

@@ -108,7 +108,7 @@ def test_a_time_limit_holds_while_a_bound_is_tightened(monkeypatch: pytest.Monke
         return look(self, *entry)
 
     monkeypatch.setattr(Search, "_look", late)
-    monkeypatch.setattr(Search, "_tighter", spin)
+    monkeypatch.setattr(Site, "tighter", spin)
     found = search.run()
     assert (found.best, found.interrupted) == (None, "the time limit of 1e+06 s")
     assert "none found yet" in verdict(found, read({}))
