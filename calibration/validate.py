@@ -112,7 +112,7 @@ def _executed(
 
 
 def _beside(job: Job, executions: Sequence[Execution], summary: Summary) -> Validated:
-    steps = [one.times["step"] if one.times else 0.0 for one in executions]
+    steps = [execution.times["step"] if execution.times else 0.0 for execution in executions]
     execution = executions[steps.index(median_low(steps))]
     times = execution.times
     rows = [Row(job.name, "step", "", summary.step_seconds, times["step"])] if times else []
@@ -121,6 +121,6 @@ def _beside(job: Job, executions: Sequence[Execution], summary: Summary) -> Vali
         rows.append(Row(job.name, "volume", axis, volume.bytes if volume else 0.0, size))
     for stage, peak in sorted(execution.memory.items()):
         # tensors alone: contexts and communicators are outside of what was measured
-        most = max(one.peak - one.overhead for one in summary.memory if one.stage == stage)
+        most = max(memory.peak - memory.overhead for memory in summary.memory if memory.stage == stage)
         rows.append(Row(job.name, "memory", str(stage), most, peak))
     return Validated(job, execution, summary, tuple(rows), tuple(steps) if times else ())

@@ -72,11 +72,11 @@ class Task:
         """Of a worker's data at the loaded parameters, and the loss."""
         self.net.zero_grad(set_to_none=True)
         total, count = 0.0, len(self.tokens[worker])
-        for one in self.tokens[worker]:
-            part = loss(self.net(one[:, :-1]), one[:, 1:]) / count
+        for tokens in self.tokens[worker]:
+            part = loss(self.net(tokens[:, :-1]), tokens[:, 1:]) / count
             part.backward()  # type: ignore[no-untyped-call]
             total += part.item()
-        return self.flat([cast(Tensor, one.grad) for one in self.parameters]), total
+        return self.flat([cast(Tensor, parameter.grad) for parameter in self.parameters]), total
 
 
 class Shard:
@@ -162,11 +162,11 @@ def _asynchronous(task: Task, shard: Shard) -> tuple[Order, Tensor]:
         order.append(worker)
         done[worker] += 1
         waiting.append(worker)
-        for one in list(waiting):
-            if task.bound is None or done[one] - min(done) <= task.bound:
-                waiting.remove(one)
-                read[one] = len(order)
-                dist.send(shard.value.detach(), one)
+        for worker in list(waiting):
+            if task.bound is None or done[worker] - min(done) <= task.bound:
+                waiting.remove(worker)
+                read[worker] = len(order)
+                dist.send(shard.value.detach(), worker)
     return order, shard.value.detach().cpu()
 
 

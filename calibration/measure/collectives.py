@@ -110,7 +110,7 @@ def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -
     """in_step: least repetitions between pieces of compute; 0: back to back."""
 
     def run(bench: Bench) -> Reading:
-        action, result, expected = made(operation, size, group, bench)
+        action, result, expected = prepared(operation, size, group, bench)
         action()
         right = all(bool((tensor == value).all()) for tensor, value in zip(result(), expected, strict=True))
         if not bench.gather([float(right)]).all():
@@ -148,10 +148,10 @@ def _compute(bench: Bench, device: str) -> Action:
     return lambda: left @ right
 
 
-Made = tuple[Action, Callable[[], list[Tensor]], list[float]]
+Prepared = tuple[Action, Callable[[], list[Tensor]], list[float]]
 
 
-def made(operation: str, size: int, group: Group, bench: Bench) -> Made:
+def prepared(operation: str, size: int, group: Group, bench: Bench) -> Prepared:
     """(the operation on a full buffer of `size` bytes, the tensors that hold its result, the value of each after the first run).
 
     Rank r of the group begins with r + 1 everywhere.
@@ -180,7 +180,7 @@ def made(operation: str, size: int, group: Group, bench: Bench) -> Made:
     return _rooted(operation, whole, part, group)
 
 
-def _rooted(operation: str, whole: Tensor, part: Tensor, group: Group) -> Made:
+def _rooted(operation: str, whole: Tensor, part: Tensor, group: Group) -> Prepared:
     n, root, handle, at_root = group.size, group.ranks[0], group.handle, group.place == 0
     pieces = list(whole.chunk(n)) if at_root else None
     if operation == "gather":

@@ -244,11 +244,11 @@ WAYS = (("host", "host"), ("pageable", "device"), ("pinned", "device"), ("device
 
 def _copy(source: str, target: str) -> Callable[[Bench], Reading]:
     def run(bench: Bench) -> Reading:
-        def made(where: str) -> Tensor:
+        def allocated(where: str) -> Tensor:
             on = bench.device if where == "device" else torch.device("cpu")
             return torch.zeros(COPIED // 4, device=on, pin_memory=where == "pinned")
 
-        left, right = made(source), made(target)
+        left, right = allocated(source), allocated(target)
         return bench.kernel(lambda: right.copy_(left, non_blocking=True))
 
     return run

@@ -128,10 +128,10 @@ def _json(path: Path) -> _Read:
     halves: _Halves = []
     ignored = []
     for number, result in enumerate(results, 1):
-        found = [result.get(half) for half in ("out_of_place", "in_place")] if isinstance(result, Mapping) else []
-        times = [time for half in found if isinstance(half, Mapping) for time in _times(half)]
+        both = [result.get(half) for half in ("out_of_place", "in_place")] if isinstance(result, Mapping) else []
+        times = [time for half in both if isinstance(half, Mapping) for time in _times(half)]
         if times and _number(result.get("size")) and result["size"] <= LARGEST:
-            wrong = any(isinstance(half, Mapping) and _positive(half.get("nwrong")) for half in found)
+            wrong = any(isinstance(half, Mapping) and _positive(half.get("nwrong")) for half in both)
             halves.append((float(result["size"]), times, wrong))
         else:
             ignored.append((number, "result without size or time"))

@@ -153,16 +153,16 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
 
     asked = list(published(names))
     bar = track(compared(asked), "playing rows", len(asked), console=terminal(stderr=True), transient=True)
-    found = list(bar)
+    comparisons = list(bar)
     if as_json:
-        echo(json.dumps([row.to_dict() for row in found], indent=2))
+        echo(json.dumps([row.to_dict() for row in comparisons], indent=2))
     else:
         if rows:
-            show(every_row(found))
-        show(overview(found))
+            show(every_row(comparisons))
+        show(overview(comparisons))
     if table is not None:
-        write_whole(Path(table), as_csv(found))
+        write_whole(Path(table), as_csv(comparisons))
     if plot is not None:
         from reports.figures.published import published as draw
 
-        draw(found, Path(plot))
+        draw(comparisons, Path(plot))

@@ -45,7 +45,7 @@ class ServerReport:
 
 def write_server_report(folder: Path, report: ServerReport) -> list[Path]:
     """report.html, the figure and servers.json. The same inputs give the same bytes. Raises UserError for such a folder."""
-    return write_folder(folder, lambda made: _write(made, report))
+    return write_folder(folder, lambda folder_path: _write(folder_path, report))
 
 
 def _write(folder: Path, report: ServerReport) -> list[str]:

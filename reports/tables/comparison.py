@@ -99,11 +99,11 @@ def _tied(run: Run, best: Run) -> bool:
     """Whether a run of the same model on as many GPUs fits and is as good as the best, as far as prices of both can tell."""
     from strategies.planner.uncertainty import tied
 
-    (_, one, mine), (_, other, its) = run, best
-    alike = (one.profile, one.gpus, mine.get("model")) == (other.profile, other.gpus, its.get("model"))
-    if run is best or not one.fits or not alike:
+    (_, summary, mine), (_, best_summary, its) = run, best
+    alike = (summary.profile, summary.gpus, mine.get("model")) == (best_summary.profile, best_summary.gpus, its.get("model"))
+    if run is best or not summary.fits or not alike:
         return False
-    return tied(one.tokens_per_second_per_gpu, other.tokens_per_second_per_gpu)
+    return tied(summary.tokens_per_second_per_gpu, best_summary.tokens_per_second_per_gpu)
 
 
 def _seen(summary: Summary) -> dict[str, float]:

@@ -144,7 +144,7 @@ def validation(every: Sequence[Validated]) -> RenderableType:
 def worst(every: Sequence[Validated]) -> str:
     """The worst step prediction in words: by how much, how much of it noise can be, and where the prediction spends the step."""
     timed = [(abs(row.error), row, validated) for validated in every for row in validated.rows if row.what == "step"]
-    _, row, validated = max(timed, key=lambda found: found[0])
+    _, row, validated = max(timed, key=lambda entry: entry[0])
     times, summary = validated.execution.times or {}, validated.summary
     gap = abs(row.predicted - row.measured)
     sentence = f"{row.job} took {seconds(gap)} {'longer' if row.measured > row.predicted else 'less'} than predicted"

@@ -29,10 +29,10 @@ def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterat
     forward, backward = (passes(ranks, microbatches, chunks, back) for back in (False, True))
     size = microbatches // max(1, microbatches // ranks)
     warm_up = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forward))
-    for one in forward[:warm_up]:
-        yield Action("F", *one)
-    for one, back in zip(forward[warm_up:], backward, strict=False):
-        yield Action("F", *one)
+    for microbatch, chunk in forward[:warm_up]:
+        yield Action("F", microbatch, chunk)
+    for front, back in zip(forward[warm_up:], backward, strict=False):
+        yield Action("F", *front)
         yield Action("B", *back)
     for back in backward[len(forward) - warm_up :]:
         yield Action("B", *back)

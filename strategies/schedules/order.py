@@ -85,13 +85,13 @@ def first_mistake(order: Sequence[Action], microbatches: int, chunks: int) -> in
     return None
 
 
-def _pair(one: Action, *following: Action) -> bool:
+def _pair(action: Action, *following: Action) -> bool:
     """Whether a pass and what follows can be one: a forward and a backward pass, the second of which does not need the first."""
     if not following:
         return False
     other = following[0]
-    kinds = {one.kind, other.kind}
-    return kinds in ({"F", "B"}, {"F", "I"}) and not other.beside and one[1:3] != other[1:3]
+    kinds = {action.kind, other.kind}
+    return kinds in ({"F", "B"}, {"F", "I"}) and not other.beside and action[1:3] != other[1:3]
 
 
 def without_missing(order: Iterator[Action], microbatches: int) -> Iterator[Action]:

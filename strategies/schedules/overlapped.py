@@ -31,10 +31,10 @@ def interleaved_overlapped(rank: int, ranks: int, microbatches: int, chunks: int
 
 def _pairs(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm_up: int) -> Iterator[Action]:
     warm_up = min(warm_up, len(forward))
-    for one in forward[:warm_up]:
-        yield Action("F", *one)
-    for one, back in zip(forward[warm_up:], backward, strict=False):
-        yield Action("F", *one, beside=True)
+    for microbatch, chunk in forward[:warm_up]:
+        yield Action("F", microbatch, chunk)
+    for front, back in zip(forward[warm_up:], backward, strict=False):
+        yield Action("F", *front, beside=True)
         yield Action("B", *back)
     for back in backward[len(forward) - warm_up :]:
         yield Action("B", *back)

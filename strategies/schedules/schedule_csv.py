@@ -69,7 +69,7 @@ def _parse(path: str, text: str) -> Schedule:
     if not rows:
         raise UserError(f"{path}: no passes; expected a row per rank with cells such as 0F0")
     placement = _placement(path, rows)
-    microbatches = 1 + max(one.microbatch for row in rows for one in row)
+    microbatches = 1 + max(entry.microbatch for row in rows for entry in row)
     order = tuple(_order(path, rank, row, placement[rank], microbatches) for rank, row in enumerate(rows))
     _flows(path, rows)
     notes = (f"{path}: {ignored} cells of communication ignored; it follows from the plan",) if ignored else ()
@@ -88,21 +88,23 @@ def _passes(cell: str, column: int, where: str) -> Iterator[Pass]:
     pair = _PAIR.fullmatch(cell)
     parts = pair[1].split(";") if pair else [cell] if cell else []
     for part in parts:
-        found = _PASS.fullmatch(part.strip())
-        if not found:
+        match = _PASS.fullmatch(part.strip())
+        if not match:
             raise UserError(f"{where}: '{cell[:40]}' is no pass; expected [stage][F, B, I or W][microbatch], such as 0F0")
-        yield Pass(int(found[1]), found[2], int(found[3]), column, pair is not None and part is parts[0])
+        yield Pass(int(match[1]), match[2], int(match[3]), column, pair is not None and part is parts[0])
 
 
 def _placement(path: str, rows: Sequence[Sequence[Pass]]) -> tuple[tuple[int, ...], ...]:
     """The stages of each row, in order. Every stage is in one row, and every row has as many."""
     owner: dict[int, int] = {}
     for rank, row in enumerate(rows):
-        for one in row:
-            if owner.setdefault(one.stage, rank) != rank:
-                where = f"{path}: row {rank + 1}, column {one.column}"
-                raise UserError(f"{where}: stage {one.stage} is in row {owner[one.stage] + 1} already; a stage is on one rank")
-    result = tuple(tuple(sorted({one.stage for one in row})) for row in rows)
+        for entry in row:
+            if owner.setdefault(entry.stage, rank) != rank:
+                where = f"{path}: row {rank + 1}, column {entry.column}"
+                raise UserError(
+                    f"{where}: stage {entry.stage} is in row {owner[entry.stage] + 1} already; a stage is on one rank"
+                )
+    result = tuple(tuple(sorted({entry.stage for entry in row})) for row in rows)
     missing = next(stage for stage in range(len(owner) + 1) if stage not in owner)
     if missing < len(owner):
         raise UserError(f"{path}: stage {missing} has no passes, and stage {max(owner)} has")
@@ -114,7 +116,7 @@ def _placement(path: str, rows: Sequence[Sequence[Pass]]) -> tuple[tuple[int, ..
 
 def _order(path: str, rank: int, row: Sequence[Pass], stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:
     """The row's passes by chunk. Every microbatch passes every stage once, forward and back."""
-    order = tuple(Action(one.kind, one.microbatch, stages.index(one.stage), one.beside) for one in row)
+    order = tuple(Action(entry.kind, entry.microbatch, stages.index(entry.stage), entry.beside) for entry in row)
     wrong = first_mistake(order, microbatches, len(stages))
     if wrong is not None:
         stage, kind, microbatch, column, beside = row[wrong]
@@ -130,7 +132,7 @@ def _order(path: str, rank: int, row: Sequence[Pass], stages: tuple[int, ...], m
 
 def _flows(path: str, rows: Sequence[Sequence[Pass]]) -> None:
     """Every pass gets the result that it needs of another stage before its row comes to it, or ranks wait for each other."""
-    last = max(one.stage for row in rows for one in row)
+    last = max(entry.stage for row in rows for entry in row)
     done: set[tuple[str, int, int]] = set()
     position, moved = [0] * len(rows), True
     while moved:

@@ -16,18 +16,18 @@ CELLS = 200_000  # passes of a schedule that is written out
 
 def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | None) -> tuple[list[list[str]], tuple[str, ...]]:
     """(rows of a schedule as cells, notes). A file says its own sizes; others are asked for. Raises UserError."""
-    found = schedules[name]
-    ranks = _size("pp", pp, found.ranks, name)
-    count = _size("microbatches", microbatches, found.microbatches, name)
-    if found.chunks is None and chunks == 1:
+    schedule = schedules[name]
+    ranks = _size("pp", pp, schedule.ranks, name)
+    count = _size("microbatches", microbatches, schedule.microbatches, name)
+    if schedule.chunks is None and chunks == 1:
         raise UserError(f"--chunks 1: schedule {name} takes 2 or more")
-    virtual = _size("chunks", chunks or (found.chunks or 2), found.chunks, name)
+    virtual = _size("chunks", chunks or (schedule.chunks or 2), schedule.chunks, name)
     if ranks * count * virtual > CELLS:
         raise UserError(f"schedule {name}: pp·microbatches·chunks = {ranks}·{count}·{virtual} are more than {CELLS:,} passes")
     rows = []
     for rank in range(ranks):
         order = actions(name, rank, ranks, count, virtual)
-        each = [f"{found.stage(rank, ranks, one.chunk)}{one.kind}{one.microbatch}" for one in order]
+        each = [f"{schedule.stage(rank, ranks, action.chunk)}{action.kind}{action.microbatch}" for action in order]
         rows.append(
             [
                 f"({cell};{each[number + 1]})OVERLAP_F_B" if order[number].beside else cell
@@ -35,7 +35,7 @@ def cells(name: str, pp: int | None, microbatches: int | None, chunks: int | Non
                 if not (number and order[number - 1].beside)
             ]
         )
-    return rows, found.notes
+    return rows, schedule.notes
 
 
 def _size(option: str, asked: int | None, written: int | None, name: str) -> int:

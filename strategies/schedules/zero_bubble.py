@@ -12,8 +12,8 @@ from strategies.schedules.order import Action
 def _split(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warm_up: int, delay: int) -> Iterator[Action]:
     """Warm up, then forward, input gradient and the weight gradient of `delay` passes ago in turns; the rest at the end."""
     warm_up = min(warm_up, len(forward))
-    for one in forward[:warm_up]:
-        yield Action("F", *one)
+    for microbatch, chunk in forward[:warm_up]:
+        yield Action("F", microbatch, chunk)
     for turn, back in enumerate(backward):
         if warm_up + turn < len(forward):
             yield Action("F", *forward[warm_up + turn])

@@ -44,8 +44,12 @@ class Bucket:
     @torch.no_grad()
     def reduce(self, group: Any, view: bool) -> None:
         """Fill it, all-reduce it, and give every gradient its part."""
-        pieces = torch.split(self.flat, [local(one.detach()).numel() for one in self.parameters])
-        held = [(one, local(one.grad), piece) for one, piece in zip(self.parameters, pieces, strict=True) if one.grad is not None]
+        pieces = torch.split(self.flat, [local(parameter.detach()).numel() for parameter in self.parameters])
+        held = [
+            (parameter, local(parameter.grad), piece)
+            for parameter, piece in zip(self.parameters, pieces, strict=True)
+            if parameter.grad is not None
+        ]
         for _, gradient, piece in held:
             piece.copy_(gradient.flatten())
         dist.all_reduce(self.flat, group=group)

@@ -99,10 +99,10 @@ class Zero1(Hook):
             self.buckets.append(bucket)
             for tensor in tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
-                hear(lambda _, bucket=bucket: self._made(bucket))
+                hear(lambda _, bucket=bucket: self._gradient_ready(bucket))
         return chunk.net
 
-    def _made(self, bucket: Bucket) -> None:
+    def _gradient_ready(self, bucket: Bucket) -> None:
         bucket.waiting -= 1
         if not bucket.waiting and self.setup.plan.overlap:
             bucket.reduce(self.setup.group("dp"))

@@ -81,11 +81,11 @@ class Zero2(Zero1):
         for bucket in mine:
             for tensor in bucket.tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
-                hear(lambda parameter, bucket=bucket: self._taken(mine, bucket, parameter))
+                hear(lambda parameter, bucket=bucket: self._bucket_gradient(mine, bucket, parameter))
         self.buckets += mine
         return chunk.net
 
-    def _taken(self, mine: list[Passing], bucket: Passing, tensor: Tensor) -> None:
+    def _bucket_gradient(self, mine: list[Passing], bucket: Passing, tensor: Tensor) -> None:
         """A gradient was made; without overlap a chunk's are reduced when there are all."""
         if bucket.gradients is None or bucket in self._under_way:  # its first of this microbatch
             self._wait(all_but=1)
@@ -94,7 +94,7 @@ class Zero2(Zero1):
         bucket.take(tensor)
         if self.setup.plan.overlap:
             self._start([bucket] if not bucket.waiting else [])
-        elif all(one.gradients is not None and not one.waiting for one in mine):
+        elif all(bucket.gradients is not None and not bucket.waiting for bucket in mine):
             self._start(mine)
             self._wait()
 

@@ -98,7 +98,7 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
     def price(curve: GemmCurve) -> Array:
         return np.asarray(launch + gemm_clocks(curve, rates, product)[1])
 
-    def made(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
+    def curve_of(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:
             return gemm_curve(values)
         single = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
@@ -108,8 +108,8 @@ def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -
     best: tuple[float, GemmCurve] | None = None
     for tile in CORE_TILES if not gpu.sms else ((0, 0),):
         bounds = dict(GEMM_BOUNDS) if gpu.sms else CORE_GEMM
-        found = search(lambda x, tile=tile: price(made(x, tile)), bounds, seconds, out)  # type: ignore[misc]
-        curve = made(found, tile)
+        values = search(lambda x, tile=tile: price(curve_of(x, tile)), bounds, seconds, out)  # type: ignore[misc]
+        curve = curve_of(values, tile)
         cost = loss(price(curve)[~out], seconds[~out], np.ones(int((~out).sum())))
         if best is None or cost < best[0]:
             best = cost, curve
@@ -126,17 +126,17 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     shape = (batch, heads, heads, length, length, dim, np.ones(len(fused)))
     bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
 
-    def made(values: Mapping[str, float]) -> AttentionCurve:
+    def curve_of(values: Mapping[str, float]) -> AttentionCurve:
         rest = {} if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
         return AttentionCurve.model_construct(**({"block": 128} | rest | dict(values)))  # type: ignore[arg-type]
 
     def price(values: Mapping[str, float]) -> Array:
-        forward = attention_seconds(made(values), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
-        return np.asarray(launch + np.where(backward, attention_backward_seconds(made(values), forward), forward))
+        forward = attention_seconds(curve_of(values), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)
+        return np.asarray(launch + np.where(backward, attention_backward_seconds(curve_of(values), forward), forward))
 
     best = search(price, bounds, seconds, out)
     flops = 2 * batch * heads * length**2 * dim * np.where(backward, 2.5, 1.0)
-    return made(best), points("attention", flops, seconds, price(best), out)
+    return curve_of(best), points("attention", flops, seconds, price(best), out)
 
 
 def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[MemoryCurve, list[Point]]:

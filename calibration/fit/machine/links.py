@@ -43,11 +43,11 @@ def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple
 def plain(profile: Profile, kind: str) -> Free:
     """The profile that the numbers of PLAIN make: one way to hand over data, over one kind of link."""
 
-    def made(values: Mapping[str, float]) -> Profile:
+    def profile_of(values: Mapping[str, float]) -> Profile:
         price = LinkPrice.model_construct(efficiency=values["efficiency"], latency=values["latency"], fill=values["fill"])
         return profile.model_copy(update={"links": dict(profile.links) | {kind: price}, "collective_launch": values["base"]})
 
-    return made
+    return profile_of
 
 
 def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[Profile, list[Point]]:
@@ -65,17 +65,19 @@ def fit_links(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple[
             f"{len(priced)} measured sizes of {what}: too few for a fit: {LEAST} of one sort must be left when half is kept out"
         )
     for step in steps:
-        values = search(step.free, step.made(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS)
-        profile = step.made(profile)(values)
+        values = search(
+            step.free, step.profile_of(profile), series(step.rows, cluster, profile), cluster.topology().kinds, STARTS
+        )
+        profile = step.profile_of(profile)(values)
     return profile, _points(priced, fitted, profile, cluster)
 
 
 class _Step(NamedTuple):
-    """Rows that determine some free numbers; made: the way from numbers to a profile, given the profile so far."""
+    """Rows that determine some free numbers; profile_of: the way from numbers to a profile, given the profile so far."""
 
     rows: list[Row]
     free: Bounds
-    made: Callable[[Profile], Free]
+    profile_of: Callable[[Profile], Free]
 
 
 def _gloo(rows: Sequence[Row]) -> Iterator[_Step]:

@@ -150,7 +150,7 @@ def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
     free: Bounds = {"copy": (6e11, 1e11, 1e13)} | _bounds(PROTOCOLS, kinds)
 
-    def made(values: Mapping[str, float]) -> Profile:
+    def profile_of(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in PROTOCOLS:
             old = profile.every_protocol()[protocol].links if protocol == SIMPLE else {}
@@ -162,21 +162,21 @@ def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
         update = {"links": simple.links, "collective_launch": simple.base, "protocols": parts | own, "copy_rate": values["copy"]}
         return profile.model_copy(update=update)
 
-    return free, made
+    return free, profile_of
 
 
 def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of a kernel's own protocols inside a node, and the profile that they make."""
     free = _bounds(protocols, kinds)
 
-    def made(values: Mapping[str, float]) -> Profile:
+    def profile_of(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in protocols:
             links = {kind: _link(values, f"{protocol}.{kind}") for kind in kinds}
             parts[protocol] = Transport.model_construct(base=values[f"{protocol}.base"], links=links)
         return profile.model_copy(update={"protocols": profile.protocols | parts})
 
-    return free, made
+    return free, profile_of
 
 
 def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
@@ -186,7 +186,7 @@ def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
     and says nothing of the efficiency: it stays.
     """
 
-    def made(values: Mapping[str, float]) -> Profile:
+    def profile_of(values: Mapping[str, float]) -> Profile:
         links = {name: dict(protocol.links) for name, protocol in profile.protocols.items() if name in PROTOCOLS}
         links[SIMPLE] = dict(profile.links)
         further = profile.links["spine"].latency - profile.links["nic"].latency
@@ -203,7 +203,7 @@ def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
         }
         return profile.model_copy(update={"links": simple, "protocols": profile.protocols | own})
 
-    return {name: bound for name, bound in NIC.items() if rings or name != "efficiency"}, made
+    return {name: bound for name, bound in NIC.items() if rings or name != "efficiency"}, profile_of
 
 
 def _link(values: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:

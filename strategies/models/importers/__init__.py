@@ -140,9 +140,9 @@ def _all_alike(reader: Reader, fields: Mapping[str, Any]) -> None:
     if not isinstance(kinds, list):
         raise UserError(f"{reader.where}: layer_types={shown(kinds)} must be a list of names")
     if any(kind != ("sliding_attention" if fields.get("window") else "full_attention") for kind in kinds):
-        found = ", ".join(sorted({str(kind) for kind in kinds}))
+        names = ", ".join(sorted({str(kind) for kind in kinds}))
         has = f"sliding_window={fields['window']}" if fields.get("window") else "no sliding window in use"
-        raise UserError(f"{reader.where}: layer_types has {found}, with {has}: only layers that are all alike are read")
+        raise UserError(f"{reader.where}: layer_types has {names}, with {has}: only layers that are all alike are read")
 
 
 def _importer(reader: Reader) -> Importer:

@@ -26,11 +26,11 @@ def llama_like(config: Reader) -> dict[str, Any]:
 
 def grouped_heads(config: Reader, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, int]:
     """Key and value heads and head size where the file gives them; the arguments are transformers' defaults of absent keys."""
-    found = {
+    fields = {
         "kv_heads": config.optional("num_key_value_heads", kv_heads),
         "head_dim": config.optional("head_dim", head_dim),
     }
-    return {field: value for field, value in found.items() if value is not None}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 @model_type("llama")

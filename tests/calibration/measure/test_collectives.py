@@ -22,10 +22,10 @@ def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     try:
         bench = Bench(Place(0, 1, 0, "cpu", (), lambda _: None), 0.01)
         alone = collectives.Group((0,), 1, None, 0)
-        true = collectives.made
+        true = collectives.prepared
         probe = collectives.probes(grid("cpu", True), [alone], "cpu", 2**14)[0]
         assert probe.run(bench).value > 0
-        monkeypatch.setattr(collectives, "made", lambda *a: (*true(*a)[:2], [2.0]))
+        monkeypatch.setattr(collectives, "prepared", lambda *a: (*true(*a)[:2], [2.0]))
         with pytest.raises(UserError, match="all_reduce of 1024 bytes among 1 ranks: the result is wrong"):
             probe.run(bench)
     finally:
