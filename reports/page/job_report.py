@@ -18,7 +18,7 @@ from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from calibration.published.comparison import Compared
-    from reports.page.plan_table import Plans
+    from reports.page.simulated_plans import Plans
     from sim.analysis.summary import Summary
     from sim.timeline import Timeline
     from strategies.job import Job
@@ -143,7 +143,7 @@ def _usual(
 
 def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell, others: list[Entry]) -> list[Section]:
     """Of a table of results, and of a sweep."""
-    from reports.page.plan_table import Plans, section
+    from reports.page.simulated_plans import Plans, section
 
     plan, capacity, sections = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
     if wanted.results is not None:

@@ -145,7 +145,7 @@ def test_page_of_a_thousand_plans(tmp_path: Path) -> None:
     import random
 
     from reports.page.page import Report, write_report
-    from reports.page.plan_table import Plans, section
+    from reports.page.simulated_plans import Plans, section
     from topologies.costs import Rates
 
     timeline, draw = simulate(read_job(**GPT3)), random.Random(0)

@@ -1,4 +1,4 @@
-"""A table of simulated plans on a page, as a search or a sweep leaves it."""
+"""Simulated plans on a page, as a search or a sweep leaves them: a table, heatmaps of two axes, and the Pareto front."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from reports.figures import GREY, LIGHT, figures
 from reports.figures.efficiency import Scaling, Size, efficiency
 from reports.figures.heatmap import Cell, heatmap
 from reports.figures.pareto import pareto
-from reports.page.plan_table import Plans, front, panels, section, sheet
+from reports.page.simulated_plans import Plans, front, panels, section, sheet
 from topologies.costs import Rates
 from topologies.reading import UserError
 
