@@ -89,20 +89,22 @@ def test_arguments_of_a_search(job: str, tmp_path: Path, more: tuple[str, ...]) 
     space = tmp_path / "space.yaml"
     space.write_text(json.dumps(SPACE))
     options = ("plan", job, "--space", str(space), *more)
-    found = json.loads(call(*options, "--json").stdout)
+    answer = json.loads(call(*options, "--json").stdout)
     words = pasted(call(*options).output)
-    assert words == shlex.split(found["arguments"])
+    assert words == shlex.split(answer["arguments"])
     assert {"plan.accumulation=null", "plan.shard=null"} <= set(words)  # the best is neither in copies nor of another batch
-    assert simulated([job, *words])["step_seconds"] == found["best"]["step"]
+    assert simulated([job, *words])["step_seconds"] == answer["best"]["step"]
 
 
 def test_arguments_of_advice(job: str) -> None:
     """Of every candidate, and those on the screen are the best one's."""
-    found = json.loads(call("advise", job, "--json").stdout)["candidates"]
-    assert len(found) > 8
-    for one in found:
-        assert simulated([job, *shlex.split(one["arguments"])])["step_seconds"] == one["step_seconds"], one["name"]
-    assert pasted(call("advise", job).output) == shlex.split(found[0]["arguments"])
+    answer = json.loads(call("advise", job, "--json").stdout)["candidates"]
+    assert len(answer) > 8
+    for candidate in answer:
+        assert simulated([job, *shlex.split(candidate["arguments"])])["step_seconds"] == candidate["step_seconds"], candidate[
+            "name"
+        ]
+    assert pasted(call("advise", job).output) == shlex.split(answer[0]["arguments"])
 
 
 def test_what_makes_a_job_fit() -> None:
@@ -119,19 +121,19 @@ def test_what_makes_a_job_fit() -> None:
 
 def test_layers_of_more_even_stages() -> None:
     sets = ("plan.pp=2", "plan.dp=4", "plan.global_batch=32", "plan.first_stage_layers=40", "plan.data_parallel=zero1")
-    given = ["--model", "gpt2-1.5b", "--cluster", "dgx-a100", *(word for one in sets for word in ("--set", one))]
-    told = re.search(r"with (--set .*) the step takes ([\d.]+ m?s)", call("simulate", *given).output)
-    assert told is not None
-    assert f": {told[2]} per step" in call("simulate", *given, *shlex.split(told[1])).output
+    given = ["--model", "gpt2-1.5b", "--cluster", "dgx-a100", *(word for change in sets for word in ("--set", change))]
+    fitted = re.search(r"with (--set .*) the step takes ([\d.]+ m?s)", call("simulate", *given).output)
+    assert fitted is not None
+    assert f": {fitted[2]} per step" in call("simulate", *given, *shlex.split(fitted[1])).output
 
 
 def test_rows_of_a_what_if(job: str) -> None:
     """Strong scaling keeps the batch, which is in no row: a line says what all rows have."""
     options = ("whatif", job, "--vary", "nodes=4,8", "--strong")
-    found = json.loads(call(*options, "--json").stdout)[1:]
+    answer = json.loads(call(*options, "--json").stdout)[1:]
     text = call(*options).output
     everywhere = shlex.split(re.findall(r"every row also has (.*)", text)[0])
-    for case, nodes in zip(found, (4, 8), strict=True):
+    for case, nodes in zip(answer, (4, 8), strict=True):
         assert f"\nnodes={nodes} " in text
         step = case["summary"]["step_seconds"]
         assert simulated([job, "--set", f"nodes={nodes}", *everywhere])["step_seconds"] == step
@@ -186,11 +188,11 @@ def test_the_command_that_is_printed_below_an_answer(job: str) -> None:
 def test_settings_that_are_exported(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
     """Read again, with what has to be said in the training script, they are the same job."""
     given = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
-    made = export(framework, read_job(plan=plan | {"sequence": 4096}, **given))
-    file = tmp_path / made.file
-    file.write_text(made.text)
+    exported = export(framework, read_job(plan=plan | {"sequence": 4096}, **given))
+    file = tmp_path / exported.file
+    file.write_text(exported.text)
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
-    said = re.findall(r"to be said in the training script: (.*)", "\n".join(made.unexpressed))
+    said = re.findall(r"to be said in the training script: (.*)", "\n".join(exported.unexpressed))
     script = [word for part in ", ".join(said).split(", ") if part for word in ("--set", f"plan.{part}")]
     first = simulated(
         [*options, *(f"--set=plan.{name}={json.dumps(value)}" for name, value in {**plan, "sequence": 4096}.items())]

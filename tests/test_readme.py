@@ -27,9 +27,9 @@ def printed(command: str) -> str:
 
 
 def test_the_sample_is_what_the_command_prints() -> None:
-    found = SAMPLE.search(README.read_text(encoding="utf-8"))
-    assert found is not None
-    assert found[3] == printed(found[2]), "run `python tests/test_readme.py`"
+    fitted = SAMPLE.search(README.read_text(encoding="utf-8"))
+    assert fitted is not None
+    assert fitted[3] == printed(fitted[2]), "run `python tests/test_readme.py`"
 
 
 if __name__ == "__main__":

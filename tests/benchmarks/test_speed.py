@@ -93,16 +93,16 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     job = read_job(**SPACE_OF)
     space = default_space(job)
     with engine(workers=2) as runs:
-        found = Search(lambda changes: read_job(overrides=changes, **SPACE_OF), space, objective("step"), runs).run()
-    assert found.proven
-    assert found.counts["allowed"] >= 50_000
+        answer = Search(lambda changes: read_job(overrides=changes, **SPACE_OF), space, objective("step"), runs).run()
+    assert answer.proven
+    assert answer.counts["allowed"] >= 50_000
     plans, prices = candidates(job, space), prices_of(job)
     kinds = kinds_of(plans, prices)
     bounds(plans, kinds, prices)
     start = process_time()
     bounds(plans, kinds, prices)
     taken = process_time() - start
-    counts, whole = found.counts, found.seconds["all"]
+    counts, whole = answer.counts, answer.seconds["all"]
     print(
         f"\n{counts['allowed']:,} plans decided in {whole:.1f} s ({counts['allowed'] / whole:,.0f} per second): "
         f"{counts['simulated']} simulated; {len(plans) / taken:,.0f} bounds per second of CPU time"
@@ -134,10 +134,10 @@ def test_search_against_brute_force() -> None:
     brute = [evaluate(plans.job_of(plan)) for plan in range(len(plans))]
     simulated = perf_counter() - start
     with engine(workers=2) as runs:
-        found = Search(lambda changes: read_job(overrides=changes, **given), space, objective("step"), runs).run()
+        answer = Search(lambda changes: read_job(overrides=changes, **given), space, objective("step"), runs).run()
     assert len(plans) >= 2000
-    assert found.rows[0]["step"] == min(row["step"] for row in brute if not row["error"] and row["fits"])
-    print(f"\n{len(plans):,} plans: {found.seconds['all']:.1f} s, every one simulated {simulated:.1f} s")
+    assert answer.rows[0]["step"] == min(row["step"] for row in brute if not row["error"] and row["fits"])
+    print(f"\n{len(plans):,} plans: {answer.seconds['all']:.1f} s, every one simulated {simulated:.1f} s")
 
 
 def test_page_of_a_thousand_plans(tmp_path: Path) -> None:

@@ -27,14 +27,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Result]) -> None:
     path, result = calibrated
     assert result.exit_code == 0, result.output
-    assert sorted(one.name for one in path.parent.iterdir()) == [
+    assert sorted(file.name for file in path.parent.iterdir()) == [
         "mine.cluster.yaml",
         "mine.png",
         "mine.samples.jsonl",
         "mine.yaml",
     ]
     profile = load_profile(path)
-    measured = {one.operation for one in profile.tables}
+    measured = {table.operation for table in profile.tables}
     assert measured == {
         "all_reduce",
         "all_gather",

@@ -27,7 +27,7 @@ def test_journal_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     second = Journal(path, HEAD)
     assert second.done() == {(0, sample(1.0).key)}
     second.add(sample(2.0, visit=1))
-    assert [one.value for one in read_journal(path)[1]] == [1.0, 2.0]
+    assert [sample.value for sample in read_journal(path)[1]] == [1.0, 2.0]
 
 
 def test_a_full_disk_keeps_what_is_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_full_disk_keeps_what_is_in_the_journal(tmp_path: Path, monkeypatch: p
         patch.setattr(Path, "open", full)
         with pytest.raises(UserError, match=r"s\.jsonl: cannot be written: No space left on device; 1 samples are kept"):
             journal.add(sample(2.0, visit=1))
-    assert [one.value for one in Journal(tmp_path / "s.jsonl", HEAD).samples] == [1.0]
+    assert [sample.value for sample in Journal(tmp_path / "s.jsonl", HEAD).samples] == [1.0]
 
 
 def test_a_journal_without_samples_is_begun_anew(tmp_path: Path) -> None:

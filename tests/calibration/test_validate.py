@@ -160,9 +160,9 @@ def test_of_several_launches_the_median_counts(validated, monkeypatch):
 
     monkeypatch.setattr("calibration.validate.execute", execute)
     told = []
-    done = validate([one.job for one in validated], 6.0, told.append, launches=3)
-    assert asked == [(one.job.name, 2.0) for _ in range(3) for one in validated]
-    assert [one.launches for one in done] == [(0.5, 0.4, 0.6), (0.9, 0.7, 0.8)]
-    assert [one.execution.times["step"] for one in done] == [0.5, 0.8]
+    done = validate([row.job for row in validated], 6.0, told.append, launches=3)
+    assert asked == [(row.job.name, 2.0) for _ in range(3) for row in validated]
+    assert [row.launches for row in done] == [(0.5, 0.4, 0.6), (0.9, 0.7, 0.8)]
+    assert [row.execution.times["step"] for row in done] == [0.5, 0.8]
     assert [message["done"] for message in told] == [1, 2, 3, 4, 5, 6]
     assert "launches: 3 of each, of which the median counts; slowest over fastest +39" in printed(validation(done))

@@ -17,9 +17,9 @@ def test_the_page_of_combinations_is_what_trying_gives() -> None:
 
 
 def test_every_strategy_has_an_example_with_its_paragraph_and_its_picture() -> None:
-    every = [one for group in (*GROUPS, "servers") for one in examples(group)]
-    assert all(one.title and len(one.text) > 80 for one in every)
-    plans = [one.job.plan for one in every]
+    every = [example for group in (*GROUPS, "servers") for example in examples(group)]
+    assert all(example.title and len(example.text) > 80 for example in every)
+    plans = [example.job.plan for example in every]
     assert {plan.data_parallel for plan in plans} == set(hooks)
     assert {plan.schedule for plan in plans} >= {name for name in schedules if not name.endswith(".csv")}
     guide = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")

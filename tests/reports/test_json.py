@@ -32,25 +32,25 @@ def test_ranks_are_numbered_by_node() -> None:
 
 def test_a_schedule_is_rows_of_passes(tmp_path: Path) -> None:
     file = tmp_path / "gpipe.csv"
-    found = data("schedule", "gpipe", "--pp", "2", "--microbatches", "2", "--csv", str(file))
-    assert found["ranks"] == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    answer = data("schedule", "gpipe", "--pp", "2", "--microbatches", "2", "--csv", str(file))
+    assert answer["ranks"] == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     assert file.read_text().splitlines()[0] == "0F0,0F1,0B0,0B1"
 
 
 def test_a_cluster_has_links_in_bytes_per_second() -> None:
     """A DGX H100: 8 NICs of 400 Gb/s, NVLink of 450 GB/s each way (NVIDIA's data sheet)."""
-    found = data("topology", "dgx-h100", "--nodes", "2")
-    assert (found["gpus"], found["nics_per_node"], found["nic"]) == (16, 8, pytest.approx(50e9))
-    assert {link["kind"]: link["capacity"] for link in found["links"]}["nvlink"] == pytest.approx(450e9)
-    assert found["nics_of_gpu"] == [[rail] for rail in range(8)]
+    answer = data("topology", "dgx-h100", "--nodes", "2")
+    assert (answer["gpus"], answer["nics_per_node"], answer["nic"]) == (16, 8, pytest.approx(50e9))
+    assert {link["kind"]: link["capacity"] for link in answer["links"]}["nvlink"] == pytest.approx(450e9)
+    assert answer["nics_of_gpu"] == [[rail] for rail in range(8)]
 
 
 def test_settings_and_what_they_do_not_say() -> None:
     job = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.schedule=gpipe", "--set", "plan.pp=2")
-    found = data("export", *job, "--to", "megatron")
-    assert found["file"] == "pretrain.sh"
-    assert "--num-layers 32" in found["text"]
-    assert "schedule=gpipe: it has 1f1b" in found["unexpressed"]
+    answer = data("export", *job, "--to", "megatron")
+    assert answer["file"] == "pretrain.sh"
+    assert "--num-layers 32" in answer["text"]
+    assert "schedule=gpipe: it has 1f1b" in answer["unexpressed"]
 
 
 def test_an_explanation() -> None:

@@ -96,12 +96,12 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 
 def test_the_sheet_has_numbers_and_reasons() -> None:
-    told = sheet(plans(ROWS))
-    assert list(told.columns[:2]) == ["tp", "microbatch"]
-    assert "$ for 10⁹ tokens" in told.columns
-    assert [one[0] for one in told.rows] == [1, 2, 2, 4, 1, 8, 16]
-    assert [one[-1] for one in told.rows] == [*["fits"] * 5, "out of memory", "tp=16 does not divide 8 heads"]
-    assert told.rows[6][told.columns.index("step (s)")] is None
+    table = sheet(plans(ROWS))
+    assert list(table.columns[:2]) == ["tp", "microbatch"]
+    assert "$ for 10⁹ tokens" in table.columns
+    assert [row[0] for row in table.rows] == [1, 2, 2, 4, 1, 8, 16]
+    assert [row[-1] for row in table.rows] == [*["fits"] * 5, "out of memory", "tp=16 does not divide 8 heads"]
+    assert table.rows[6][table.columns.index("step (s)")] is None
 
 
 def test_other_gpus_are_not_paid_at_the_price_of_these() -> None:

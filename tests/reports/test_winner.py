@@ -43,7 +43,7 @@ def test_of_equal_plans_every_answer_names_the_plainest_in_whatever_order_they_c
         runs = [(name, answers[name], describe(jobs[name])) for name in names]
         assert starred(runs) == plainest
         entries = [Entry(name, rank(answers[name], dict(jobs[name].plan), jobs[name].hash), 1e4) for name in names]
-        assert min(entries, key=lambda one: one.key).name == plainest
+        assert min(entries, key=lambda entry: entry.key).name == plainest
         rows = [
             {
                 "value": 1.0,
@@ -60,14 +60,14 @@ def test_of_equal_plans_every_answer_names_the_plainest_in_whatever_order_they_c
 
 def test_compare_names_what_advise_finds_best() -> None:
     given = ["--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "model.layers=8"]
-    found = json.loads(CliRunner().invoke(shardyard.main, ["advise", *given, "--json"]).stdout)["candidates"]
-    fitting = [one for one in found if one["fits"]][:4]
+    answer = json.loads(CliRunner().invoke(shardyard.main, ["advise", *given, "--json"]).stdout)["candidates"]
+    fitting = [candidate for candidate in answer if candidate["fits"]][:4]
     runs = []
     for one in reversed(fitting):
         changes = {f"plan.{field}": value for field, value in one["changes"].items()}
         job = read_job(None, changes | {"model.layers": 8}, model="gpt2-1.5b", cluster="dgx-a100", name=one["name"])
         runs.append((one["name"], predict(job), describe(job)))
-    assert starred(runs) == found[0]["name"]
+    assert starred(runs) == answer[0]["name"]
 
 
 def test_the_page_names_one_winner() -> None:

@@ -23,15 +23,15 @@ def refined(transfers: list[Transfer], links: list[int]) -> tuple[list[int], lis
     """Classes of transfers, members and links."""
     hops = max(len(route) for *_, route in transfers)
     colour, source, destination, routes = zip(*transfers, strict=True)
-    found = classes(
+    numbers = classes(
         np.array(colour, np.uint64),
         np.array(source),
         np.array(destination),
         np.array([(*route, *[-1] * (hops - len(route))) for route in routes]).reshape(len(transfers), hops),
         np.array(links, np.uint64),
     )
-    assert isinstance(found, Classes)
-    transfer, member, link = (numbered(part.tolist()) for part in found)
+    assert isinstance(numbers, Classes)
+    transfer, member, link = (numbered(part.tolist()) for part in numbers)
     return transfer, member, link
 
 
@@ -127,7 +127,7 @@ def test_random_transfers_against_tuples() -> None:
         met = numbered([end for row in transfers for end in row[1:3]])  # members 0, 1, …, all of which are met
         rows = [(colour, met[2 * at], met[2 * at + 1], route) for at, (colour, _, _, route) in enumerate(transfers)]
         kinds = [random.choice([7, 7, 7, 8]) for _ in range(links)]
-        found = refined(rows, kinds)
-        assert found == by_tuples(rows, kinds)
-        several += 1 < len({*found[0]}) < len(rows)
+        numbers = refined(rows, kinds)
+        assert numbers == by_tuples(rows, kinds)
+        several += 1 < len({*numbers[0]}) < len(rows)
     assert several > 20  # neither all alike nor all apart

@@ -90,8 +90,8 @@ def test_learned_positions_end_with_the_context() -> None:
 
 def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:
     """It refuses --seq-length above --max-position-embeddings (megatron/training/arguments.py, validate_args)."""
-    made = export("megatron", read_job(model="llama-2-7b", cluster="dgx-h100", plan={"sequence": 8192, "tp": 8}))
-    assert "--max-position-embeddings 8192" in made.text
+    exported = export("megatron", read_job(model="llama-2-7b", cluster="dgx-h100", plan={"sequence": 8192, "tp": 8}))
+    assert "--max-position-embeddings 8192" in exported.text
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def _steps(model: Model, plan: Resolved, meshes: Any, stage: int) -> Rehearsed:
         if mesh.size(AXES.index(axis)) > 1
     }
     sent, operations = Counter[str](), Counter[tuple[str, str, float]]()
-    for one in counting.moved:
-        axis = "pp" if one.operation == "send" else axis_of[frozenset(one.ranks)]
-        sent[axis] += one.sent
-        operations[axis, one.operation, one.bytes] += 1
+    for collective in counting.moved:
+        axis = "pp" if collective.operation == "send" else axis_of[frozenset(collective.ranks)]
+        sent[axis] += collective.sent
+        operations[axis, collective.operation, collective.bytes] += 1
     return Rehearsed(dict(sent), dict(operations), holding.peak)
 
 

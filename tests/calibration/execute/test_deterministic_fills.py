@@ -37,9 +37,9 @@ def deterministic() -> Iterator[None]:
 
 
 def fills(operator: Callable[[], object]) -> int:
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         operator()
-    return sum(event.count for event in found.key_averages() if event.key == "aten::fill_")
+    return sum(event.count for event in profiled.key_averages() if event.key == "aten::fill_")
 
 
 @pytest.mark.parametrize("operator", FILLED.values(), ids=FILLED)

@@ -47,8 +47,8 @@ class Layer(nn.Module):
 def tensors() -> dict[int, int]:
     """Bytes of every storage, by its address."""
     gc.collect()
-    storages = [one.untyped_storage() for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
-    return {one.data_ptr(): one.nbytes() for one in storages}
+    storages = [tensor.untyped_storage() for tensor in gc.get_objects() if type(tensor) in (torch.Tensor, nn.Parameter)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 @pytest.fixture

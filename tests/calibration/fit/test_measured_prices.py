@@ -23,15 +23,17 @@ from topologies.reading import UserError, build
 
 
 def with_tables(**more: Any) -> Profile:
-    made = tables([*collective(lambda size: 1e-3 + size / 1e9), *collective(lambda size: 5e-3 + size / 1e9, "broadcast")])
-    return load_profile("cpu-gloo").model_copy(update={"tables": tuple(made), "processes": 2} | more)
+    fitted_tables = tables(
+        [*collective(lambda size: 1e-3 + size / 1e9), *collective(lambda size: 5e-3 + size / 1e9, "broadcast")]
+    )
+    return load_profile("cpu-gloo").model_copy(update={"tables": tuple(fitted_tables), "processes": 2} | more)
 
 
 @pytest.mark.parametrize(("operation", "size"), [("all_reduce", 2.0**16), ("all_reduce", 3e6), ("broadcast", 2.0**12)])
 def test_simulation_pays_the_price_in_a_step(operation: str, size: float) -> None:
     cluster, profile = load_cluster("cpu-gloo"), with_tables()
     (options,) = sweep(cluster.topology(), Prices(profile, cluster.node.gpu), operation, 2, [size])
-    table = next(one for one in profile.tables if one.operation == operation)
+    table = next(table for table in profile.tables if table.operation == operation)
     assert [option.algorithm for option in options] == [table.algorithm]
     assert options[0].seconds == pytest.approx(table.seconds(size), rel=1e-6)
 
@@ -82,8 +84,8 @@ def test_wrapper_costs_its_fixed_time_and_its_copies() -> None:
 
 def test_wrapper_of_a_gpu_is_host_time() -> None:
     """A GPU that is busy hides it; one that waits for the host does not: launch 1 s, wrapper 5 s, collective 2 s."""
-    found = fused([(Collective("all_reduce", 1.0, "tp", "x"), 2.0)], 1.0, 1.0, [5.0])
-    assert (found.busy, found.critical, found.host) == (2.0, 8.0, 6.0)
+    cost = fused([(Collective("all_reduce", 1.0, "tp", "x"), 2.0)], 1.0, 1.0, [5.0])
+    assert (cost.busy, cost.critical, cost.host) == (2.0, 8.0, 6.0)
 
 
 def test_table_rows_must_ascend() -> None:

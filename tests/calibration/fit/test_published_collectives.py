@@ -39,11 +39,11 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
     ]
     free, kept = alternate(rows)
     numbers, profile = inside(start, ("nvlink",))
-    found = profile(search(numbers, profile, series(free, cluster, start), cluster.topology().kinds))
-    assert max(summary(error)[1] for error in errors(kept, cluster, found).values()) < 0.04
+    fitted = profile(search(numbers, profile, series(free, cluster, start), cluster.topology().kinds))
+    assert max(summary(error)[1] for error in errors(kept, cluster, fitted).values()) < 0.04
     truth = load_profile("h100")
-    assert found.links["nvlink"].efficiency == pytest.approx(truth.links["nvlink"].efficiency, rel=0.05)
-    assert found.protocols["ll"].base == pytest.approx(truth.protocols["ll"].base, rel=0.3)
+    assert fitted.links["nvlink"].efficiency == pytest.approx(truth.links["nvlink"].efficiency, rel=0.05)
+    assert fitted.protocols["ll"].base == pytest.approx(truth.protocols["ll"].base, rel=0.3)
 
 
 def test_fit_between_nodes_finds_what_made_the_times() -> None:
@@ -51,9 +51,9 @@ def test_fit_between_nodes_finds_what_made_the_times() -> None:
     cluster, start = load_cluster("dgx-h100").model_copy(update={"nodes": 2}), load_profile("h100")
     rows = made("dgx-h100", "h100", 16, 2, "all_gather")
     numbers, profile = network(start, rings=True)
-    found = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds))
-    assert found.links["nic"].efficiency == pytest.approx(start.links["nic"].efficiency, rel=0.05)
-    assert summary(errors(rows, cluster, found)["all_gather 16"])[1] < 0.03
+    fitted = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds))
+    assert fitted.links["nic"].efficiency == pytest.approx(start.links["nic"].efficiency, rel=0.05)
+    assert summary(errors(rows, cluster, fitted)["all_gather 16"])[1] < 0.03
 
 
 def test_every_other_size_is_kept_out_but_never_the_ends() -> None:
@@ -81,8 +81,8 @@ def test_stated_error_is_what_the_files_numbers_give(name: str) -> None:
 def test_a_machine_that_was_not_fitted_to() -> None:
     """All-reduce of 2, 4 and 8 A100 from 4 MiB up, another machine and another NCCL (vTrain's traces)."""
     rows = [row for row in vtrain_rows(RAW) if row.bytes >= 2**22]
-    found = errors(rows, load_cluster("dgx-a100"), load_profile("a100"))
-    assert summary(np.concatenate(list(found.values())))[0] < 0.08
+    medians = errors(rows, load_cluster("dgx-a100"), load_profile("a100"))
+    assert summary(np.concatenate(list(medians.values())))[0] < 0.08
 
 
 @raw

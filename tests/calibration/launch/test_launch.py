@@ -48,7 +48,7 @@ def fail(place, how):
 def test_every_rank_answers_and_tells():
     heard = []
     assert launch(add_ranks, 2, 10, hear=heard.append) == [(0, 21, str(2**33)), (1, 21, str(2**33))]
-    assert sorted(one["rank"] for one in heard) == [0, 1]
+    assert sorted(message["rank"] for message in heard) == [0, 1]
 
 
 @pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL (out of memory?)")])

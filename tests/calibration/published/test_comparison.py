@@ -33,10 +33,10 @@ def test_rows_without_a_prediction_count_nowhere() -> None:
 
 
 def test_a_published_row_is_compared_by_its_own_rules() -> None:
-    found = compare(next(row for row in published(("megatron-ci-2025",)) if row.machine == "A100"))
-    assert found.memory_is == "allocated"
-    assert found.memory_error == pytest.approx(0, abs=0.1)  # torch's own count of bytes
-    assert found.low < found.predicted_step < found.high  # type: ignore[operator]
+    compared = compare(next(row for row in published(("megatron-ci-2025",)) if row.machine == "A100"))
+    assert compared.memory_is == "allocated"
+    assert compared.memory_error == pytest.approx(0, abs=0.1)  # torch's own count of bytes
+    assert compared.low < compared.predicted_step < compared.high  # type: ignore[operator]
     other = compare(next(row for row in published(("korthikanti-2022",)) if row.measured["mfu"]))
     # the same FLOPs over another time
     assert other.predicted_mfu * other.predicted_step == pytest.approx(other.mfu * other.step, rel=0.01)  # type: ignore[operator]
@@ -58,8 +58,8 @@ def rows() -> Iterator[Row]:
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: row.name)
 def test_a_row_is_predicted_as_simulate_predicts_its_job(row: Row) -> None:
-    summary, found = predict(row.job()), compare(row)
-    assert not found.reason
-    assert (found.predicted_step, found.fits) == (summary.step_seconds, summary.fits)
+    summary, compared = predict(row.job()), compare(row)
+    assert not compared.reason
+    assert (compared.predicted_step, compared.fits) == (summary.step_seconds, summary.fits)
     if row.source.memory == "device":
-        assert found.predicted_memory == max(stage.peak + stage.cached for stage in summary.memory)
+        assert compared.predicted_memory == max(stage.peak + stage.cached for stage in summary.memory)

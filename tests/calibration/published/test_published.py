@@ -122,5 +122,5 @@ def test_an_unknown_source_gets_the_nearest() -> None:
 
 def test_two_short_steps_tell_a_long_one() -> None:
     """A small GPT bound by its launches, which a step of one microbatch has fewer of: no gradients are added to others."""
-    row = next(one for one in published(("vtrain-2024",)) if one.name == "vtrain-2024/0031")
+    row = next(row for row in published(("vtrain-2024",)) if row.name == "vtrain-2024/0031")
     assert Play.of(row.job()).seconds == pytest.approx(simulate(row.job()).step, rel=0.01)

@@ -165,21 +165,21 @@ def test_a_row_may_end_in_a_time(stamp: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("time", ["inf", "nan", "1e999", "-9.0", "1e12", "9" * 400])
 def test_rows_of_impossible_times_are_not_understood(time: str, tmp_path: Path) -> None:
-    found = read_nccl_tests(log(tmp_path, ROW, ROW.replace(" 9.0", f" {time}", 1)))
-    assert [row.seconds for row in found.rows] == [pytest.approx(9e-6)]
-    assert [number for number, _ in found.ignored] == [4]
+    parsed = read_nccl_tests(log(tmp_path, ROW, ROW.replace(" 9.0", f" {time}", 1)))
+    assert [row.seconds for row in parsed.rows] == [pytest.approx(9e-6)]
+    assert [number for number, _ in parsed.ignored] == [4]
 
 
 def test_rows_of_impossible_sizes_are_not_understood(tmp_path: Path) -> None:
-    found = read_nccl_tests(log(tmp_path, ROW, ROW.replace("1024", "9" * 30, 1), ROW.replace("1024", "9" * 400, 1)))
-    assert ([row.bytes for row in found.rows], len(found.ignored)) == ([1024.0], 2)
+    parsed = read_nccl_tests(log(tmp_path, ROW, ROW.replace("1024", "9" * 30, 1), ROW.replace("1024", "9" * 400, 1)))
+    assert ([row.bytes for row in parsed.rows], len(parsed.ignored)) == ([1024.0], 2)
 
 
 def test_long_lines_cost_their_length(tmp_path: Path) -> None:
     """180 kB of spaces took 87 s: a search that began at each of them ran to their end."""
-    found = read_nccl_tests(log(tmp_path, ROW, ROW + " " * 900_000 + "x", "1 1 a a 1 " + "1 " * 100_000, "#" + " " * 900_000))
-    assert (len(found.rows), len(found.ignored)) == (1, 2)
-    assert max(len(text) for _, text in found.ignored) <= 200
+    parsed = read_nccl_tests(log(tmp_path, ROW, ROW + " " * 900_000 + "x", "1 1 a a 1 " + "1 " * 100_000, "#" + " " * 900_000))
+    assert (len(parsed.rows), len(parsed.ignored)) == (1, 2)
+    assert max(len(text) for _, text in parsed.ignored) <= 200
 
 
 def test_a_file_of_anything_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +214,8 @@ def test_results_of_json_are_checked(result: Any, tmp_path: Path) -> None:
     good = {"size": 1024, "out_of_place": {"time": 40.0}}
     broken = good | result if isinstance(result, dict) else result
     (path := tmp_path / "all_reduce.json").write_text(json.dumps({"results": [good, broken]}))
-    found = read_nccl_tests(path, "all_reduce", 2)
-    assert (len(found.rows), len(found.ignored)) == (1, 1)
+    parsed = read_nccl_tests(path, "all_reduce", 2)
+    assert (len(parsed.rows), len(parsed.ignored)) == (1, 1)
 
 
 # -- journals of samples -----------------------------------------------------------------------------------------------------

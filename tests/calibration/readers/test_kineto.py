@@ -43,36 +43,36 @@ def test_transfer_is_what_the_last_rank_sees(tmp_path: Path) -> None:
     """The first all-reduce: rank 0 waited; the second: rank 1 waited. Events that carry nothing of their own are left out."""
     first = [event("allreduce", 1024, 900, 10), event("allreduce", 1024, 60, 2000), event("barrier", 1, 5, 4000)]
     second = [event("allreduce", 1024, 700, 2000), event("allreduce", 1024, 40, 10)]
-    found = read_traces([trace(tmp_path, 0, first), trace(tmp_path, 1, second)], 8)
-    (row,) = found.rows
+    traced = read_traces([trace(tmp_path, 0, first), trace(tmp_path, 1, second)], 8)
+    (row,) = traced.rows
     assert (row.operation, row.ranks, row.nodes, row.bytes) == ("all_reduce", 2, 1, 2048.0)
     assert row.seconds == pytest.approx(50e-6)
-    assert not found.notes
+    assert not traced.notes
 
 
 def test_full_buffer_is_the_larger_side(tmp_path: Path) -> None:
     events = [event("_allgather_base", 512, 50, 1, **{"Out msg nelems": 1024}), event("_reduce_scatter_base", 1024, 70, 99)]
-    found = read_traces([trace(tmp_path, 0, events)], 8)
-    assert [(row.operation, row.bytes) for row in found.rows] == [("all_gather", 2048.0), ("reduce_scatter", 2048.0)]
-    assert "a trace of one rank" in found.notes[0]
+    traced = read_traces([trace(tmp_path, 0, events)], 8)
+    assert [(row.operation, row.bytes) for row in traced.rows] == [("all_gather", 2048.0), ("reduce_scatter", 2048.0)]
+    assert "a trace of one rank" in traced.notes[0]
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [("[0, 8, 16, 24]", 4), ("[0, 8, ...]", 4), ("[0, 1, 2, 3]", 1), ("", 1)])
 def test_nodes_of_a_group(ranks: str, nodes: int, tmp_path: Path) -> None:
-    found = read_traces([trace(tmp_path, 0, [event("allreduce", 1024, 9, 1, size=4, ranks=ranks)])], 8)
-    assert (found.rows[0].ranks, found.rows[0].nodes) == (4, nodes)
+    traced = read_traces([trace(tmp_path, 0, [event("allreduce", 1024, 9, 1, size=4, ranks=ranks)])], 8)
+    assert (traced.rows[0].ranks, traced.rows[0].nodes) == (4, nodes)
 
 
 def test_ranks_of_the_header_go_first(tmp_path: Path) -> None:
     groups = {"backend": "nccl", "rank": 0, "world_size": 16, "pg_config": [{"pg_name": "default_pg", "ranks": [0, 8]}]}
-    found = read_traces([trace(tmp_path, 0, [event("allreduce", 1024, 9, 1)], distributedInfo=groups)], 8)
-    assert found.rows[0].nodes == 2
+    traced = read_traces([trace(tmp_path, 0, [event("allreduce", 1024, 9, 1)], distributedInfo=groups)], 8)
+    assert traced.rows[0].nodes == 2
 
 
 def test_uneven_all_to_all_is_left_out(tmp_path: Path) -> None:
     uneven = event("all_to_allv", 1024, 9, 1, **{"In split size": "[1000, 24]"})
-    found = read_traces([trace(tmp_path, 0, [uneven, event("allreduce", 1024, 9, 5)])], 8)
-    assert [row.operation for row in found.rows] == ["all_reduce"]
+    traced = read_traces([trace(tmp_path, 0, [uneven, event("allreduce", 1024, 9, 5)])], 8)
+    assert [row.operation for row in traced.rows] == ["all_reduce"]
 
 
 @pytest.mark.parametrize(

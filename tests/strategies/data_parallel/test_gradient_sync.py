@@ -36,8 +36,8 @@ def counted(timeline, stage: int = 0) -> Counter[str]:
 def test_m_plus_one_gathers_and_one_reduction(played, plan, reshard, gathers) -> None:
     """Embedding, layers and head are a unit each: 6 in all, 3 on each of 2 stages."""
     units = 6 // plan.get("pp", 1)
-    found = counted(played(gradient_sync="last", reshard=reshard, **plan))
-    assert found == {"all_gather": units * gathers, "reduce_scatter": units}
+    counts = counted(played(gradient_sync="last", reshard=reshard, **plan))
+    assert counts == {"all_gather": units * gathers, "reduce_scatter": units}
 
 
 @pytest.mark.parametrize(

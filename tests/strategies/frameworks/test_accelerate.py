@@ -33,8 +33,8 @@ def written(**plan: Any) -> dict[str, Any]:
 
 
 def test_numbers_of_nodes_and_processes(read: Any) -> None:
-    found = read(num_machines=2, num_processes=16)
-    assert (found.nodes, found.gpus) == (2, 16)
+    settings = read(num_machines=2, num_processes=16)
+    assert (settings.nodes, settings.gpus) == (2, 16)
     assert (read().nodes, read().gpus) == (1, None)
 
 

@@ -26,9 +26,9 @@ RECOMPUTED = [(0,), (1,), (2,), (3,), (0,), (1,), (2,), (3,), (3,), (2,), (1,), 
 def followed(width: int, version: str = "0.3.13") -> tuple[list[int], list[int], list[int]]:
     """Tensors gathered when needed, ahead, and how often each is gathered."""
     limits = DeepSpeed.model_validate({"version": version})
-    found = uses(RECOMPUTED, [count * width**2 for count in LAYER], limits)
-    needed = [tensor for use in found for tensor in use.needed]
-    ahead = [tensor for use in found for tensor in use.ahead]
+    steps = uses(RECOMPUTED, [count * width**2 for count in LAYER], limits)
+    needed = [tensor for use in steps for tensor in use.needed]
+    ahead = [tensor for use in steps for tensor in use.ahead]
     return needed, ahead, [(needed + ahead).count(tensor) for tensor in range(4)]
 
 
@@ -83,10 +83,10 @@ def test_recomputation_gathers_once_more(played, recompute) -> None:
 def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
     """And does so while the GPU waits, but for reductions, which it prepares beside the backward pass."""
     timeline = played({"version": "0.3.13"}, prices={"launch": "1 ms"})
-    found = gathers(timeline)
-    assert all(op.held and op.work.pieces == 16 for op in found)
-    assert timeline.op_costs.wrapping(found[0].work) == pytest.approx(16 * (1e-3 + VIEW))
-    assert timeline.step > len(found) * 16 * 1e-3
+    gathered = gathers(timeline)
+    assert all(op.held and op.work.pieces == 16 for op in gathered)
+    assert timeline.op_costs.wrapping(gathered[0].work) == pytest.approx(16 * (1e-3 + VIEW))
+    assert timeline.step > len(gathered) * 16 * 1e-3
 
 
 def test_more_ranks_take_the_host_longer(played) -> None:

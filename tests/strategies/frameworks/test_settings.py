@@ -171,9 +171,9 @@ PLANS = [
 def test_what_was_written_reads_as_the_same_plan(name: str, plan: dict[str, object], tmp_path: Path) -> None:
     own = {"attention": "sdpa", "complex_rotary": True, "repeated_keys": True} if name == "torchtitan" else {}
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"sequence": 8192, **own, **plan})
-    made = export(name, job)
-    file = tmp_path / made.file
-    file.write_text(made.text)
+    exported = export(name, job)
+    file = tmp_path / exported.file
+    file.write_text(exported.text)
     outside = {"sequence": 8192, "accumulation": job.resolve().microbatches} if name in ("deepspeed", "accelerate") else {}
     again = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=outside, **{f"from_{name}": file})
     batch = {"accumulation", "global_batch", "dp", "shard", "bucket"} | ({"deepspeed"} if "deepspeed" not in plan else set())
@@ -226,18 +226,18 @@ def test_megatrons_expert_parallel_ranks_are_tp_and_dp_ranks_where_experts_are_w
     )
     job = read_job(model="deepseek-v3", cluster="dgx-h100", nodes=4, from_megatron=file)
     assert (job.resolve().dp, job.plan.ep, job.resolve().expert_copies) == (16, 32, 1)
-    made = export("megatron", job)
-    assert "    --expert-model-parallel-size 32 \\" in made.text.splitlines()
-    assert not any("ep" in line.partition("=")[0] for line in made.unexpressed)
+    exported = export("megatron", job)
+    assert "    --expert-model-parallel-size 32 \\" in exported.text.splitlines()
+    assert not any("ep" in line.partition("=")[0] for line in exported.unexpressed)
 
 
 def test_megatron_says_latent_attention_and_dense_layers_before_experts() -> None:
     """DeepSeek-V3's (arXiv:2412.19437): 61 layers, the first 3 dense, queries of rank 1536, keys and values of 512."""
-    made = export("megatron", read_job(EXAMPLES / "hybrids/deepseek-v3.yaml"))
-    lines = made.text.replace(" \\", "").splitlines()
+    exported = export("megatron", read_job(EXAMPLES / "hybrids/deepseek-v3.yaml"))
+    lines = exported.text.replace(" \\", "").splitlines()
     for flag in ("--q-lora-rank 1536", "--kv-lora-rank 512", '--moe-layer-freq "([0]*3+[1]*58)"', "--multi-latent-attention"):
         assert f"    {flag}" in lines
-    assert not any(line.startswith("model.") for line in made.unexpressed)
+    assert not any(line.startswith("model.") for line in exported.unexpressed)
 
 
 def test_a_plan_that_a_framework_would_refuse_is_refused() -> None:
@@ -294,9 +294,9 @@ def test_what_a_trainer_fills_in_has_defaults_and_is_told(tmp_path: Path) -> Non
         "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "offload_param": {"device": "cpu"}}}""")
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", from_deepspeed=file)
     assert (job.plan.data_parallel, job.plan.precision, job.plan.microbatch) == ("zero3", "bf16", 1)
-    (told,) = job.remarks
+    (remark,) = job.remarks
     for said in ("bf16.enabled", "zero_optimization.reduce_bucket_size", "--set plan.microbatch=…"):
-        assert said in told
+        assert said in remark
 
 
 @pytest.mark.parametrize(

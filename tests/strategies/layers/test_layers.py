@@ -208,19 +208,19 @@ def test_tensor_parallelism_divides_work(
         "recompute": recompute,
         "dropout": dropout,
     }
-    one = parts(model, resolved(model, **common))
+    costs = parts(model, resolved(model, **common))
     many = parts(model, resolved(model, tp=tp, sequence_parallel=parallel, **common))
-    for left, right in zip((one.layer(0), one.head), (many.layer(0), many.head), strict=True):
+    for left, right in zip((costs.layer(0), costs.head), (many.layer(0), many.head), strict=True):
         for a, b in ((left.forward, right.forward), (left.backward, right.backward), (left.recompute, right.recompute)):
             assert flops(a) == tp * flops(b)
         assert left.model_flops == right.model_flops
         assert right.saved <= left.saved <= tp * right.saved
         assert right.restored <= left.restored <= tp * right.restored
     if parallel:
-        assert one.layer(0).saved == tp * many.layer(0).saved
+        assert costs.layer(0).saved == tp * many.layer(0).saved
     halves = parts(model, resolved(model, **(common | {"microbatch": 2 * batch})))
-    assert halves.layer(0).saved == 2 * one.layer(0).saved
-    assert flops(halves.layer(0).forward) == 2 * flops(one.layer(0).forward)
+    assert halves.layer(0).saved == 2 * costs.layer(0).saved
+    assert flops(halves.layer(0).forward) == 2 * flops(costs.layer(0).forward)
 
 
 def test_more_ranks_than_key_heads_repeat_them() -> None:

@@ -13,8 +13,8 @@ TOKENS, VOCABULARY = 32, 512  # of the toy job
 
 def part(toy_job, name: str, **plan):
     job = toy_job(plan.get("tp", 1), model={"vocabulary": VOCABULARY}, kernels="torch", precision="bf16", **plan)
-    found = parts(job.model, job.resolve())
-    return found.head if name == "head" else found.layer(0)
+    costs = parts(job.model, job.resolve())
+    return costs.head if name == "head" else costs.layer(0)
 
 
 def moved(items, label: str) -> list[float]:

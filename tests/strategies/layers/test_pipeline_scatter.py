@@ -12,7 +12,7 @@ from topologies.reading import UserError
 
 def play(job, prices):
     timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
-    return timeline, *([one[axis][0] for one in volumes(timeline)] for axis in ("pp", "tp"))
+    return timeline, *([stage[axis][0] for stage in volumes(timeline)] for axis in ("pp", "tp"))
 
 
 @pytest.mark.parametrize(

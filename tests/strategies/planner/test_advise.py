@@ -27,27 +27,27 @@ def advised(**given):
 
 def test_a_model_that_fits_one_gpu() -> None:
     """GPT-2 1.5B: 16 bytes per parameter are 25 GB, which an A100 of 80 GB holds; nobody needs tensor parallelism."""
-    found = advised(model="gpt2-1.5b", cluster="dgx-a100")
-    answers = dict(found.questions)
+    proposed = advised(model="gpt2-1.5b", cluster="dgx-a100")
+    answers = dict(proposed.questions)
     assert answers["fits one GPU"].startswith("yes")
-    assert found.best is not None
-    assert "TP" not in found.best.name
-    assert "PP" not in found.best.name
-    rates = [one.summary.tokens_per_second for one in found.candidates if one.summary.fits]
+    assert proposed.best is not None
+    assert "TP" not in proposed.best.name
+    assert "PP" not in proposed.best.name
+    rates = [candidate.summary.tokens_per_second for candidate in proposed.candidates if candidate.summary.fits]
     assert rates == sorted(rates, reverse=True)
 
 
 def test_a_model_that_needs_its_states_sharded() -> None:
     """Llama-3.1 8B: 128 GB of states fit no GPU, but a node: DDP is not among those that fit."""
     asked = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
-    found = advised(**asked)
-    answers = dict(found.questions)
+    proposed = advised(**asked)
+    answers = dict(proposed.questions)
     assert answers["fits one GPU"].startswith("no")
     assert answers["fits one node when everything is sharded"].startswith("yes")
-    fits = {one.name: one.summary.fits for one in found.candidates}
+    fits = {candidate.name: candidate.summary.fits for candidate in proposed.candidates}
     assert not any(fit for name, fit in fits.items() if name.startswith("DDP"))
     assert any(fit for name, fit in fits.items() if name.startswith("ZeRO-3"))
-    text = verdict(found, shardyard.read_job(**asked))
+    text = verdict(proposed, shardyard.read_job(**asked))
     assert "8 GPUs), 32 sequences of 8,192 tokens: " in text
     assert "faster than" in text
 
@@ -82,10 +82,10 @@ def test_what_fits_only_with_the_help_of_the_cpus() -> None:
         "cluster": {"based_on": "dgx-a100", "node": {"gpus": 2, "nics": 2}},
         "plan": {"global_batch": 8},
     }
-    found = advised(**given)
-    assert found.best is not None
-    assert "CPUs" in found.best.name
-    assert not any(one.summary.fits for one in found.candidates if "CPUs" not in one.name)
+    proposed = advised(**given)
+    assert proposed.best is not None
+    assert "CPUs" in proposed.best.name
+    assert not any(candidate.summary.fits for candidate in proposed.candidates if "CPUs" not in candidate.name)
     job = shardyard.read_job(**given | {"plan": {"global_batch": 8, "data_parallel": "zero2"}})
 
     def answer(changed):
@@ -99,8 +99,8 @@ def test_long_sequences_may_be_shared(sequence: int, shared: bool) -> None:
     cluster = {"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}}
     model = "llama-3.1-8b"
     job = shardyard.read_job(model=model, cluster=cluster, plan={"sequence": sequence}, overrides={"model.layers": 2})
-    found = advise(job, lambda changed: summarise(shardyard.simulate(changed)))
-    assert any(one.name.startswith("CP2") for one in found.candidates) == shared
+    proposed = advise(job, lambda changed: summarise(shardyard.simulate(changed)))
+    assert any(candidate.name.startswith("CP2") for candidate in proposed.candidates) == shared
 
 
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:
@@ -110,9 +110,9 @@ def test_a_batch_that_nothing_divides_is_a_mistake() -> None:
 
 def test_experts_may_be_spread() -> None:
     """The questions are about one GPU, which has no expert parallelism; the candidates keep it where it divides dp."""
-    found = advised(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan={"ep": 8, "imbalance": 1.1, "sequence": 1024})
-    assert dict(found.questions)["fits one GPU"].startswith("no")
-    assert found.candidates
+    proposed = advised(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan={"ep": 8, "imbalance": 1.1, "sequence": 1024})
+    assert dict(proposed.questions)["fits one GPU"].startswith("no")
+    assert proposed.candidates
 
 
 def pretended(fits: bool):
@@ -129,7 +129,7 @@ def test_a_microbatch_that_fits_with_recomputation_only_says_both() -> None:
         summary = pretended(changed.plan.recompute == "full")(changed)
         return SimpleNamespace(**vars(summary) | {"step_seconds": 1.0 / changed.plan.microbatch})
 
-    names = [one.name for one in advise(job, answer, depth=1).candidates]
+    names = [candidate.name for candidate in advise(job, answer, depth=1).candidates]
     assert "DDP + recompute, microbatch 2" in names
 
 
@@ -164,30 +164,32 @@ def test_every_candidate_is_a_plan_of_the_space_that_plan_searches(given, fits) 
         [{field.removeprefix("plan."): value for field, value in choice.items()} for choice in axis.choices]
         for axis in candidates(job, default_space(job)).axes
     ]
-    found = advise(job, pretended(fits)).candidates
-    assert len(found) > 4
-    for one in found:
+    plans = advise(job, pretended(fits)).candidates
+    assert len(plans) > 4
+    for candidate in plans:
         plan: dict[str, object] = {}
         for choices in axes:
-            (chosen,) = [choice for choice in choices if all(getattr(one.job.plan, name) == choice[name] for name in choice)]
+            (chosen,) = [
+                choice for choice in choices if all(getattr(candidate.job.plan, name) == choice[name] for name in choice)
+            ]
             plan |= chosen
-        assert applicable(job, plan).job.plan.model_dump() == one.job.plan.model_dump(), one.name
+        assert applicable(job, plan).job.plan.model_dump() == candidate.job.plan.model_dump(), candidate.name
 
 
 def test_what_does_not_apply_to_a_candidate_is_left_out_and_said() -> None:
     """A job with tensor and sequence parallelism is no reason not to try FSDP."""
     given = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "plan": {"tp": 8, "sequence_parallel": True}}
-    found = advised(**given)
-    fsdp = next(one for one in found.candidates if one.name.startswith("ZeRO-3 (FSDP)"))
+    proposed = advised(**given)
+    fsdp = next(candidate for candidate in proposed.candidates if candidate.name.startswith("ZeRO-3 (FSDP)"))
     assert (fsdp.job.plan.tp, fsdp.job.plan.sequence_parallel, fsdp.dropped) == (1, False, ("sequence_parallel",))
-    assert "the job's plan" in [one.name for one in found.candidates]
-    screen = "\n".join(map(str, advice(found, shardyard.read_job(**given)).renderables))
+    assert "the job's plan" in [candidate.name for candidate in proposed.candidates]
+    screen = "\n".join(map(str, advice(proposed, shardyard.read_job(**given)).renderables))
     assert "plan.sequence_parallel=true does not apply to, and is left out of: " in screen
 
 
 def test_the_shipped_example_that_a_job_with_tensor_parallelism_never_tried() -> None:
     """examples/llama-3.1-70b-zero3.yaml is one of the ways to train examples/llama-3.1-70b.yaml, and not slower than the best."""
     job, other = (shardyard.read_job(f"examples/{name}.yaml") for name in ("llama-3.1-70b", "llama-3.1-70b-zero3"))
-    found = advise(job, predict, depth=1)  # without pipelines, which take long
-    assert found.best is not None
-    assert found.best.summary.step_seconds <= predict(other).step_seconds
+    proposed = advise(job, predict, depth=1)  # without pipelines, which take long
+    assert proposed.best is not None
+    assert proposed.best.summary.step_seconds <= predict(other).step_seconds

@@ -214,11 +214,11 @@ def made_of(job: dict[str, Any], toy_job: Any, toy_profile: Any, without: str = 
 
 def every_bound(job: Job, prices) -> tuple[list[float], list[float]]:
     """Bounds of the step, the roughest first, and of memory: of a job as a space of one plan."""
-    found = candidates(job, Space((Axis("plan.tp", ({"plan.tp": job.plan.tp},)),)))
-    assert len(found) == 1
-    kinds = kinds_of(found, prices)
-    rough = bounds(found, kinds, prices)
-    finer = Refiner(found, kinds, rough, prices)
+    plans = candidates(job, Space((Axis("plan.tp", ({"plan.tp": job.plan.tp},)),)))
+    assert len(plans) == 1
+    kinds = kinds_of(plans, prices)
+    rough = bounds(plans, kinds, prices)
+    finer = Refiner(plans, kinds, rough, prices)
     longest, held = longest_path(job, job.resolve(), prices)
     return [float(rough.step[0]), finer.passes(0), finer.exchange(0), longest], [float(rough.memory[0]), held]
 

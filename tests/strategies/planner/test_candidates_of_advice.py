@@ -21,7 +21,7 @@ def job(nodes: int = 1, gpus: int = 4, **plan: Any) -> Job:
     return read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes, plan=given)
 
 
-def advised(of: Job, fits: Says, step: Callable[[Job], float] = lambda one: 1.0, **options: Any) -> tuple[Advice, list[Job]]:
+def advised(of: Job, fits: Says, step: Callable[[Job], float] = lambda job: 1.0, **options: Any) -> tuple[Advice, list[Job]]:
     asked: list[Job] = []
 
     def answer(one: Job) -> Any:
@@ -56,63 +56,67 @@ def test_sequences_are_shared_where_each_rank_has_8192_tokens_of_one() -> None:
 
 def test_recomputation_is_tried_where_a_way_does_not_fit_without() -> None:
     """And a larger microbatch as long as it fits and is faster, of ways without a pipeline."""
-    found, _ = advised(job(), lambda one: one.plan.recompute == "full" and one.plan.microbatch < 4, depth=1)
+    advice, _ = advised(job(), lambda job: job.plan.recompute == "full" and job.plan.microbatch < 4, depth=1)
     again = [f"{name} + recompute, microbatch 2" for name in (*PLAIN, "TP2 + ZeRO-1", "TP4 + ZeRO-1")]
     plain = [name.removesuffix(", microbatch 2") for name in again]
-    assert {one.name for one in found.candidates if one.summary.fits} == set(plain)  # as fast with 2: not faster
+    assert {candidate.name for candidate in advice.candidates if candidate.summary.fits} == set(
+        plain
+    )  # as fast with 2: not faster
     faster, _ = advised(
         job(),
-        lambda one: one.plan.recompute == "full" and one.plan.microbatch < 4,
-        lambda one: 1 / one.plan.microbatch,
+        lambda job: job.plan.recompute == "full" and job.plan.microbatch < 4,
+        lambda job: 1 / job.plan.microbatch,
         depth=1,
     )
-    assert {one.name for one in faster.candidates if one.summary.fits} == set(again)
+    assert {candidate.name for candidate in faster.candidates if candidate.summary.fits} == set(again)
 
 
 def test_pipelines_keep_their_microbatch() -> None:
-    found, asked = advised(job(), lambda one: True, lambda one: 1 / one.plan.microbatch, depth=2)
-    assert {one.plan.microbatch for one in asked if one.plan.pp > 1} == {1}
-    assert {one.name for one in found.candidates if "PP" in one.name} == {"PP2 + ZeRO-1", "TP2 × PP2 + ZeRO-1"}
-    assert {one.plan.microbatch for one in asked if one.plan.pp == 1} == {1, 2, 4}
+    advice, asked = advised(job(), lambda job: True, lambda job: 1 / job.plan.microbatch, depth=2)
+    assert {job.plan.microbatch for job in asked if job.plan.pp > 1} == {1}
+    assert {candidate.name for candidate in advice.candidates if "PP" in candidate.name} == {"PP2 + ZeRO-1", "TP2 × PP2 + ZeRO-1"}
+    assert {job.plan.microbatch for job in asked if job.plan.pp == 1} == {1, 2, 4}
 
 
 def test_the_cpus_help_only_where_nothing_else_fits() -> None:
-    fitting, _ = advised(job(), lambda one: one.plan.tp == 4, depth=1)
-    assert not any("CPUs" in one.name for one in fitting.candidates)
-    offloaded, _ = advised(job(), lambda one: one.plan.offload is not None, depth=1)
-    helped = [one.name for one in offloaded.candidates if one.summary.fits]
+    fitting, _ = advised(job(), lambda job: job.plan.tp == 4, depth=1)
+    assert not any("CPUs" in candidate.name for candidate in fitting.candidates)
+    offloaded, _ = advised(job(), lambda job: job.plan.offload is not None, depth=1)
+    helped = [candidate.name for candidate in offloaded.candidates if candidate.summary.fits]
     assert {name.removesuffix(", microbatch 2") for name in helped} == set(OFFLOADED)
     best = offloaded.best
     assert best is not None
     assert best.name == helped[0]
-    none, _ = advised(job(), lambda one: False, depth=1)
+    none, _ = advised(job(), lambda job: False, depth=1)
     assert none.best is None
 
 
 def test_two_ways_that_are_one_plan_are_named_once() -> None:
     """The job's own plan is DDP without recomputation."""
-    found, _ = advised(job(data_parallel="ddp"), lambda one: True, depth=1)
-    assert len({one.job.hash for one in found.candidates}) == len(found.candidates)
-    assert "the job's plan" not in [one.name for one in found.candidates]
-    own, _ = advised(job(data_parallel="zero1", overlap=False, order="dp-tp-pp-cp-ep", tp=2), lambda one: True, depth=1)
-    assert "the job's plan" in [one.name for one in own.candidates]
+    advice, _ = advised(job(data_parallel="ddp"), lambda job: True, depth=1)
+    assert len({candidate.job.hash for candidate in advice.candidates}) == len(advice.candidates)
+    assert "the job's plan" not in [candidate.name for candidate in advice.candidates]
+    own, _ = advised(job(data_parallel="zero1", overlap=False, order="dp-tp-pp-cp-ep", tp=2), lambda job: True, depth=1)
+    assert "the job's plan" in [candidate.name for candidate in own.candidates]
 
 
 def test_the_fastest_that_fits_is_the_best_and_comes_first() -> None:
-    found, _ = advised(job(), lambda one: one.plan.tp < 4, lambda one: 1.0 / one.plan.tp, depth=1)
-    assert [one.summary.fits for one in found.candidates] == sorted((one.summary.fits for one in found.candidates), reverse=True)
-    assert found.best is not None
-    assert found.best.name == "TP2 + ZeRO-1"
+    advice, _ = advised(job(), lambda job: job.plan.tp < 4, lambda job: 1.0 / job.plan.tp, depth=1)
+    assert [candidate.summary.fits for candidate in advice.candidates] == sorted(
+        (candidate.summary.fits for candidate in advice.candidates), reverse=True
+    )
+    assert advice.best is not None
+    assert advice.best.name == "TP2 + ZeRO-1"
 
 
 def test_questions() -> None:
     """The peak of a GPU by itself, and of a node when everything is sharded, against 80 GB (85.9 GB with 80 GiB)."""
-    found, asked = advised(job(2), lambda one: one.cluster.gpus != 1, depth=1)
-    answers = dict(found.questions)
+    advice, asked = advised(job(2), lambda job: job.cluster.gpus != 1, depth=1)
+    answers = dict(advice.questions)
     assert answers["fits one GPU"].startswith("no: 1,000.0 of ")
     assert answers["fits one node when everything is sharded"].startswith("yes: 1.0 of ")
     alone, node = asked[-2:]
     assert (alone.cluster.gpus, alone.plan.recompute, alone.plan.accumulation) == (1, "full", 1)
     assert (node.cluster.nodes, node.cluster.gpus, node.plan.data_parallel) == (1, 4, "zero3")
-    single, _ = advised(job(gpus=1), lambda one: True, depth=1)
+    single, _ = advised(job(gpus=1), lambda job: True, depth=1)
     assert "fits one node when everything is sharded" not in dict(single.questions)

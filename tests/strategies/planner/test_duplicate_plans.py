@@ -39,7 +39,9 @@ def test_twins_play_alike(toy_job: Any, toy_profile: Any, plan: dict[str, Any], 
     assert len(found) == plans
     assert found.same == len(list(every(axis))) - plans
     kept = {step(found.job_of(number), toy_profile()) for number in range(plans)}
-    assert kept == {step(toy_job(2, 2, model={"layers": 4}, accumulation=2, **plan | one), toy_profile()) for one in every(axis)}
+    assert kept == {
+        step(toy_job(2, 2, model={"layers": 4}, accumulation=2, **plan | example), toy_profile()) for example in every(axis)
+    }
 
 
 def every(axis: dict[str, Any]) -> list[dict[str, Any]]:
@@ -52,13 +54,13 @@ def every(axis: dict[str, Any]) -> list[dict[str, Any]]:
 def test_without_a_pipeline_1f1b_stands_for_its_schedules(toy_job: Any) -> None:
     schedules = ["zb-h1", "1f1b", {"plan.schedule": "interleaved", "plan.chunks": 2}, "gpipe"]
     axes = {"plan.pp": [1, 2], "plan.schedule": schedules}
-    found = candidates(toy_job(2, 2, model={"layers": 4}, accumulation=2), read_space(axes, "space"))
-    told = {(found.changes(number)["plan.pp"], found.changes(number)["plan.schedule"]) for number in range(len(found))}
+    plans = candidates(toy_job(2, 2, model={"layers": 4}, accumulation=2), read_space(axes, "space"))
+    told = {(plans.changes(number)["plan.pp"], plans.changes(number)["plan.schedule"]) for number in range(len(plans))}
     assert told == {(1, "1f1b"), (2, "zb-h1"), (2, "1f1b"), (2, "interleaved"), (2, "gpipe")}
 
 
 def test_without_the_plain_one_nothing_stands_for_others(toy_job: Any) -> None:
-    found = candidates(
+    plans = candidates(
         toy_job(2, 2, model={"layers": 4}, accumulation=2), read_space({"plan.schedule": ["gpipe", "zb-h1"]}, "space")
     )
-    assert len(found) == 2
+    assert len(plans) == 2

@@ -108,8 +108,8 @@ def test_dask_s_workers_run_what_is_asked_of_dask(monkeypatch: pytest.MonkeyPatc
             events.append("closed")
 
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=Client))
-    with engine(dask="tcp://there:8786") as made:
-        assert made.submit(abs, -1).result() == "done"
+    with engine(dask="tcp://there:8786") as created:
+        assert created.submit(abs, -1).result() == "done"
         assert "closed" not in events
     assert events == [("tcp://there:8786", False), 3, "closed"]
     assert runs.closed
@@ -130,8 +130,8 @@ def test_ray_s_workers_run_what_is_asked_of_ray(monkeypatch: pytest.MonkeyPatch)
 
     ray = SimpleNamespace(remote=remote, init=init, shutdown=lambda: events.append("closed"))
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with engine(ray="local") as made:
-        assert made.submit(abs, -1).result() == "done"
+    with engine(ray="local") as created:
+        assert created.submit(abs, -1).result() == "done"
         assert "closed" not in events
     assert events == [("local", True, False), 3, "closed"]
     assert runs.calls == [(abs, -1)]

@@ -34,10 +34,10 @@ def test_states_that_a_node_cannot_hold_need_more_nodes() -> None:
 def test_changes_of_the_plan_come_before_more_nodes() -> None:
     """Llama-3.1 8B by DDP: 128 GB of states fit no H100, but shards of them do."""
     job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"sequence": 4096, "kernels": "compiled"})
-    found = fixes(job, answer(job), answer)
-    assert found
-    assert all("nodes" not in fix.changes for fix in found)
-    assert any(fix.changes.get("data_parallel", "").startswith("zero") for fix in found)
+    proposals = fixes(job, answer(job), answer)
+    assert proposals
+    assert all("nodes" not in fix.changes for fix in proposals)
+    assert any(fix.changes.get("data_parallel", "").startswith("zero") for fix in proposals)
 
 
 def test_what_is_offloaded_may_be_more_than_the_optimizer() -> None:
@@ -162,8 +162,8 @@ def test_no_more_is_simulated_than_the_effort_allows() -> None:
     job = gpt(microbatch=8)
     answer, asked = pretending(lambda other: False, events=10)
     assert fixes(job, answer(job), answer, effort=25) == []
-    assert len([one for one in asked[1:] if one.cluster.nodes == 1]) == 2 * 3
-    assert {one.cluster.nodes for one in asked} == {1, 2, 4, 8, 16}
+    assert len([job for job in asked[1:] if job.cluster.nodes == 1]) == 2 * 3
+    assert {job.cluster.nodes for job in asked} == {1, 2, 4, 8, 16}
 
 
 def test_more_nodes_are_as_few_as_possible_with_the_change_of_least_consequence() -> None:
@@ -173,7 +173,7 @@ def test_more_nodes_are_as_few_as_possible_with_the_change_of_least_consequence(
     def changes_of(fits: Fits) -> list[dict[str, Any]]:
         answer, asked = pretending(lambda other: other.cluster.nodes > 1 and fits(other))
         result = [fix.changes for fix in fixes(job, answer(job), answer, effort=1)]
-        assert {one.plan.global_batch for one in asked} == {64}
+        assert {job.plan.global_batch for job in asked} == {64}
         return result
 
     assert changes_of(lambda other: other.cluster.nodes >= 3) == [{"nodes": 4}]

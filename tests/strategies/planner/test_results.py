@@ -40,21 +40,21 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("name", ["found.csv", "found.jsonl"])
 def test_results_are_a_table_keyed_by_hash(tmp_path: Path, name: str) -> None:
     file = str(tmp_path / name)
-    found = find(results=Results(file))
+    answer = find(results=Results(file))
     again = find(results=Results(file))
     assert again.counts["simulated"] == 0
     assert again.best is not None
-    assert found.best is not None
-    assert {k: again.best[k] for k in ("hash", "step", "changes")} == {k: found.best[k] for k in ("hash", "step", "changes")}
+    assert answer.best is not None
+    assert {k: again.best[k] for k in ("hash", "step", "changes")} == {k: answer.best[k] for k in ("hash", "step", "changes")}
 
 
 @pytest.mark.parametrize("name", ["found.csv", "found.jsonl"])
 def test_results_by_other_prices_or_code_are_set_aside(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(tmp_path / name)
-    found = find(results=Results(file))
+    answer = find(results=Results(file))
     monkeypatch.setattr(module, "version_of", lambda job: "another")
     again = find(results=Results(file))
-    assert again.counts["set aside"] == again.counts["simulated"] == found.counts["simulated"]
+    assert again.counts["set aside"] == again.counts["simulated"] == answer.counts["simulated"]
 
 
 def test_a_version_is_of_the_profiles_contents(tmp_path: Path) -> None:
@@ -125,6 +125,6 @@ def test_a_table_that_is_written_at_the_end_replaces_the_old_one_whole(
     results.add(ROW | {"hash": "3" * 12})
     with full_disk(50), pytest.raises(UserError, match="cannot be written: File too large"):
         results.close()
-    assert [file.read_bytes()] == [one.read_bytes() for one in tmp_path.iterdir()] == [old]
+    assert [file.read_bytes()] == [file.read_bytes() for file in tmp_path.iterdir()] == [old]
     results.close()
     assert list(Results(str(file)).rows) == ["1" * 12, "3" * 12]

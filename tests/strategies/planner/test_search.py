@@ -24,17 +24,17 @@ from topologies.reading import UserError
 
 def every(space: dict[str, Any]) -> list[dict[str, Any]]:
     """Every plan of the space that fits, simulated."""
-    found = candidates(read({}), read_space(space, "space"))
-    rows = [evaluate(found.job_of(plan)) for plan in range(len(found))]
+    plans = candidates(read({}), read_space(space, "space"))
+    rows = [evaluate(plans.job_of(plan)) for plan in range(len(plans))]
     return sorted((row for row in rows if not row["error"] and row["fits"]), key=lambda row: row["step"])
 
 
 def test_brute_force_finds_the_same_winners() -> None:
     space = SPACE | {"plan.data_parallel": ["zero1", "zero3"], "plan.microbatch": [1], "plan.pp": [1, 4]}
-    found, brute = find(space=space, top=3), every(space)
-    assert found.counts["simulated"] < len(brute)
-    assert found.proven >= 3
-    assert [row["step"] for row in found.rows[:3]] == [row["step"] for row in brute[:3]]
+    answer, brute = find(space=space, top=3), every(space)
+    assert answer.counts["simulated"] < len(brute)
+    assert answer.proven >= 3
+    assert [row["step"] for row in answer.rows[:3]] == [row["step"] for row in brute[:3]]
 
 
 OTHERS = {
@@ -56,9 +56,9 @@ def test_brute_force_finds_the_same_in_other_spaces(seed: int) -> None:
     draw = random.Random(seed)
     chosen = draw.sample(sorted(OTHERS), 5)
     space = {name: draw.sample(OTHERS[name], min(2, len(OTHERS[name]))) for name in chosen}
-    found, brute = find(space=space, top=2), every(space)
+    answer, brute = find(space=space, top=2), every(space)
     assert len(brute) >= 2
-    assert [row["step"] for row in found.rows[:2]] == [row["step"] for row in brute[:2]]
+    assert [row["step"] for row in answer.rows[:2]] == [row["step"] for row in brute[:2]]
 
 
 def test_of_equals_the_plainest_plan_comes_first() -> None:
@@ -76,10 +76,10 @@ def test_the_front_is_that_of_brute_force() -> None:
         "plan.schedule": ["1f1b"],
         "plan.tp": [1, 2],
     }
-    found = find(space=space, front=True)
+    answer = find(space=space, front=True)
     every_row = [row | {"pace": row["step"], "spend": row["step"]} for row in every(space)]
-    assert found.front
-    assert {(r["step"], r["memory"]) for r in pareto(found.rows)} == {(r["step"], r["memory"]) for r in pareto(every_row)}
+    assert answer.front
+    assert {(r["step"], r["memory"]) for r in pareto(answer.rows)} == {(r["step"], r["memory"]) for r in pareto(every_row)}
 
 
 def test_objectives_choose_between_clusters() -> None:
@@ -125,8 +125,8 @@ def test_the_usual_space_is_what_its_yaml_says(tmp_path: Path) -> None:
 def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
     """A combination is dropped exactly when its job does not resolve, or when its schedule has nothing to do at pp=1."""
     space = read_space(SPACE | {"plan.tp": [1, 3, 32], "plan.microbatch": [1, 3], "plan.recompute": ["full"]}, "space")
-    found = candidates(read({}), space)
-    kept, dropped = [found.changes(plan) for plan in range(len(found))], 0
+    plans = candidates(read({}), space)
+    kept, dropped = [plans.changes(plan) for plan in range(len(plans))], 0
     for several in itertools.product(*(axis.choices for axis in space.axes)):
         changes = {field: value for choice in several for field, value in choice.items()}
         try:
@@ -136,7 +136,7 @@ def test_what_the_bounds_refuse_is_what_a_job_refuses() -> None:
             assert (changes in kept) == (not twin)
         except UserError:
             assert changes not in kept
-    assert found.same == dropped > 0
+    assert plans.same == dropped > 0
 
 
 def test_memory_that_is_nearly_enough_is_told_with_as_many_places_as_show_it() -> None:

@@ -47,13 +47,13 @@ def test_a_time_limit_says_how_far_it_got() -> None:
             search.deadline = Deadline(0.0)
 
     search.tell = end
-    found = search.run()
-    assert found.interrupted == "the time limit of 1e+06 s"
-    assert found.counts["simulated"] == len(found.rows) < whole.counts["simulated"]
-    assert found.counts["open"] > 0
-    assert found.proven < 4 <= whole.proven
-    assert found.rows[: found.proven] == whole.rows[: found.proven]
-    assert found.rows[0]["value"] * (1 - found.gap) <= whole.rows[0]["value"] <= found.rows[0]["value"]
+    answer = search.run()
+    assert answer.interrupted == "the time limit of 1e+06 s"
+    assert answer.counts["simulated"] == len(answer.rows) < whole.counts["simulated"]
+    assert answer.counts["open"] > 0
+    assert answer.proven < 4 <= whole.proven
+    assert answer.rows[: answer.proven] == whole.rows[: answer.proven]
+    assert answer.rows[0]["value"] * (1 - answer.gap) <= whole.rows[0]["value"] <= answer.rows[0]["value"]
 
 
 def sleep(file: str, job: Any) -> Any:
@@ -75,10 +75,10 @@ def test_a_time_limit_ends_the_worker_that_simulates(tmp_path: Path, monkeypatch
             return *plan[:2], task
 
         monkeypatch.setattr(search, "_start", lambda *plan: start(plan))
-        found = search.run()
-        assert found.best is None
-        assert "none found yet (the time limit of" in verdict(found, read({}))
-        assert found.counts["open"] == found.counts["bounded"] - found.pruned["memory"]
+        answer = search.run()
+        assert answer.best is None
+        assert "none found yet (the time limit of" in verdict(answer, read({}))
+        assert answer.counts["open"] == answer.counts["bounded"] - answer.pruned["memory"]
         assert runs.submit(abs, -1).result(60) == 1  # others go on
     worker = int(file.read_text())
     until = time.monotonic() + 60
@@ -94,10 +94,10 @@ def spin(*_: Any) -> Any:
 
 def test_a_time_limit_holds_while_bounds_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Site, "of", spin)
-    found = find(seconds=0.5)
-    assert (found.best, found.interrupted) == (None, "the time limit of 0.5 s, before all bounds were known")
-    assert "all of 432 combinations are open" in verdict(found, read({}))
-    assert found.bound == 0.0
+    answer = find(seconds=0.5)
+    assert (answer.best, answer.interrupted) == (None, "the time limit of 0.5 s, before all bounds were known")
+    assert "all of 432 combinations are open" in verdict(answer, read({}))
+    assert answer.bound == 0.0
 
 
 def test_a_time_limit_holds_while_a_bound_is_tightened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +109,10 @@ def test_a_time_limit_holds_while_a_bound_is_tightened(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Search, "_look", late)
     monkeypatch.setattr(Site, "tighter", spin)
-    found = search.run()
-    assert (found.best, found.interrupted) == (None, "the time limit of 1e+06 s")
-    assert "none found yet" in verdict(found, read({}))
-    assert found.counts["open"] == found.counts["allowed"] - found.pruned["memory"] > 0
+    answer = search.run()
+    assert (answer.best, answer.interrupted) == (None, "the time limit of 1e+06 s")
+    assert "none found yet" in verdict(answer, read({}))
+    assert answer.counts["open"] == answer.counts["allowed"] - answer.pruned["memory"] > 0
 
 
 def test_time_that_is_up_before_all_clusters_were_looked_at_proves_nothing() -> None:
@@ -124,7 +124,7 @@ def test_time_that_is_up_before_all_clusters_were_looked_at_proves_nothing() -> 
             search.deadline.at = 0.0
 
     search.tell = end
-    found = search.run()
-    assert found.interrupted == "the time limit of 1e+06 s, 1 of 3 clusters not looked at"
-    assert found.bound == 0.0
-    assert found.best is None
+    answer = search.run()
+    assert answer.interrupted == "the time limit of 1e+06 s, 1 of 3 clusters not looked at"
+    assert answer.bound == 0.0
+    assert answer.best is None

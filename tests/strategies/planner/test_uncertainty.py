@@ -113,9 +113,9 @@ def test_spreads_of_single_shapes_average_out_and_what_all_share_does_not(toy_pr
     flash = Kernel("attention_forward", "flash", "forward", 1e12, 0.0, shape=(1, 1, 1, 1000, 1000, 64, 0))
     cohort = Cohort({}, [Op("compute", Block("forward", (Run(1, (small, large, flash, *others)),)))])
     program = Program(Grid.of(dp=1), [cohort], 1, 1, "bf16", 1, 1)
-    told = spreads(cast(Any, SimpleNamespace(program=program, prices=toy_prices(), relevant=list)))
+    by_price = spreads(cast(Any, SimpleNamespace(program=program, prices=toy_prices(), relevant=list)))
     unmeasured, backward, clock, fused = 0.15, 0.1, 0.04, 0.25
-    assert told == {
+    assert by_price == {
         "clock": clock,
         "gemm": pytest.approx(math.hypot(unmeasured * 1 / 4, unmeasured * 3 / 4, unmeasured)),
         "attention": pytest.approx(math.hypot(unmeasured, backward, unmeasured)),

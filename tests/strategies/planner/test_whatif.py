@@ -49,8 +49,8 @@ def test_twice_as_fast_on_the_page_is_what_a_what_if_says() -> None:
 
 def test_weak_scaling_grows_the_batch_and_strong_scaling_keeps_it() -> None:
     axis = parse_axis("nodes=1,2,4")
-    assert [one["plan.global_batch"] for one in scaling(read, axis, weak=True)] == [32, 64, 128]
-    assert [one["plan.global_batch"] for one in scaling(read, axis, weak=False)] == [64, 64, 64]
+    assert [changes["plan.global_batch"] for changes in scaling(read, axis, weak=True)] == [32, 64, 128]
+    assert [changes["plan.global_batch"] for changes in scaling(read, axis, weak=False)] == [64, 64, 64]
     odd = {"plan.pp": 16, "plan.global_batch": 65}
     with pytest.raises(UserError, match="global_batch=65 of 2 nodes is no whole number at nodes=1"):
         scaling(lambda changes: read(odd | changes), axis, weak=True)
@@ -60,8 +60,8 @@ def test_the_winner_changes_where_the_network_stops_to_matter() -> None:
     """Two stages reduce half the gradients each but wait for each other: they win on a slow network only."""
     plans: dict[str, dict[str, Any]] = {"one stage": {}, "two stages": {"plan.pp": 2}}
     inputs = combinations([parse_axis("cluster.node.nic=500 MB/s,25 GB/s,50 GB/s")])
-    found = asked([(one, name, plan) for one in inputs for name, plan in plans.items()])
-    changes = crossovers(found, lambda case: case.training.gpu_hours)
+    cases = asked([(case, name, plan) for case in inputs for name, plan in plans.items()])
+    changes = crossovers(cases, lambda case: case.training.gpu_hours)
     assert [(before.plan, after.plan) for before, after in changes] == [("two stages", "one stage")]
     assert changes[0][0].changes == {"cluster.node.nic": "500 MB/s"}
 

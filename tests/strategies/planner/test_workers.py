@@ -16,8 +16,8 @@ from topologies.reading import UserError
 
 def test_threads_find_the_same_as_the_calling_thread() -> None:
     with ThreadPoolExecutor(2) as threads:
-        found = find(Engine(threads), top=2)
-    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+        answer = find(Engine(threads), top=2)
+    assert [row["hash"] for row in answer.rows] == [row["hash"] for row in find(top=2).rows]
 
 
 def die_once(file: str, value: int) -> int:
@@ -42,16 +42,16 @@ def test_dask_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
         engine(dask=cluster.scheduler_address) as runs,
     ):
         assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
-        found = find(runs, top=2)
-    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+        answer = find(runs, top=2)
+    assert [row["hash"] for row in answer.rows] == [row["hash"] for row in find(top=2).rows]
 
 
 def test_ray_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with engine(ray="local") as runs:
         assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
-        found = find(runs, top=2)
-    assert [row["hash"] for row in found.rows] == [row["hash"] for row in find(top=2).rows]
+        answer = find(runs, top=2)
+    assert [row["hash"] for row in answer.rows] == [row["hash"] for row in find(top=2).rows]
 
 
 def test_one_engine_at_a_time() -> None:

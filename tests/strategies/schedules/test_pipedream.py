@@ -78,8 +78,8 @@ def test_folded_equals_unfolded_and_memory_is_given_back(toy_job, toy_prices, sc
 
 
 def test_the_trace_has_no_time_before_the_step(play) -> None:
-    found = events(play("pipedream", 4, 8))
-    assert min(event["ts"] for event in found if "ts" in event) >= 0
+    trace = events(play("pipedream", 4, 8))
+    assert min(event["ts"] for event in trace if "ts" in event) >= 0
 
 
 def test_the_picture_is_full(play) -> None:
