@@ -53,7 +53,7 @@ def buckets(job, rank: int = 0, chunk: int = 0) -> list[int]:
     plan = job.resolve()
     work = parts(job.model, plan)
     every = [work.embedding, *work.stage(0, job.model.layers), work.head]
-    return [one.elements for one in Stage(0, rank, chunk, None, every, plan, job.model).buckets()]
+    return [bucket.elements for bucket in Stage(0, rank, chunk, None, every, plan, job.model).buckets()]
 
 
 def test_a_reduction_starts_when_the_last_gradient_of_its_bucket_is_made(toy_job, toy_prices) -> None:
@@ -104,7 +104,7 @@ def test_buckets_are_those_of_ddp(toy_job, bucket, overlap) -> None:
     fields = {"bucket": bucket} if bucket else {}
     job = toy_job(8, 1, model, kernels="torch", precision="fp32", overlap=overlap, **fields)
     work = parts(job.model, job.resolve())
-    shapes = [one.shape for part in (work.head, *work.stage(0, 2), work.embedding) for one in part.gradients]
+    shapes = [gradient.shape for part in (work.head, *work.stage(0, 2), work.embedding) for gradient in part.gradients]
     tensors = [torch.empty(shape, device="meta") for shape in shapes]
     first, other = (int(job.plan.bucket),) * 2 if bucket else (dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20)
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [first, other], [False] * len(shapes), list(range(len(shapes))))
@@ -136,12 +136,13 @@ def test_megatrons_buckets_by_default(toy_job) -> None:
 def test_deepspeed_reduces_before_a_gradient_that_does_not_fit() -> None:
     """Its bucket never holds more than reduce_bucket_size, unless one parameter does, and the last one waits for the end."""
     gradients = [Gradient((size,), Cut(1, 10 - number), False) for number, size in enumerate((4, 4, 4, 30, 4))]
-    cut = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10, fits=True), Cut(0))]
+    cut = [(bucket.elements, bucket.cut) for bucket in filled(gradients, Limits(10, 10, fits=True), Cut(0))]
     assert cut == [(8, Cut(1, 8)), (4, Cut(1, 7)), (30, Cut(1, 6)), (4, Cut(0))]
-    just = [one.elements for one in filled(gradients, Limits(8, 4, fits=True), Cut(0))]
+    just = [bucket.elements for bucket in filled(gradients, Limits(8, 4, fits=True), Cut(0))]
     assert just == [8, 4, 30, 4]  # what just fits does fit
-    assert [one.elements for one in filled(gradients, Limits(8, 4), Cut(0))] == [8, 4, 30, 4]  # and fills a bucket, as torch's
-    full = [(one.elements, one.cut) for one in filled(gradients, Limits(10, 10), Cut(0))]
+    more = [bucket.elements for bucket in filled(gradients, Limits(8, 4), Cut(0))]
+    assert more == [8, 4, 30, 4]  # and fills a bucket, as torch's
+    full = [(bucket.elements, bucket.cut) for bucket in filled(gradients, Limits(10, 10), Cut(0))]
     assert full == [(12, Cut(1, 8)), (30, Cut(1, 7)), (4, Cut(1, 6))]
 
 

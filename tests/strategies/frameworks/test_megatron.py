@@ -34,8 +34,8 @@ def written(changes: dict[str, Any] | None = None, **plan: Any) -> list[str]:
 
 
 def test_defaults(read: Any) -> None:
-    found = read()
-    assert found.plan == {
+    settings = read()
+    assert settings.plan == {
         "microbatch": 2,
         "global_batch": 64,
         "sequence": 1024,
@@ -51,7 +51,7 @@ def test_defaults(read: Any) -> None:
         "loss": "operators",
         "recompute": "none",
     }
-    assert found.model == {
+    assert settings.model == {
         "name": "megatron",
         "layers": 12,
         "hidden": 768,
@@ -70,12 +70,12 @@ def test_defaults(read: Any) -> None:
         "attention_dropout": True,
         "vocabulary_multiple": 128,
     }
-    assert (found.nodes, found.gpus) == (None, None)
+    assert (settings.nodes, settings.gpus) == (None, None)
 
 
 def test_numbers_of_nodes_and_gpus(read: Any) -> None:
-    found = read(start="torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py")
-    assert (found.nodes, found.gpus) == (4, 32)
+    settings = read(start="torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py")
+    assert (settings.nodes, settings.gpus) == (4, 32)
     assert read(start="torchrun --nproc-per-node 8 pretrain_gpt.py").gpus is None
 
 

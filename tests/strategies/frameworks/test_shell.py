@@ -47,8 +47,8 @@ def read(tmp_path: Path) -> Any:
     ],
 )
 def test_flags_of_a_script(read: Any, text: str, flags: dict[str, Any]) -> None:
-    found = read(text)
-    assert {name: found.get(name) for name in flags} == flags
+    settings = read(text)
+    assert {name: settings.get(name) for name in flags} == flags
 
 
 def test_a_list_of_arguments(read: Any) -> None:

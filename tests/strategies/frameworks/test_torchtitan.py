@@ -85,8 +85,8 @@ def test_degrees_and_batch(read: Any) -> None:
     ],
 )
 def test_sharding(read: Any, text: str, plan: dict[str, Any]) -> None:
-    found = read(parallelism=text)
-    assert {name: found[name] for name in ("data_parallel", "dp", "shard", "reshard") if name in found} == plan
+    settings = read(parallelism=text)
+    assert {name: settings[name] for name in ("data_parallel", "dp", "shard", "reshard") if name in settings} == plan
 
 
 def test_what_is_left_to_shard_beside_copies_must_be_said(read: Any) -> None:
@@ -100,9 +100,9 @@ def test_pipelines_cut_the_local_batch(read: Any) -> None:
         parallelism='pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\npipeline_parallel_schedule = "GPipe"'
     )
     assert (two["schedule"], two["microbatch"], two["accumulation"]) == ("gpipe", 2, 2)
-    one = read(parallelism="pipeline_parallel_degree = 2", training="global_batch_size = 64")
-    assert (one["schedule"], one["microbatch"], one["global_batch"]) == ("1f1b", 1, 64)
-    assert "accumulation" not in one
+    settings = read(parallelism="pipeline_parallel_degree = 2", training="global_batch_size = 64")
+    assert (settings["schedule"], settings["microbatch"], settings["global_batch"]) == ("1f1b", 1, 64)
+    assert "accumulation" not in settings
     with pytest.raises(UserError, match="pipeline_parallel_microbatch_size=3 does not divide local_batch_size=4"):
         read(parallelism="pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3")
     assert "schedule" not in read(parallelism="pipeline_parallel_degree = 1\npipeline_parallel_microbatch_size = 3")
@@ -119,8 +119,8 @@ def test_pipelines_cut_the_local_batch(read: Any) -> None:
     ],
 )
 def test_recomputation(read: Any, text: str, plan: dict[str, Any]) -> None:
-    found = read(activation_checkpoint=text)
-    assert {name: value for name, value in found.items() if name.startswith("recompute")} == plan
+    settings = read(activation_checkpoint=text)
+    assert {name: value for name, value in settings.items() if name.startswith("recompute")} == plan
 
 
 @pytest.mark.parametrize("option", ["0", "2.5", "often"])
