@@ -76,10 +76,20 @@ class Timeline:
     op_costs: OpCosts  # the prices that the step was played with
     owed: dict[int, dict[str, float]] = field(default_factory=dict)  # by op: seconds by which each effect lengthened it
     resumptions: dict[int, Resumption] = field(default_factory=dict)  # by op that holds up its host
+    # a step one period of microbatches shorter, where `periods` more follow that were not played: see sim.analysis.steady_state
+    before: Timeline | None = None
+    periods: int = 0
 
     @cached_property
     def step(self) -> float:
         """Seconds from the start of the step to the end of the last op; of a steady state, its period."""
+        if self.before is None:
+            return self.played
+        return self.played + self.periods * (self.played - self.before.played)
+
+    @cached_property
+    def played(self) -> float:
+        """Seconds of the step without periods that were not played."""
         if self.program.cohorts[0].steady:
             return max(self._compute_end(lane, 1) - self._compute_end(lane, 0) for lane in range(len(self.lanes)))
         return max(self.end, default=0.0)
@@ -103,6 +113,12 @@ class Timeline:
     @cached_property
     def distinct(self) -> list[DistinctOp]:
         """The distinct pieces of work of each lane in the step, lane by lane."""
+        if self.before is None:
+            return self._distinct()
+        pairs = zip(self._distinct(), self.before.distinct, strict=True)
+        return [last._replace(times=last.times + self.periods * (last.times - less.times)) for last, less in pairs]
+
+    def _distinct(self) -> list[DistinctOp]:
         result: list[DistinctOp] = []
         for lane in range(len(self.lanes)):
             ops = list(self.ops(lane))
@@ -111,7 +127,7 @@ class Timeline:
             result += [DistinctOp(lane, number, op, times[key]) for key, (number, op) in last.items()]
         return result
 
-    def played(self, lane: int) -> Iterator[tuple[int, Op]]:
+    def every_op(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, in a steady state also those before and after the step."""
         return enumerate(self.cohort(lane).ops, self.offset[lane])
 

@@ -7,17 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sim.analysis.steady_state import extended
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for
 from strategies.lowering.lower import lower
+from strategies.schedules import schedules
 
 if TYPE_CHECKING:
     from sim.timeline import Timeline
     from strategies.job import Job
+    from strategies.plan.resolved import Resolved
     from topologies.hardware import Gpu
 
+SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
+WORTHWHILE = 0.35  # part of the microbatches that is played at most to find a steady state
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
 
 
@@ -58,6 +63,43 @@ def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> 
 
 
 def predict(job: Job, profile: Profile | None = None) -> Summary:
-    """The summary of one simulated step of `job`."""
+    """The summary of one simulated step of `job`. Of many microbatches only some are played, where the others add the same."""
     with uncollected():
-        return summarise(simulate(job, profile=profile))
+        return summarise(_from_some_microbatches(job, profile) or simulate(job, profile=profile))
+
+
+def _from_some_microbatches(job: Job, profile: Profile | None) -> Timeline | None:
+    """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
+    resolved = job.resolve()
+    if job.effects or not _repeats(resolved):
+        return None
+    prices = prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
+    played = 0
+    for counts in _counts(resolved):
+        played += sum(counts)
+        if played > WORTHWHILE * resolved.microbatches:
+            break
+        first, second, last = (run(lower(job.model, resolved, count), job.cluster.topology(), prices) for count in counts)
+        timeline = extended((first, second, last), (resolved.microbatches - counts[2]) // (counts[1] - counts[0]))
+        if timeline is not None:
+            return timeline
+    return None
+
+
+def _repeats(resolved: Resolved) -> bool:
+    """Whether further microbatches may do what those before them do."""
+    schedule = schedules[resolved.schedule]
+    return not (schedule.microbatches or schedule.versions or resolved.local_steps > 1)
+
+
+def _counts(resolved: Resolved) -> Iterator[tuple[int, int, int]]:
+    """Three numbers of microbatches, one period after the other: at first of one microbatch, then of as many as ranks, which
+    orders with several chunks or copies go by, and in which transfers of neighbours meet each other anew, and later ones.
+    """
+    schedule, ranks = schedules[resolved.schedule], resolved.pp
+    group = ranks * schedule.copies
+    grouped = resolved.chunks > 1 or schedule.copies > 1
+    filled = max(SETTLED, schedule.settled * ranks + 1)
+    for period, least in [(1, filled)] * (not grouped) + [(group, filled), (group, 3 * filled), (group, 9 * filled)]:
+        first = least + (resolved.microbatches - least) % period
+        yield first, first + period, first + 2 * period

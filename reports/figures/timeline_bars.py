@@ -45,7 +45,7 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
     beside = 0.0  # until when the latest collective beside the compute stream runs
-    for number, op in timeline.played(lane):
+    for number, op in timeline.every_op(lane):
         cost, start, end = timeline.cost[number], timeline.start[number], timeline.end[number]
         if end < 0.0 or start > timeline.step:  # of other steps of a steady state
             continue

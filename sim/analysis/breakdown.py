@@ -21,6 +21,18 @@ Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
 
 def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
     """Per lane: seconds by component of COMPONENTS, and by effect; they add up to the step exactly."""
+    if timeline.before is not None:
+        return _extended(timeline, timeline.before)
+    return _played(timeline)
+
+
+def _extended(timeline: Timeline, before: Timeline) -> list[dict[str, float]]:
+    """The components of a step that is some periods longer than it was played; one period is what it has beyond `before`."""
+    pairs = zip(_played(timeline), _played(before), strict=True)
+    return [{name: last[name] + timeline.periods * (last[name] - less[name]) for name in last} for last, less in pairs]
+
+
+def _played(timeline: Timeline) -> list[dict[str, float]]:
     incoming = _incoming(timeline)
     effects = sorted({name for owed in timeline.owed.values() for name in owed})
     return [_breakdown(timeline, lane, incoming[lane], effects) for lane in range(len(timeline.lanes))]
@@ -64,7 +76,7 @@ def _incoming(timeline: Timeline) -> list[list[Transfer]]:
     for number, lane in enumerate(timeline.lanes):
         first.setdefault(lane.cohort, number)
     for number, lane in enumerate(timeline.lanes):
-        for op_number, op in timeline.played(number):
+        for op_number, op in timeline.every_op(number):
             if op.stream == COMPUTE or isinstance(op.work, Block):
                 continue
             target = first[op.work.to] + number - first[lane.cohort] if isinstance(op.work, Send) else number
@@ -77,7 +89,7 @@ def _incoming(timeline: Timeline) -> list[list[Transfer]]:
 def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects: list[str]) -> dict[str, float]:
     parts = dict.fromkeys((*COMPONENTS, *effects), 0.0)
     cursor, next_transfer, slowed, owed, busy = timeline.begin(lane), 0, 0.0, 0.0, 0.0
-    finish = cursor + timeline.step
+    finish = cursor + timeline.played
     blocks: dict[int, tuple[BlockCost, int]] = {}  # each distinct block cost and how often it ran
     costs, start, end, stretch = timeline.cost, timeline.start, timeline.end, timeline.stretch
     for number, op in timeline.ops(lane):

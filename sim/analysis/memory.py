@@ -62,7 +62,7 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     cohort = timeline.cohort(lane)
     first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
     entries: list[tuple[float, int, int, float, str]] = [(first, 0, _KINDS[k], size, "resident") for k, size in cohort.resident]
-    for number, op in timeline.played(lane):
+    for number, op in timeline.every_op(lane):
         start, end, name = timeline.start[number], timeline.end[number], op_label(op)
         starts = 2 if end > start else 0  # an op of no duration takes before it gives back
         entries += [(start, starts, _KINDS[kind], size, name) for kind, size in op.allocate]

@@ -234,6 +234,8 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
     }
     extra = sum(every.values())
     time, op = book.when
+    if timeline.before is not None:
+        time += timeline.periods * (time - ledger(timeline.before, lane).when[0])
     actor = timeline.lanes[lane]
     stage = timeline.stage(lane)
     peak, capacity = book.peak + extra, timeline.op_costs.prices.gpu.memory

@@ -15,16 +15,20 @@ from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 
 
-def lower(model: Model, plan: Resolved) -> Program:
-    """The program of one training step."""
+def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Program:
+    """The program of one training step, or of a step that has only so many of its microbatches, each as in the whole step: FLOPs
+    and tokens are then of the whole step.
+    """
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
-    program = hook_of(plan.data_parallel).for_plan(plan).program(model, plan, work)
+    played = plan if microbatches is None else plan.with_microbatches(microbatches)
+    program = hook_of(plan.data_parallel).for_plan(played).program(model, played, work)
     if program is None:
-        program = _Lowering(model, plan, work).program()
+        program = _Lowering(model, played, work).program()
     masked = _masked_flops(model, plan, model_flops)
     return replace(
         program,
+        tokens=program.tokens if microbatches is None else float(plan.global_batch * plan.sequence),
         model_flops=model_flops,
         hardware_flops=hardware_flops,
         masked_flops=masked,

@@ -70,6 +70,11 @@ class Resolved(Plan):
         }
         return cls._filled(plan, filled)
 
+    def with_microbatches(self, microbatches: int) -> Resolved:
+        """The same plan with so many microbatches in a step."""
+        batch = self.dp * self.microbatch * microbatches
+        return self._filled(self, {"microbatches": microbatches, "global_batch": batch})
+
     @classmethod
     def _filled(cls, plan: Plan, filled: dict[str, Any]) -> Resolved:
         """Without the checks that `model_validate` makes: a search resolves hundreds of thousands of plans."""

@@ -1,0 +1,77 @@
+"""Steps of many microbatches, of which only some are played, are those of a full play, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardyard import UserError, read_job, simulate, summarise
+from strategies.predict import _from_some_microbatches, predict
+
+SMALL = {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 8000, "context": 1024}
+WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
+
+
+def job(microbatches: int, model: dict[str, Any] = SMALL, nodes: int = 1, **plan: Any):
+    return read_job(model=model, cluster="dgx-h100", nodes=nodes, plan=dict(sequence=512, accumulation=microbatches) | plan)
+
+
+SETTLING = [
+    dict(),
+    dict(pp=4),
+    dict(pp=4, tp=2, data_parallel="zero1"),
+    dict(data_parallel="zero3"),
+    dict(tp=2, fp8={}),
+    dict(pp=4, schedule="interleaved", chunks=2),
+    dict(pp=4, schedule="dualpipe"),
+    dict(tp=2, recompute="full", kernels="torch"),
+]
+
+
+@pytest.mark.parametrize("plan", SETTLING, ids=str)
+def test_what_settles_is_not_played_to_its_end(plan: dict[str, Any]) -> None:
+    asked = job(480, WIDE, **plan)
+    timeline, full = _from_some_microbatches(asked, None), simulate(asked)
+    assert timeline is not None
+    assert len(timeline.start) < 0.25 * len(full.start)
+    assert timeline.step == full.step
+    assert summarise(timeline).to_dict() == summarise(full).to_dict()
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@given(
+    st.fixed_dictionaries(
+        {
+            "tp": st.sampled_from([1, 2]),
+            "pp": st.sampled_from([1, 2, 4]),
+            "schedule": st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-h2", "zb-v", "interleaved", "chimera", "dualpipe"]),
+            "data_parallel": st.sampled_from(["ddp", "zero1", "zero2", "zero3", "dataparallel"]),
+            "overlap_p2p": st.booleans(),
+            "kernels": st.sampled_from(["megatron", "torch"]),
+            "recompute": st.sampled_from(["none", "full"]),
+        }
+    ),
+    st.sampled_from([SMALL, WIDE]),
+    st.sampled_from([96, 100, 250]),
+)
+def test_any_step_is_that_of_a_full_play(plan: dict[str, Any], model: dict[str, Any], microbatches: int) -> None:
+    """Bound by its host, by a stage or by the network: what does not settle is played."""
+    chunks = {"interleaved": {"chunks": 2}}.get(plan["schedule"], {})
+    try:
+        asked = job(microbatches, model, **plan, **chunks)
+        full = summarise(simulate(asked))
+    except UserError:
+        return
+    assert predict(asked).to_dict() == full.to_dict()
+
+
+def test_a_few_microbatches_are_played() -> None:
+    assert _from_some_microbatches(job(16, pp=4), None) is None
+
+
+def test_effects_are_played() -> None:
+    slow = dict(model=SMALL, cluster="dgx-h100", plan=dict(sequence=512, accumulation=480), effects=["gpu 0: speed 0.9"])
+    assert _from_some_microbatches(read_job(**slow), None) is None
