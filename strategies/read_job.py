@@ -48,6 +48,9 @@ def read_job(
     found = [one for one in settings if one]
     for one in found:
         data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
+    for field in given:
+        if field not in FIELDS:
+            raise UserError(f"read_job: unknown field '{field}'{nearest(field, FIELDS)}")
     given = {field: value for field, value in given.items() if value not in (None, ())}
     data |= given
     from_file = set(data) - set(given)
@@ -75,7 +78,8 @@ def read_job(
     name = base["name"] or (Path(path).stem if path else model.name)
     remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
     effects = read_effects(base["effects"], f"{where}: effects")
-    Perturbation(effects, cluster.topology())  # their targets exist
+    if effects:
+        Perturbation(effects, cluster.topology())  # their targets exist
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects)
 
 

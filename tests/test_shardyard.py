@@ -230,3 +230,8 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     for text in "abcd":
         tell(text)
     assert told == ["b", "d"]
+
+
+def test_unknown_fields_of_a_job_in_python() -> None:
+    with pytest.raises(shardyard.UserError, match="unknown field 'clusters'; did you mean 'cluster'"):
+        shardyard.read_job(model="llama-3.1-8b", clusters="dgx-h100")

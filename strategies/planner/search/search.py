@@ -129,6 +129,11 @@ class Search:
     def _bounded(self, changes: dict[str, Any]) -> tuple[Candidates, str | None, Site | None]:
         """The plans of one site; if there are any, the constraint that rules out all of them, or them with their bounds."""
         asked = self.read(changes)
+        for effect in asked.effects:
+            if not effect.alike:
+                raise UserError(
+                    f"effect '{effect}': a search proves by lower bounds, which random times may undercut; leave it out"
+                )
         job = started(asked)
         plans, price = candidates(job, self.space), rates(job.cluster.node.gpu, self.price)
         why = self.limits.of_site(scale_of(plans, 0, self.tokens, price)) if len(plans) else None
