@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.pricing.kernel_curves import ordered_stretch
+from sim.pricing.kernel_curves import AttentionCurve, attention_seconds, ordered_stretch
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
@@ -173,3 +173,10 @@ def test_flash_attention_2_on_blackwell(tokens: int, forward: float, backward: f
     for kind, seconds in (("attention_forward", forward), ("attention_backward", backward)):
         kernel = replace(attention(1, 128, tokens, tokens, 128, kind=kind), variant="flash2")
         assert 1e3 * price.seconds(kernel) == pytest.approx(seconds, rel=0.08)
+
+
+@pytest.mark.parametrize(("causal", "keys_block", "seen"), [(0, 33, 100), (1, 1, 50), (1, 33, 50 + 16), (1, 201, 100)])
+def test_keys_behind_the_mask_are_left_out_in_whole_blocks(causal: int, keys_block: int, seen: float) -> None:
+    """100 queries and keys of 64 on one multiprocessor of 1 TFLOP/s: a query sees half of the keys, half a block more, or all."""
+    curve = AttentionCurve(efficiency=1.0, block=1, wave=0.0, keys_block=keys_block, backward=1.0)
+    assert attention_seconds(curve, 1e12, 1, (1, 1, 1, 100, 100, 64, causal)) == pytest.approx(100 * 4 * 64 * seen / 1e12)

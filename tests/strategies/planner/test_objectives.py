@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -152,11 +153,11 @@ def test_a_plan_that_is_refused_says_nothing_of_the_same_with_offload() -> None:
     place.base, place.steps, place.changes = np.array([-1, 0, -1]), {}, {}
     place.plans = cast(Any, SimpleNamespace(changes=lambda plan: {}))
     assert [place.floor(plan) for plan in range(3)] == [0.0, 0.25, 0.0]
-    told = SimpleNamespace(counts=Counter(), refused=Counter(), rows=[], heap=[], out=RuledOut(), tell=lambda progress: None)
-    told.objective, told._open = objective("step"), lambda: 0
+    search = MagicMock(refused=Counter())
+    search.best.rows = []
     row = {"step": None, "error": "broken", "hash": "me"}
-    Search._decide(cast(Any, told), place, 0, row, fresh=False)
-    assert told.refused == {"broken": 1}
+    Search._decide(search, place, 0, row, fresh=False)
+    assert search.refused == {"broken": 1}
     assert place.floor(1) == 0.25
     place.steps[0] = 0.5
     assert place.floor(1) == 0.5
