@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from sim.program import Collective, Kernel, Start
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
-from strategies.layers.operators import row_linear
-from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 from strategies.models.model import Model, load_model
 from strategies.plan.plan import Plan
@@ -252,14 +250,6 @@ def test_collectives_know_the_width_of_their_elements(precision: str, width: int
     widths = {i.label: i.width for part in (work.layer(0), work.head) for i in part.forward if isinstance(i, Collective)}
     assert widths.pop("loss sum") == widths.pop("loss maximum") == widths.pop("loss target") == 4
     assert set(widths.values()) == {width}
-
-
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_workspace_of_a_matrix_that_is_cut_by_rows(sequence_parallel: bool) -> None:
-    """The gradient of its part of the input, and with sequence parallelism the whole gradient of its result, in bf16."""
-    model = Model(name="toy", hidden=64, layers=1, heads=4, ffn=96, vocabulary=512, context=32)
-    share = RankShapes(model, Resolved.of(Plan(tp=2, sequence_parallel=sequence_parallel), model, 2))
-    assert row_linear(share, "mlp down", 96, False).temporary == 2 * 32 * (48 + 64 * sequence_parallel)
 
 
 def test_megatron_of_2021_adds_the_bias_of_queries_keys_and_values_by_a_kernel_of_its_own() -> None:
