@@ -14,6 +14,7 @@ from strategies.data_parallel.hook import Hook
 from strategies.data_parallel.parameter_gather import ParameterGather
 from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT
 from strategies.lowering.stage import Stage
+from topologies.registry import Registry
 
 
 class Turn(NamedTuple):
@@ -134,3 +135,9 @@ class ShardedParameters(Hook):
     @abstractmethod
     def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
         """Add what ends a backward pass."""
+
+
+# by the name that a framework's `Runtime.zero3` says; a framework's own is in its file zero3.py
+zero3_implementations: Registry[type[ShardedParameters]] = Registry(
+    "ZeRO-3 implementation", package="strategies.frameworks", module="zero3"
+)

@@ -16,7 +16,7 @@ class Runtime:
 
     reduce_bucket_size: int | None = None  # a buffer of its own, into which gradients are copied as they are made
     allgather_bucket_size: int | None = None  # parameters gathered at once after an update
-    fsdp: bool = True  # sharded parameters are gathered part by part, each one part ahead of its use
+    zero3: str = "fsdp"  # how sharded parameters are gathered (`strategies.data_parallel.sharded_parameters`)
     looks_ahead: bool = False  # sharded parameters are gathered by a trace of the passes before
     pads_each_parameter: bool = False  # sharded parameters are filled up one by one
     reduces_as_made: bool = False  # sharded gradients cannot wait for the last microbatch
@@ -26,6 +26,13 @@ class Runtime:
     send_in_parts: SendInParts = "none"  # the default of `plan.scatter_gather` where tp ranks send the same
     partitions_checkpoints: bool = False  # recompute=full: a tp rank keeps its part of a layer's input
     checkpoints_on_cpu: bool = False  # recompute=full: inputs of layers are kept in the CPUs' memory
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether sharded parameters are gathered part by part, each one part ahead of its use, by PyTorch's or Megatron-LM's
+        FSDP.
+        """
+        return self.zero3 == "fsdp"
 
     @property
     def own_buffers(self) -> bool:

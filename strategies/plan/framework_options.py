@@ -51,7 +51,7 @@ def read_options(kernels: str, given: Mapping[str, Any]) -> Options | None:
         raise CompleteError(line_of(error, kind, FIELD)) from None
 
 
-def strange(kernels: str, options: Options | None) -> Iterator[str]:
+def foreign_options(kernels: str, options: Options | None) -> Iterator[str]:
     """Stated options that the kernel set does not have."""
     if options is not None:
         yield from (name for name in options.model_fields_set if name not in _names(kernels))

@@ -15,6 +15,7 @@ from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_set, kernel_sets
 from strategies.lowering.optimizer_step import before_reduction
 from strategies.plan.plan import Plan
+from strategies.planner.search.space import parse_axis
 from strategies.schedules import schedules
 
 FILES = {
@@ -147,6 +148,15 @@ def test_a_framework_brings_its_own_options(theirs: None) -> None:
         read_job(plan=PLAN | kernels | {"framework": {"bucket_scal": 2}}, **job)
     with pytest.raises(UserError, match="no framework has all of these options: bucket_scale .*, timers"):
         read_job(plan=PLAN | kernels | {"bucket_scale": 2, "timers": True}, **job)
+
+
+def test_an_option_of_a_framework_is_varied_with_its_group() -> None:
+    with pytest.raises(UserError, match="plan.timers is an option of the framework: name values of plan.framework"):
+        parse_axis("plan.timers=true,false")
+    assert [choice["plan.framework"] for choice in parse_axis("plan.framework=[null, {timers: true}]").choices] == [
+        None,
+        {"timers": True},
+    ]
 
 
 def test_kernels_are_asked_what_they_do(theirs: None) -> None:

@@ -13,7 +13,8 @@ SUB_GROUP = 1e9  # parameters: DeepSpeed's sub_group_size
 class DeepSpeedRuntime(Runtime):
     """As `plan.deepspeed` says."""
 
-    fsdp = passes_over_gradients = False
+    zero3 = "deepspeed"
+    passes_over_gradients = False
     looks_ahead = reduces_as_made = casts_gradients = fp32_moments = True
     send_in_parts = "deepspeed"
 

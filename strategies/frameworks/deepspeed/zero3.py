@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sim.program import Memory, Ref
 from strategies.data_parallel.hook import Moves
-from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
+from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn, zero3_implementations
 from strategies.frameworks.deepspeed.parameter_gather import DeepSpeedGather, options_of
 from strategies.frameworks.deepspeed.prefetch import Step, steps
 from strategies.frameworks.deepspeed.zero_plus_plus import QuantisedReduction
@@ -19,6 +19,7 @@ from strategies.lowering.stage import Stage, in_buckets
 from strategies.plan.resolved import Resolved
 
 
+@zero3_implementations("deepspeed")
 class DeepSpeedZero3(ShardedParameters):
     """Gathers and releases follow the trace of a forward and a backward pass."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from strategies.data_parallel import hooks
 from strategies.frameworks import sets_with
 from strategies.models.model import Model
-from strategies.plan.framework_options import strange
+from strategies.plan.framework_options import foreign_options
 
 if TYPE_CHECKING:
     from strategies.plan.options import Fp8
@@ -39,7 +39,7 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
 
 def _options(plan: Plan) -> Iterator[str]:
     """Whose options are stated."""
-    for name in strange(plan.kernels, plan.framework):
+    for name in foreign_options(plan.kernels, plan.framework):
         value = str(getattr(plan.framework, name)).lower()
         yield f"{name}={value} contradicts kernels={plan.kernels}: it is an option of kernels={' and '.join(sets_with([name]))}"
 

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 
 from sim.program import Memory, Ref
 from strategies.data_parallel.hook import Moves
-from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn
+from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn, zero3_implementations
 from strategies.lowering.blocks import BACKWARD, FORWARD
 from strategies.lowering.stage import Stage
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 
 
+@zero3_implementations("fsdp")
 class FSDP(ShardedParameters):
     """Parts are gathered in turn, each with the part that is used next on its way."""
 
