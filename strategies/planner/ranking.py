@@ -31,6 +31,6 @@ def rank(summary: Summary, plan: Mapping[str, Any], identity: str) -> Key:
 
 
 def rank_row(row: Mapping[str, Any], value: float) -> Key:
-    """The same of a row of a search or sweep, by `value`."""
+    """The place of a row of a search or sweep, by `value`."""
     plan = {name.removeprefix("plan."): field for name, field in row["changes"].items() if name.startswith("plan.")}
     return order(bool(row["fits"]), value, plan, row["memory"], row["hash"])

@@ -180,7 +180,7 @@ class Play:
 
     def faster(self, by: float) -> list[tuple[str, float]]:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
-        inside nodes or between. What is the only kind of its group is told once. Collectives are chosen anew.
+        inside nodes or between. A kind of link that is the only one of its group is listed once. Collectives are chosen anew.
         """
         kinds = sorted({kind for timeline in self.timelines for kind in link_kinds(timeline)})
         single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]

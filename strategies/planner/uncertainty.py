@@ -69,7 +69,7 @@ def interval(job: Job, seconds: float) -> Interval:
 
 
 def interval_of(play: Play, step: float) -> Interval:
-    """The same of a job that was played already."""
+    """The interval around `step` of a job that was played already."""
     groups = _groups(play)
     parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {"composition": COMPOSITION}
     both = math.hypot(*parts.values())

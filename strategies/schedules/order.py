@@ -11,8 +11,8 @@ class Action(NamedTuple):
     """One pass of a microbatch through a chunk.
 
     "F": forward; "B": whole backward; or in two parts, "I": gradient of the input, which the stage before waits for, and "W":
-    gradient of the weights, which nobody waits for. beside: it and the next one, of which one is forward and one backward, are
-    one: their kernels take turns, so that the collectives of one run beside the kernels of the other.
+    gradient of the weights, which nobody waits for. beside: this pass and the next, a forward and a backward pass, overlap:
+    their kernels take turns, so that the collectives of each run beside the kernels of the other.
     """
 
     kind: str
@@ -86,7 +86,7 @@ def first_mistake(order: Sequence[Action], microbatches: int, chunks: int) -> in
 
 
 def _pair(action: Action, *following: Action) -> bool:
-    """Whether a pass and what follows can be one: a forward and a backward pass, the second of which does not need the first."""
+    """Whether a pass can overlap with the next: a forward and a backward pass, the second independent of the first."""
     if not following:
         return False
     other = following[0]

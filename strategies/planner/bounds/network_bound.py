@@ -26,7 +26,7 @@ class Crossings:
         self._known: dict[tuple[Grid, tuple[str, ...]], tuple[float, float]] = {}
 
     def of(self, plan: Resolved) -> tuple[float, float, float, float]:
-        """(dense, experts) of all groups of the node one after the other, and the same of the quickest group alone."""
+        """(dense, experts) of all groups of the node one after the other, (dense, experts) of the quickest group alone."""
         grid = plan.grid
         dense, experts = self._find(grid, plan.sharing), (0.0, 0.0)
         if plan.ep_of_dp > 1:

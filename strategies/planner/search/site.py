@@ -37,7 +37,7 @@ class RuledOut:
     nearest: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, constraint: str, plans: int, least: float, text: str) -> None:
-        """So many plans, of which the one that needs `least` is told as `text`."""
+        """So many plans; text: what the plan that needs `least` needs."""
         self.plans[constraint] += plans
         if constraint not in self.nearest or least < self.nearest[constraint][0]:
             self.nearest[constraint] = least, text
