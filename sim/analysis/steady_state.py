@@ -58,7 +58,7 @@ def _period_put_in(short: Timeline, long: Timeline, lane: int, shift: float) -> 
     old, new = _times(short, lane), _times(long, lane)
     count, more = len(old.start), len(new.start) - len(old.start)
     same = (old.start == new.start[:count]) & (old.end == new.end[:count])
-    cut = count if same.all() else int(same.argmin())
+    cut = max(0, min(count if same.all() else int(same.argmin()), count - more))  # a period at least comes after it
     after = slice(cut, count), slice(cut + more, count + more)
     moved = (new.start[after[1]] - old.start[after[0]] == shift) & (new.end[after[1]] - old.end[after[0]] == shift)
     late = new.launched[after[1]] - old.launched[after[0]]

@@ -18,6 +18,7 @@ from sim.engine.host import Host, Pause
 from sim.engine.network import Network
 from sim.engine.perturbed_device import PerturbedDevice, Price
 from sim.pricing.sibling_groups import numbered
+from sim.program import Program
 from topologies.impaired import ImpairedTopology, LinkChange
 from topologies.topology import Ids, Topology
 
@@ -41,8 +42,11 @@ class Perturbation:
             detours |= effect.detours(topology, frozenset(gone))
         self.topology = ImpairedTopology(topology, changes, detours) if changes or detours else topology
 
-    def unlike(self, ranks: Sequence[Ids]) -> Ids:
-        """Equal numbers for places on which equal effects act. ranks: of each cohort, its rank at each place."""
+    def unlike(self, program: Program) -> Ids:
+        """Equal numbers for places on which equal effects act; a place is a rank of each cohort."""
+        if not self.effects:
+            return np.zeros(program.grid.groups((), program.cohorts[0].at).size, dtype=np.int64)
+        ranks = [program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts]
         colour = np.zeros((self.topology.gpus, len(self.effects)), dtype=np.int64)
         for number, (effect, gpus) in enumerate(zip(self.effects, self._gpus, strict=True)):
             colour[gpus, number] = 1 if effect.alike else 1 + np.arange(len(gpus))

@@ -64,7 +64,7 @@ def _folded(program: Program, op_costs: OpCosts, perturbation: Perturbation) -> 
     Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
     touched = op_costs.touched()
-    unlike = perturbation.unlike([program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts])
+    unlike = perturbation.unlike(program)
     perturbed = bool(unlike.any())
     most = MAX_PERTURBED_OPS if perturbed else MAX_UNFOLDED_OPS
     lane = None if op_costs.alike and not perturbed else op_costs.lanes(unlike, most // _ops(program))

@@ -56,6 +56,8 @@ class Passes:
         self.sends = self._sends(size)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
+        plan = self.plan
+        self.host_waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
 
     def add(self) -> None:
         """Add every pass, each with the transfer of its result to the next stage."""
@@ -102,8 +104,7 @@ class Passes:
             while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
             flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
-        plan = self.plan
-        if action.kind != "W" and (plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)):
+        if action.kind != "W" and self.host_waits:
             first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
             first.held = True
         return stage, ref, last

@@ -19,13 +19,14 @@ class StageParts:
     def __init__(self, number: int, rank: int, chunk: int, parts: Sequence[LayerCost], plan: Resolved, model: Model) -> None:
         self.number, self.rank, self.chunk = number, rank, chunk
         self.parts, self.plan, self.model = tuple(parts), plan, model
+        self._elements = sum(part.parameters for part in self.parts)
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
 
     @property
     def parameters(self) -> int:
         """Elements on one rank of the stage, before any data parallel sharding."""
-        return sum(part.parameters for part in self.parts) + self.tied
+        return self._elements + self.tied
 
     def buffers(self, size: float, before: bool, after: bool) -> Memory:
         """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.

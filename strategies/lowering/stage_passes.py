@@ -132,7 +132,7 @@ class StagePasses(StageParts):
         """What a backward pass takes for so many gradients that stay until the update frees them; nothing when they stay for ever
         or when it adds to a microbatch before.
         """
-        if not self.plan.frees_gradients or self.has_gradients:
+        if self.has_gradients or not self.plan.frees_gradients:
             return ()
         size = float(elements * self.plan.bytes_of_states["gradient"])
         self.freed += size

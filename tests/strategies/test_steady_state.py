@@ -72,6 +72,12 @@ def test_a_few_microbatches_are_played() -> None:
     assert _from_some_microbatches(job(16, pp=4), None) is None
 
 
+def test_hosts_that_gain_on_their_devices_are_not_steady() -> None:
+    """The replicas of torch.nn.DataParallel wait for one thread that launches for all of them, and end with their last pass."""
+    asked = job(96, data_parallel="dataparallel")
+    assert predict(asked).to_dict() == summarise(simulate(asked)).to_dict()
+
+
 def test_effects_are_played() -> None:
     slow = dict(model=SMALL, cluster="dgx-h100", plan=dict(sequence=512, accumulation=480), effects=["gpu 0: speed 0.9"])
     assert _from_some_microbatches(read_job(**slow), None) is None
