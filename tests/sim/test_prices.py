@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.pricing.kernel_curves import Product, Rates, gemm_clocks
-from sim.pricing.prices import Prices
+from sim.pricing.prices import Prices, _power_share
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
 from strategies.frameworks import kernel_set
@@ -269,3 +269,17 @@ def test_a_compiled_rotary_embedding_takes_as_long_as_published() -> None:
         assert prices.seconds(Kernel(way.kind, "rotary", "forward", 0.0, moved, variant=way.operator)) == pytest.approx(
             seconds, rel=0.02
         )
+
+
+def test_the_power_of_one_gpu_in_terms_of_the_measured_one() -> None:
+    """A profile of the A100, on a GPU with a quarter of its 108 multiprocessors and half of its 312 TFLOP/s and 400 W: each has
+    twice the rate and twice the power. 1 where either is not known.
+    """
+    profile, a100 = load_profile("a100"), load_gpu("a100-sxm-80gb")
+    assert _power_share(profile, a100) == (1.0, 1.0)
+    half = a100.model_copy(update={"sms": 27, "peak": {dtype: rate / 2 for dtype, rate in a100.peak.items()}, "power": 200.0})
+    assert _power_share(profile, half) == pytest.approx((0.5, 2.0))
+    assert _power_share(profile, half.model_copy(update={"power": 0.0})) == (1.0, 1.0)
+    assert _power_share(profile, half.model_copy(update={"sms": 0})) == (1.0, 1.0)
+    assert _power_share(profile, half.model_copy(update={"peak": {"int8": 1e15}})) == (1.0, 1.0)
+    assert _power_share(profile.model_copy(update={"gpu": "another"}), half) == (1.0, 1.0)

@@ -275,6 +275,13 @@ def test_layers_that_are_recomputed_together_have_the_work_of_all(toy_job, toy_p
     assert (rough, passes, longest, held) == (MET, MET, MET, MET)
 
 
+def test_layers_of_several_kinds_have_each_its_own_work(toy_job, toy_prices) -> None:
+    """A dense layer and three with experts, on one GPU."""
+    plan = PLAIN | {"accumulation": 2}
+    (rough, passes, _, longest), (_, held) = parts_of_the_answer(toy_job(1, model={"experts": EXPERTS}, **plan), toy_prices())
+    assert (rough, passes, longest, held) == (MET, MET, MET, MET)
+
+
 def test_an_update_of_several_passes(toy_job, toy_prices) -> None:
     """fp32 gradients of bf16 parameters: an update, copies to bf16, and gradients set to zero."""
     plan = PLAIN | {"precision": "bf16", "gradients": "fp32"}
