@@ -50,8 +50,10 @@ def by_tuples(transfers: list[Transfer], links: list[int]) -> tuple[list[int], l
             return frozenset(Counter(mine).items())
 
         members = numbered((kind, of(1, who), of(2, who)) for who, kind in enumerate(members))
-        crossing = [Counter(kind for kind, (*_, route) in zip(transfer, transfers, strict=True) for at in route if at == link)
-                    for link in range(len(links))]  # fmt: skip
+        crossing = [
+            Counter(kind for kind, (*_, route) in zip(transfer, transfers, strict=True) for at in route if at == link)
+            for link in range(len(links))
+        ]
         links = numbered((kind, frozenset(crossing[link].items())) for link, kind in enumerate(links))
         if number == (number := len({*transfer}) + len({*members}) + len({*links})):
             return transfer, members, links

@@ -140,3 +140,22 @@ def test_every_combination_of_what_layers_do_is_priced(toy_job, toy_prices) -> N
     assert len(plans) == 2 * len(kinds.kinds) == 24
     fields = [tuple(getattr(plans.job_of(i).plan, name) for name in list(axes)[:3]) for i in range(len(plans))]
     assert len(set(zip(fields, kinds.of.tolist(), strict=True))) == len(set(fields)) == 12
+
+
+def test_the_same_plan_without_offload(toy_job) -> None:
+    """Of each plan with offload, wherever its axis stands among the others; −1 of those without, and of other fields."""
+    job = toy_job(2, node={"cpu": CPU}, global_batch=8, data_parallel="zero1")
+    offload = Axis("plan.offload", tuple({"plan.offload": place} for place in (None, {"optimizer": "cpu"})))
+    others = [
+        Axis(f"plan.{name}", tuple({f"plan.{name}": value} for value in values))
+        for name, values in {"microbatch": [1, 2, 4], "recompute": ["none", "full"]}.items()
+    ]
+    plans = candidates(job, Space((others[0], offload, others[1])))
+    assert len(plans) == 12
+    settings = [plans.job_of(number).plan for number in range(12)]
+    for plan, same in zip(settings, plans.at_choice("plan.offload", None).tolist(), strict=True):
+        if plan.offload is None:
+            assert same == -1
+        else:
+            assert settings[same] == plan.model_copy(update={"offload": None})
+    assert set(plans.at_choice("plan.overlap", None).tolist()) == {-1}
