@@ -68,3 +68,20 @@ def test_an_operator_at_a_time_passes_over_memory_more_often() -> None:
         for fused in (True, False)
     )
     assert (one, many) == (7 * 4, 22 * 4)
+
+
+def test_copies_of_gathered_parameters_belong_to_the_pass_that_they_are_made_for(toy_job) -> None:
+    """Gathered for both passes, they are copied out in both; kept from the forward pass on, in that alone."""
+
+    def moved(reshard: bool) -> dict[str, float]:
+        job = toy_job(2, model={"tied": False}, data_parallel="zero3", kernels="torch", reshard=reshard)
+        result = {"forward": 0.0, "backward": 0.0}
+        for op in lower(job.model, job.resolve()).cohorts[0].ops:
+            for times, item in op.work.items() if isinstance(op.work, Block) else ():
+                if item.label == "gathered parameters" and isinstance(item, Kernel):
+                    result[item.phase] += times * item.bytes
+        return result
+
+    both, once = moved(True), moved(False)
+    assert both["forward"] == both["backward"] == once["forward"] > 0
+    assert once["backward"] == 0
