@@ -42,7 +42,7 @@ SILENCE = 5.0  # seconds until a rank that is stopped is told
 GRACE = 3.0  # seconds for the other ranks to report or end after the first one died
 _PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "recv() timeout")
 DEVICE = "eth0"  # of an emulated node
-_TOLD = "told: "
+_MESSAGE = "told: "
 _ENDED = "ended because another rank had failed"
 
 
@@ -71,7 +71,7 @@ class LocalRanks:
         (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
         self.processes: list[subprocess.Popen[str]] = []
         self.listeners: list[threading.Thread] = []
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
         self.patience = PATIENCE.get()
         self.stopped: dict[int, float] = {}  # ranks that a signal stopped, and since when
         self.warned: set[int] = set()
@@ -148,12 +148,12 @@ class LocalRanks:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(_TOLD):  # libraries may print too
-                self.told.append(json.loads(line[len(_TOLD) :]))
+            if line.startswith(_MESSAGE):  # libraries may print too
+                self.messages.append(json.loads(line[len(_MESSAGE) :]))
 
     def _pass_on(self) -> None:
-        while self.told:
-            self.hear(self.told.pop(0))
+        while self.messages:
+            self.hear(self.messages.pop(0))
 
     def _look_for_stopped(self) -> None:
         """The others wait for a rank that a signal stopped (SIGSTOP, a debugger): say so, and end all when it does not go on."""
@@ -221,7 +221,7 @@ def _main(folder: Path, device: Device, cores: str) -> None:
     rank = int(os.environ["RANK"])
 
     def tell(message: Any) -> None:
-        print(_TOLD + json.dumps(message), flush=True)
+        print(_MESSAGE + json.dumps(message), flush=True)
 
     place = Place(rank, int(os.environ["WORLD_SIZE"]), rank, device, tuple(int(core) for core in cores.split(",") if core), tell)
     outcome: tuple[str, Any]

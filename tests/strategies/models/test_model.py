@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.models.model import Model, load_model, model_names
-from topologies.reading import UserError, build
+from tests.strategies.models.conftest import FILES, HUB, SMALL, hugging_face
+from topologies.reading import build
 
-FILES = Path(__file__).parents[2] / "data" / "models"
-
-# Parameters of the weights on huggingface.co as transformers builds them, without buffers. deepseek-v3: the main model, "671B" of
-# the 685B in its README (the rest is the prediction layer), with the router's correction bias, which its files hold too
-HUB = {
-    "gpt2": 124_439_808,
-    "llama-2-7b": 6_738_415_616,
-    "llama-3.1-8b": 8_030_261_248,
-    "mistral-7b-v0.1": 7_241_732_096,
-    "mixtral-8x7b": 46_702_792_704,
-    "qwen2-7b": 7_615_616_512,
-    "qwen2.5-0.5b": 494_032_768,
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-0.6b": 596_049_920,
-    "deepseek-v3": 671_026_419_200,
-    "deepseek-v2-lite": 15_706_484_224,
-}
 # the same sizes as models of transformers: BertModel, BertForMaskedLM, BertForPreTraining
 BERT = {
     "bert-base-uncased": {"BertModel": 109_482_240, "BertForMaskedLM": 109_514_298, "BertForPreTraining": 110_106_428},
     "bert-large-uncased": {"BertModel": 335_141_888, "BertForMaskedLM": 335_174_458, "BertForPreTraining": 336_226_108},
 }
+
 # gpt2-xl and Llama 3.1 on huggingface.co; BertForPreTraining
 PRESETS = {
     "deepseek-v3": 671_026_419_200,  # 671B without multi-token prediction, arXiv:2412.19437
@@ -48,6 +32,7 @@ PRESETS = {
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
 }
+
 # billions: Narayanan et al. 2021, arXiv:2104.04473, Tables 1 and 2; Turing-NLG: "17 billion" (ZeRO, arXiv:1910.02054)
 BILLIONS = {
     "gpt-1.7b": "1.7",
@@ -63,7 +48,7 @@ BILLIONS = {
     "gpt3-175b": "174.6",
     "turing-nlg-17b": "17.2",
 }
-SMALL: dict[str, Any] = {"name": "small", "hidden": 48, "layers": 3, "heads": 6, "vocabulary": 101, "context": 40}
+
 LLAMA: dict[str, Any] = SMALL | {
     "kv_heads": 2,
     "ffn": 80,
@@ -75,15 +60,8 @@ LLAMA: dict[str, Any] = SMALL | {
     "output_bias": False,
     "mlp_bias": False,
 }
+
 EXPERTS: dict[str, Any] = {"experts": 8, "chosen": 2, "ffn": 32, "shared": 2, "first_dense": 1}
-
-
-def hugging_face(tmp_path: Path, file: str, drop: tuple[str, ...] = (), **changes: Any) -> tuple[Model, list[str]]:
-    """The model in a changed copy of one of the files of tests/data/models."""
-    data = json.loads((FILES / f"{file}.json").read_text())
-    path = tmp_path / "changed.json"
-    path.write_text(json.dumps({key: value for key, value in (data | changes).items() if key not in drop}))
-    return load_model(str(path))
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -156,204 +134,6 @@ def test_latent_attention_by_hand() -> None:
     assert model.layer_parameters(0) == queries + keys + 6 * 10 * 48 + 3 * 48 * 80 + 2 * 48
     full = build(Model, {**LLAMA, "kv_heads": 6, "latent": latent | {"q_rank": None}}, "mla")
     assert full.layer_parameters(0) - model.layer_parameters(0) == 48 * 6 * 12 - queries
-
-
-def test_every_key_that_was_not_read_is_listed() -> None:
-    known = ["activation_function", "bos_token_id", "embd_pdrop", "eos_token_id", "initializer_range", "layer_norm_epsilon"]
-    assert load_model(str(FILES / "gpt2.json"))[1] == [*known, "n_ctx"]
-    assert "num_nextn_predict_layers" in load_model(str(FILES / "deepseek-v3.json"))[1]
-    assert load_model("llama-3.1-8b")[1] == []
-
-
-def test_defaults_of_absent_keys_are_those_of_transformers(tmp_path: Path) -> None:
-    absent = ("num_key_value_heads", "tie_word_embeddings", "sliding_window")
-    llama, mistral = (hugging_face(tmp_path, name, absent)[0] for name in ("llama-3.1-8b", "mistral-7b-v0.1"))
-    assert (llama.kv_heads, llama.head_dim, llama.tied, llama.window) == (32, 128, False, None)
-    assert (mistral.kv_heads, mistral.window) == (8, 4096)
-    assert hugging_face(tmp_path, "mistral-7b-v0.1", num_key_value_heads=None, sliding_window=None)[0].kv_heads == 32
-    assert hugging_face(tmp_path, "qwen3-8b", ("head_dim",))[0].head_dim == 128
-    assert hugging_face(tmp_path, "gpt2", n_inner=1000, tie_word_embeddings=False)[0].tied is False
-    assert hugging_face(tmp_path, "deepseek-v3", n_routed_experts=None)[0].experts is None
-
-
-def test_model_type_from_architecture_and_text_config(tmp_path: Path) -> None:
-    for name in ("gpt2", "llama-2-7b", "deepseek-v2-lite", "deepseek-v3", "qwen3-0.6b"):
-        assert hugging_face(tmp_path, name, ("model_type",))[0].parameters == HUB[name]
-    text = json.loads((FILES / "qwen3-0.6b.json").read_text())
-    del text["architectures"], text["tie_word_embeddings"]  # said by the outer file
-    outer = {"model_type": "seen", "architectures": ["SeenForConditionalGeneration"], "vision_config": {}}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(outer | {"text_config": text | {"model_type": "qwen3_text"}, "tie_word_embeddings": True}))
-    model, ignored = load_model(str(tmp_path))
-    assert (model.name, model.parameters) == (tmp_path.name, HUB["qwen3-0.6b"])
-    assert {"vision_config", "text_config.rope_theta"} <= set(ignored)
-    assert "text_config.hidden_size" not in ignored
-
-
-@pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
-        ("llama-2-7b", {"model_type": "lama"}, "unknown model type 'lama'; did you mean 'llama'?"),
-        ("llama-2-7b", {"hidden_size": "big"}, "hidden_size='big' must be a whole number"),
-        ("llama-2-7b", {"num_hidden_layers": 0}, "num_hidden_layers=0 must be a positive whole number"),
-        (
-            "llama-2-7b",
-            {"architectures": ["LlamaForTokenClassification"]},
-            "architectures.0.='LlamaForTokenClassification': only",
-        ),
-        ("llama-3.1-8b", {"num_key_value_heads": 5}, "kv_heads=5 must divide heads=32: 32 % 5 = 2"),
-        ("llama-3.1-8b", {"num_attention_heads": 24}, "heads=24 must divide hidden=4096 when head_dim is not given"),
-        ("llama-3.1-8b", {"text_config": 3}, "text_config=3 must be a mapping"),
-        ("mixtral-8x7b", {"num_experts_per_tok": 9}, "experts.chosen=9: must be at most experts.experts=8"),
-        (
-            "qwen2-7b",
-            {"use_sliding_window": True, "max_window_layers": 14},
-            "max_window_layers=14: a sliding window in only some",
-        ),
-        ("deepseek-v3", {"first_k_dense_replace": 62}, "experts.first_dense=62 must be at most layers=61"),
-        ("bert-base-uncased", {"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice' is not read; known: BertM"),
-    ],
-)
-def test_mistakes_in_a_hub_file_are_one_line(tmp_path: Path, file: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        hugging_face(tmp_path, file, **changes)
-    assert str(caught.value).startswith(str(tmp_path / "changed.json"))
-    assert "\n" not in str(caught.value)
-
-
-QWEN3_30B = {  # huggingface.co/Qwen/Qwen3-30B-A3B, config.json
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "decoder_sparse_step": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "key"), [("mixtral", "decoder_sparse_step"), ("qwen3", "decoder_sparse_step"), ("llama", "decoder")]
-)
-def test_a_model_by_another_name_is_refused(tmp_path: Path, kind: str, key: str) -> None:
-    """A mixtral has no num_experts: it would run with 8 experts of 6,144 in place of 128 of 768."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(QWEN3_30B | {"model_type": kind}))
-    with pytest.raises(UserError, match=f"config.json: {key}.* is not known of a '{kind}', and may change its size"):
-        load_model(str(path))
-
-
-@pytest.mark.parametrize(
-    ("file", "changes"),
-    [
-        ("mixtral-8x7b", {"num_experts": 128}),
-        ("llama-2-7b", {"num_local_experts": 8}),
-        ("llama-2-7b", {"kv_lora_rank": 512}),
-        ("qwen2-7b", {"shared_expert_intermediate_size": 20480}),
-        ("deepseek-v3", {"index_n_heads": 64}),
-        ("gpt2", {"num_layers": 24}),
-        ("mistral-7b-v0.1", {"layer_types": ["sliding_attention", "full_attention"] * 16}),
-        ("gpt2", {"add_cross_attention": True}),
-        ("llama-2-7b", {"layer_types": ["sliding_attention"] * 32}),
-        ("bert-base-uncased", {"position_embedding_type": "relative_key"}),
-        ("bert-base-uncased", {"is_decoder": True}),
-        ("llama-2-7b", {"cla_layers": 16}),
-    ],
-)
-def test_a_key_that_changes_a_models_size_is_refused(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(changes))) as caught:
-        hugging_face(tmp_path, file, **changes)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("file", "changes"),
-    [
-        (
-            "llama-3.1-8b",
-            {
-                "head_dim": 128,
-                "rope_parameters": {"rope_type": "llama3"},
-                "dtype": "bfloat16",
-                "pad_token_id": 0,
-                "_name_or_path": "x",
-                "transformers_version": "4.57.1",
-                "attn_implementation": "sdpa",
-                "num_experts": None,
-                "is_llama_config": True,
-                "rope_interleaved": False,
-                "transformers.js_config": {"dtype": "q4"},
-                "quantization_config": {"quant_method": "fp8"},
-                "max_sequence_length": 2048,
-                "num_layers": 32,
-            },
-        ),
-        ("qwen3-8b", {"layer_types": ["full_attention"] * 36}),
-        ("qwen2-7b", {"use_mrope": False, "attention_bias": True}),
-        ("mixtral-8x7b", {"router_jitter_noise": 0.0, "head_dim": None, "output_hidden_states": False}),
-        ("mistral-7b-v0.1", {"layer_types": ["sliding_attention"] * 32}),
-        (
-            "deepseek-v3",
-            {"head_dim": 64, "qk_head_dim": 192, "rope_interleave": True, "pretraining_tp": 1, "auto_map": {"a": "b"}},
-        ),
-        (
-            "gpt2",
-            {
-                "reorder_and_upcast_attn": False,
-                "scale_attn_weights": True,
-                "summary_type": "cls_index",
-                "hidden_size": 768,
-                "task_specific_params": {"text-generation": {"do_sample": True}},
-            },
-        ),
-        (
-            "bert-base-uncased",
-            {
-                "classifier_dropout": None,
-                "position_embedding_type": "absolute",
-                "pooler_fc_size": 768,
-                "pooler_num_attention_heads": 12,
-                "gradient_checkpointing": False,
-                "directionality": "bidi",
-            },
-        ),
-    ],
-)
-def test_harmless_keys_are_ignored_and_listed(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
-    model, ignored = hugging_face(tmp_path, file, **changes)
-    assert model.parameters == load_model(str(FILES / f"{file}.json"))[0].parameters
-    assert "initializer_range" in ignored
-
-
-def test_other_mistakes_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"changed.json: field 'hidden_size' is required"):
-        hugging_face(tmp_path, "llama-2-7b", ("hidden_size",))
-    with pytest.raises(UserError, match="unknown model 'lama-3.1-8b'; did you mean 'llama-3.1-8b'"):
-        load_model("lama-3.1-8b")
-    with pytest.raises(UserError, match=r"nowhere.json: cannot be read"):
-        load_model(str(tmp_path / "nowhere.json"))
-    with pytest.raises(UserError, match="small: unknown field 'hiden'; did you mean 'hidden'"):
-        build(Model, SMALL | {"hiden": 3}, "small")
-    with pytest.raises(UserError, match="small: pooler_classes=2 needs pooler=True"):
-        build(Model, SMALL | {"pooler_classes": 2}, "small")
 
 
 def flops_of_torch(model: Model, batch: int, sequence: int) -> int:
