@@ -85,3 +85,11 @@ def test_copies_of_gathered_parameters_belong_to_the_pass_that_they_are_made_for
     both, once = moved(True), moved(False)
     assert both["forward"] == both["backward"] == once["forward"] > 0
     assert once["backward"] == 0
+
+
+def test_gathered_parameters_are_copied_before_they_are_used(toy_job) -> None:
+    job = toy_job(2, model={"tied": False}, data_parallel="zero3", kernels="torch")
+    blocks = [op.work for op in lower(job.model, job.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
+    labels = [[getattr(item, "label", "") for _, item in block.items()] for block in blocks]
+    copied = [names.index("gathered parameters") for names in labels if "gathered parameters" in names]
+    assert copied == [0] * 2 * 6  # forward and backward of the embedding, four layers and the head
