@@ -44,8 +44,8 @@ def test_no_two_colours_of_a_figure_look_alike(eyes: str, dark: bool, palette: d
     for name, colour in palette.items():
         rgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
         seen[name] = lab(in_the_dark(rgb) if dark else rgb, EYES[eyes])
-    for one, other in itertools.combinations(seen, 2):
-        if palette[one] == palette[other]:
-            assert HATCHES.get(one) != HATCHES.get(other), (one, other)
-        elif LIGHT not in (palette[one], palette[other]):
-            assert np.linalg.norm(seen[one] - seen[other]) > 9.5, (one, other)
+    for first, second in itertools.combinations(seen, 2):
+        if palette[first] == palette[second]:
+            assert HATCHES.get(first) != HATCHES.get(second), (first, second)
+        elif LIGHT not in (palette[first], palette[second]):
+            assert np.linalg.norm(seen[first] - seen[second]) > 9.5, (first, second)

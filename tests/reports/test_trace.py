@@ -71,19 +71,19 @@ BOTH_ON_DISK = {"plan.data_parallel": "zero3", "plan.offload": {"optimizer": "nv
 )
 def test_one_track_per_stream_and_no_slice_reaches_into_another(example: str, changes: Any, streams: set[str]) -> None:
     """A viewer puts slices that overlap in part on tracks of their own: here none do, not even nested."""
-    made = list(events(simulate(read_job(EXAMPLES / f"{example}.yaml", changes))))
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in made if e["ph"] == "M" and e["name"] == "thread_name"}
+    written = list(events(simulate(read_job(EXAMPLES / f"{example}.yaml", changes))))
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in written if e["ph"] == "M" and e["name"] == "thread_name"}
     of = {pid: [name for (other, _), name in names.items() if other == pid] for pid, _ in names}
     assert all(len(set(tracks)) == len(tracks) for tracks in of.values())
     assert {"host", "compute", *streams} <= set(names.values())
-    for spans in slices(made).values():
+    for spans in slices(written).values():
         spans.sort()
         assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
-    ends = {kind: {e["id"]: e["ts"] for e in made if e["ph"] == kind} for kind in "sf"}
+    ends = {kind: {e["id"]: e["ts"] for e in written if e["ph"] == kind} for kind in "sf"}
     assert ends["s"].keys() == ends["f"].keys()
     assert all(start <= ends["f"][number] for number, start in ends["s"].items())
-    tracks = slices(made)
-    for event in made:
+    tracks = slices(written)
+    for event in written:
         if event["ph"] in ends:  # an arrow that ends beside every slice is not drawn
             assert any(start <= event["ts"] <= end for start, end in tracks[event["pid"], event["tid"]])
 
@@ -143,10 +143,10 @@ def test_the_format_is_kept(trace: Events) -> None:
     ],
 )
 def test_the_check_of_the_format_finds_faults(change: dict[str, Any], says: str, timeline: Timeline) -> None:
-    made = list(events(timeline))
-    broken = next(event for event in made if event["ph"] == "X")
+    written = list(events(timeline))
+    broken = next(event for event in written if event["ph"] == "X")
     broken |= change
-    assert any(fault.startswith(says) or says in fault for fault in faults(made))
+    assert any(fault.startswith(says) or says in fault for fault in faults(written))
 
 
 def test_every_op_is_a_slice_and_the_last_ends_with_the_step(trace: Events, played: Timeline) -> None:

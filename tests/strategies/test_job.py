@@ -52,8 +52,8 @@ def job(model: str, changes: dict[str, Any]) -> Any:
 def test_what_was_derived_from_a_size_follows_it(model: str, changes: dict[str, Any], sizes: tuple[int, ...], note: str) -> None:
     """head_dim is hidden / heads and ffn 4 · hidden unless the file states them; as many kv_heads as heads stay as many."""
     changed = job(model, changes)
-    made = changed.model
-    assert (made.heads, made.kv_heads, made.head_dim, made.ffn) == sizes
+    model = changed.model
+    assert (model.heads, model.kv_heads, model.head_dim, model.ffn) == sizes
     assert [remark for remark in changed.notes if remark.startswith("model.")] == [note] * bool(note)
 
 
@@ -108,9 +108,9 @@ def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:
 )
 def test_one_default_batch_that_is_said(plan: dict[str, Any], batch: int) -> None:
     """4 sequences for each of 16 GPUs, whatever the degrees; whole microbatches of 16 dp ranks."""
-    made = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=plan)
-    assert made.resolve().global_batch == made.global_batch == batch
-    said = [note for note in made.notes if note.startswith("global_batch: ")]
+    job = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=plan)
+    assert job.resolve().global_batch == job.global_batch == batch
+    said = [note for note in job.notes if note.startswith("global_batch: ")]
     assert bool(said) == (not {"global_batch", "accumulation"} & plan.keys())
     assert all(note.startswith(f"global_batch: {batch} sequences by default, 4 for each GPU") for note in said)
 
@@ -119,8 +119,8 @@ def test_a_frameworks_default_is_one_microbatch_of_each_dp_rank(tmp_path: Path) 
     """deepspeed.ai/docs/config-json: gradient_accumulation_steps is 1 unless the file says more."""
     file = tmp_path / "ds.json"
     file.write_text('{"train_micro_batch_size_per_gpu": 2}')
-    made = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, from_deepspeed=file)
-    assert made.resolve().global_batch == 2 * 16
+    job = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, from_deepspeed=file)
+    assert job.resolve().global_batch == 2 * 16
     more = read_job(None, {"plan.global_batch": 64}, model="gpt2-1.5b", cluster="dgx-a100", from_deepspeed=file)
     assert more.global_batch == 64
 
@@ -134,6 +134,6 @@ def test_a_frameworks_default_is_one_microbatch_of_each_dp_rank(tmp_path: Path) 
 )
 def test_a_group_that_is_set_replaces_the_group_that_was_there(change: str, left: dict[str, str]) -> None:
     plan = {"data_parallel": "zero3", "offload": {"optimizer": "cpu", "parameters": "cpu"}}
-    made = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=[change]).plan.offload
-    assert made is not None
-    assert made.model_dump(exclude_unset=True) == left
+    offload = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=[change]).plan.offload
+    assert offload is not None
+    assert offload.model_dump(exclude_unset=True) == left

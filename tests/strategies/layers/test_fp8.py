@@ -22,8 +22,8 @@ def job(cluster: str = "dgx-h100", **plan: Any) -> Any:
 
 
 def layer(**plan: Any) -> LayerCost:
-    one = job(**plan)
-    return parts(one.model, one.resolve()).layer(0)
+    asked = job(**plan)
+    return parts(asked.model, asked.resolve()).layer(0)
 
 
 def kernels(part: LayerCost, dtype: str, kind: str = "gemm") -> list[Kernel]:
@@ -38,12 +38,12 @@ TORCHAO: dict[str, Any] = {"kernels": "compiled", "data_parallel": "zero3", "fp8
 
 @pytest.mark.parametrize(("plan", "matrices"), [(MEGATRON, 4), (TORCHAO, 7)])
 def test_matrices_three_ways_are_fp8_and_attention_and_head_are_not(plan: dict[str, Any], matrices: int) -> None:
-    part, one = layer(**plan), job(**plan)
+    part, asked = layer(**plan), job(**plan)
     assert len(kernels(part, "fp8")) == matrices * 3
     assert {kernel.dtype for kernel in part.forward if isinstance(kernel, Kernel) and kernel.kind == "attention_forward"} == {
         "bf16"
     }
-    head = parts(one.model, one.resolve()).head
+    head = parts(asked.model, asked.resolve()).head
     assert not kernels(head, "fp8")
     assert part.fp8_parameters == 2 * HIDDEN**2 + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
 
@@ -57,11 +57,11 @@ def test_work_is_the_same_and_operands_are_half() -> None:
 
 def test_what_is_kept_in_fewer_bits() -> None:
     """Attention's own result in 16 bits beside the product's fp8 input, or 12 bits for both; an activation's input in 16 or 8."""
-    one = {
+    asked = {
         name: job(**MEGATRON | {"fp8": fp8})
         for name, fp8 in {"engine": {}, "less": {"attention_output": "e5m6", "activation_func_input_store": True}}.items()
     }
-    engine, less = (saved_tensors(each.model, each.resolve()) for each in one.values())
+    engine, less = (saved_tensors(each.model, each.resolve()) for each in asked.values())
     assert (engine["attention result"], engine["attention output input"]) == (2 * TOKENS * HIDDEN, TOKENS * HIDDEN)
     assert ("attention result" in less, less["attention output input"]) == (False, 1.5 * TOKENS * HIDDEN)
     assert (engine["mlp up output"], less["mlp up output"]) == (2 * TOKENS * 2 * FFN, TOKENS * 2 * FFN)
@@ -70,8 +70,8 @@ def test_what_is_kept_in_fewer_bits() -> None:
 
 def test_transformer_engine_keeps_fp8_inputs_and_torchao_16_bits() -> None:
     def kept(**plan: Any) -> float:
-        one = job(**plan)
-        return saved_tensors(one.model, one.resolve())["mlp down input"]
+        asked = job(**plan)
+        return saved_tensors(asked.model, asked.resolve())["mlp down input"]
 
     assert kept(**MEGATRON) == TOKENS * FFN
     assert kept(**TORCHAO) == kept() == 2 * TOKENS * FFN
@@ -79,17 +79,17 @@ def test_transformer_engine_keeps_fp8_inputs_and_torchao_16_bits() -> None:
 
 def test_scales_of_the_tensor_now_read_it_once_more() -> None:
     def cast(scaling: str) -> float:
-        found = layer(kernels="megatron", fp8={"scaling": scaling}).forward
-        return sum(kernel.bytes for kernel in found if isinstance(kernel, Kernel) and kernel.label == "mlp down input in fp8")
+        works = layer(kernels="megatron", fp8={"scaling": scaling}).forward
+        return sum(kernel.bytes for kernel in works if isinstance(kernel, Kernel) and kernel.label == "mlp down input in fp8")
 
     assert cast("delayed") == cast("mxfp8") == TOKENS * FFN * 4  # two read, two copies written
     assert cast("tensorwise") == TOKENS * FFN * 6
 
 
 def gathered(**plan: Any) -> float:
-    one = job(**plan)
-    found = [op.work for op in lower(one.model, one.resolve()).cohorts[0].ops if isinstance(op.work, Collective)]
-    return sum(work.bytes * work.repeat for work in found if work.operation == "all_gather")
+    asked = job(**plan)
+    works = [op.work for op in lower(asked.model, asked.resolve()).cohorts[0].ops if isinstance(op.work, Collective)]
+    return sum(work.bytes * work.repeat for work in works if work.operation == "all_gather")
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_asynchronous_tensor_parallelism_gathers_no_rows_in_pieces() -> None:
 
 def test_copies_of_weights_stay_beside_16_bits() -> None:
     def held(**plan: Any) -> float:
-        one = job(data_parallel="zero1", **plan)
-        return sum(size for kind, size in lower(one.model, one.resolve()).cohorts[0].resident if kind == "parameter")
+        asked = job(data_parallel="zero1", **plan)
+        return sum(size for kind, size in lower(asked.model, asked.resolve()).cohorts[0].resident if kind == "parameter")
 
     assert held(**MEGATRON) - held() == 2 * 32 * layer(**MEGATRON).fp8_parameters
 

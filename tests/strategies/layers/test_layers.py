@@ -94,8 +94,8 @@ def test_gradients_are_accumulated_in_their_type() -> None:
         plan = {"kernels": kernels, "accumulation_fusion": fusion}
         plan |= {"framework": {"joined_products": True}} if kernels == "torch" else {}
         apart = parts(model, resolved(model, accumulation=2, gradients="fp32", **plan)).layer(0)
-        found = {item.label: item.bytes for item in apart.weight_gradient if item.label.startswith("qkv weight")}
-        assert found == {"qkv weight": operands + 2 * weight, "qkv weight sum": (2 + 4 + 4) * weight}
+        weight_bytes = {item.label: item.bytes for item in apart.weight_gradient if item.label.startswith("qkv weight")}
+        assert weight_bytes == {"qkv weight": operands + 2 * weight, "qkv weight sum": (2 + 4 + 4) * weight}
     first = parts(model, resolved(model, kernels="torch")).layer(0)
     assert not any(item.label.endswith("sum") for item in first.weight_gradient)  # nothing to add to
 
@@ -107,8 +107,8 @@ def test_gradients_that_every_microbatch_reduces_are_made_anew(hook: str, kernel
     model = Model(**GPT)
 
     def moved(accumulation: int, **plan: Any) -> float:
-        one = Resolved.of(Plan(kernels=kernels, accumulation=accumulation, **plan), model, 4)
-        return sum(item.bytes for item in parts(model, one).layer(0).backward if isinstance(item, Kernel))
+        plan_of_rank = Resolved.of(Plan(kernels=kernels, accumulation=accumulation, **plan), model, 4)
+        return sum(item.bytes for item in parts(model, plan_of_rank).layer(0).backward if isinstance(item, Kernel))
 
     assert moved(3, data_parallel=hook) == moved(1, data_parallel=hook)
     assert moved(3, data_parallel="zero1") > moved(1, data_parallel="zero1")

@@ -156,10 +156,10 @@ def test_zero_bubble_h1_holds_what_1f1b_holds(played) -> None:
 def test_segments_that_grow_lose_nothing(toy_job, toy_prices) -> None:
     """A twentieth of what tensors take is lost between blocks, or nothing; tensors are the same."""
     prices = toy_prices(overhead={"context": "1 MB", "communicator": "0 B", "reserve": 0.05})
-    found = []
+    peaks = []
     for grows in (False, True):
         job = toy_job(2, expandable_segments=grows)
-        found.append(summarise(run(lower(job.model, job.resolve()), job.cluster.topology(), prices)).worst)
-    assert found[0].allocated == found[1].allocated
-    assert (found[0].overheads["reserve"], found[1].overheads["reserve"]) == (pytest.approx(0.05 * found[0].allocated), 0)
-    assert found[1].peak == found[1].allocated + 1e6
+        peaks.append(summarise(run(lower(job.model, job.resolve()), job.cluster.topology(), prices)).worst)
+    assert peaks[0].allocated == peaks[1].allocated
+    assert (peaks[0].overheads["reserve"], peaks[1].overheads["reserve"]) == (pytest.approx(0.05 * peaks[0].allocated), 0)
+    assert peaks[1].peak == peaks[1].allocated + 1e6

@@ -204,9 +204,9 @@ def made_of(job: dict[str, Any], toy_job: Any, toy_profile: Any, without: str = 
     node = {"nvlink": "9 GB/s", "nic": "1 GB/s" if slow else "5 GB/s", "cpu": CPU, "gpu": GPU}
     plan = {name: value for name, value in job["plan"].items() if name != without}
     try:
-        made = toy_job(*job["shape"], model=job["model"], node=node, **plan)
-        prices = Prices(profile, made.cluster.node.gpu)
-        return made, prices, summarise(run(lower(made.model, made.resolve()), made.cluster.topology(), prices))
+        example = toy_job(*job["shape"], model=job["model"], node=node, **plan)
+        prices = Prices(profile, example.cluster.node.gpu)
+        return example, prices, summarise(run(lower(example.model, example.resolve()), example.cluster.topology(), prices))
     except UserError:
         assume(False)
         raise
@@ -228,8 +228,8 @@ def every_bound(job: Job, prices) -> tuple[list[float], list[float]]:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 )
 def test_no_bound_exceeds_the_simulation(toy_job, toy_profile, job) -> None:
-    made, prices, answer = made_of(job, toy_job, toy_profile)
-    steps, memory = every_bound(made, prices)
+    example, prices, answer = made_of(job, toy_job, toy_profile)
+    steps, memory = every_bound(example, prices)
     assert max(steps) <= answer.step_seconds
     assert max(memory) <= answer.worst.peak
 

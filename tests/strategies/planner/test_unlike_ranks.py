@@ -71,7 +71,7 @@ class Drawn:
     def space(self) -> Space:
         return Space(tuple(Axis(f"plan.{name}", tuple(choices(name, values))) for name, values in self.axes.items()))
 
-    def found(self) -> Any:
+    def best_row(self) -> Any:
         answer = Search(self.read, self.space, objective("step"), Engine(Inline())).run()
         assert answer.proven
         return answer.best
@@ -125,12 +125,12 @@ def test_proofs_hold_where_ranks_are_unlike(number: int, ops: int, monkeypatch: 
         assert max(least) <= played.step_seconds, site.plans.changes(plan)
         assert max(rough, held) <= played.worst.peak, site.plans.changes(plan)
         steps.append(played.step_seconds)
-    best = drawn.found()
+    best = drawn.best_row()
     assert best["step"] == min(steps)
     names = random.sample(list(drawn.axes), len(drawn.axes))
     shuffled = Drawn(drawn.cluster, drawn.nodes, {name: random.sample(drawn.axes[name], len(drawn.axes[name])) for name in names})
     assert bounds_of(shuffled.site()) == {plan: pytest.approx(each, rel=1e-9) for plan, each in bounds.items()}
-    assert shuffled.found()["hash"] == best["hash"]
+    assert shuffled.best_row()["hash"] == best["hash"]
 
 
 def test_the_longest_path_is_that_of_the_ranks_that_communicate_longest() -> None:
@@ -188,7 +188,7 @@ def test_stages_that_begin_at_different_places() -> None:
 def test_what_is_said_to_be_alike_is_played_as_one() -> None:
     """Random degrees and orders on every kind of node."""
     random, count = Random(3), 0
-    for name in [one for one in ("dgx-1v", "dgx-a100", "pcie-l40s", "perlmutter", "gb200-nvl72") for _ in range(20)]:
+    for name in 20 * ("dgx-1v", "dgx-a100", "pcie-l40s", "perlmutter", "gb200-nvl72"):
         plan = {
             "tp": random.choice([1, 2, 3, 4, 6]),
             "pp": random.choice([1, 2, 3, 4]),
