@@ -75,13 +75,13 @@ class _Rows:
 
     def __init__(self, rank: RankShapes, moe: Experts) -> None:
         plan = rank.resolved
-        self.whole = plan.whole_experts
-        self.moe, self.tp, self.experts = moe, (1 if self.whole else plan.tp), moe.experts // plan.ep
+        self.whole_experts = plan.whole_experts
+        self.moe, self.tp, self.experts = moe, (1 if self.whole_experts else plan.tp), moe.experts // plan.ep
         limit = plan.capacity_factor or math.inf
         self.load = limit if plan.pad_to_capacity else min(plan.imbalance, limit)  # of the busiest rank, relative to the mean
         self.own = math.ceil(rank.local_tokens * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
         self.sent = rank.local_tokens * moe.chosen * self.load
-        self.held = math.ceil((rank.local_tokens if self.whole else rank.tokens) * moe.chosen * self.load)
+        self.held = math.ceil((rank.local_tokens if self.whole_experts else rank.tokens) * moe.chosen * self.load)
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
         self.each = math.ceil(self.held / self.busy)  # copies of one of them
 
@@ -90,7 +90,7 @@ def _moved(rank: RankShapes, rows: _Rows, label: str) -> tuple[Items, Items]:
     """(exchange of copies to their experts, of results back); gradients take them in reverse."""
     plan, hidden, sent = rank.resolved, rank.model.hidden, _sent_width(rank)
     there, back = (_swapped(rank, rows, label, width) for width in (sent, rank.element))
-    if not plan.sequence_parallel or rows.whole:
+    if not plan.sequence_parallel or rows.whole_experts:
         return there, back
     gather = rank.collective("all_gather", label, sent * rows.held * hidden, sent)
     return (*there, *gather), (*rank.collective("reduce_scatter", label, rank.element * rows.held * hidden), *back)
@@ -107,7 +107,7 @@ def _swapped(rank: RankShapes, rows: _Rows, label: str, width: int) -> Items:
     experts.
     """
     plan, size = rank.resolved, rows.sent * width * rank.model.hidden
-    if rows.whole:
+    if rows.whole_experts:
         return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep")),)
     swap = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
     if not plan.routed_nodes:
@@ -121,10 +121,10 @@ def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
     hidden, copies = rank.model.hidden, rank.local_tokens + rows.own
     there, back = _moved(rank, rows, "dispatch")
     cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
-    whole = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
+    reduce = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
     return Operator(
         forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there),
-        input_gradient=(*back, rank.memory("dispatch", "backward", rank.element * hidden * copies), *whole),
+        input_gradient=(*back, rank.memory("dispatch", "backward", rank.element * hidden * copies), *reduce),
         temporary=rank.element * hidden * (rows.own + rows.held),
     )
 
@@ -137,10 +137,10 @@ def _combine(rank: RankShapes, rows: _Rows) -> Operator:
     copies, tokens = hidden * rows.own, hidden * rank.local_tokens
     there, back = _moved(rank, rows, "combine")
     cast = Fp8Products(rank, "combine", 0, 0, _early(rank)).gradient(tokens)
-    whole = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
+    reduce = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
     read = sent * (copies + tokens) + rank.element * copies * weighs
     return Operator(
-        forward=(*back, rank.memory("combine", "forward", rank.element * (copies + tokens)), *whole),
+        forward=(*back, rank.memory("combine", "forward", rank.element * (copies + tokens)), *reduce),
         input_gradient=(*cast, rank.memory("combine", "backward", read), *there),
         saved={"expert results": rank.element * copies} if weighs else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
@@ -159,7 +159,7 @@ def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: in
     fp8 = Fp8Products(rank, label, n, k, rank.kernels.fp8_experts, rows.experts)
     product, *adding = rank.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, fp8.dtype)
     sums = (rank.reduction(f"{label} bias", "backward", rank.element * rows.held * n),) if bias else ()
-    parameters, whole = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole)
+    parameters, replicated = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole_experts)
     return Operator(
         forward=(
             *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
@@ -173,7 +173,7 @@ def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: in
         saved={f"{label} input": fp8.kept * rows.held * k},
         temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
         shapes=((n, k),) * rows.experts + ((n,),) * (rows.experts * bias),
-        replicated=whole,
+        replicated=replicated,
         experts=parameters if rank.resolved.ep_of_dp > 1 else 0,
         fp8_parameters=fp8.elements,
         flops=2.0 * rank.tokens * rows.moe.chosen * inputs * outputs,

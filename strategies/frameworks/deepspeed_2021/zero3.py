@@ -64,7 +64,7 @@ def uses(trace: Sequence[Tensors], sizes: Sequence[int], limits: DeepSpeed) -> l
                 if tensor not in live:
                     ahead.append(tensor)
                     live.add(tensor)
-                    if sum(sizes[one] for one in ahead) >= limits.stage3_prefetch_bucket_size:
+                    if sum(sizes[number] for number in ahead) >= limits.stage3_prefetch_bucket_size:
                         break
         flying |= set(ahead)
         there += sum(sizes[tensor] for tensor in ahead)
@@ -147,10 +147,12 @@ class TensorwisePasses:
         gradients = [(self.sizes[tensor], 1) for tensor in self._makes[part].get(number, ())]
         if last:
             vectors = self.gathering.vectors(part)
-            rest = self.gathering.elements(part)[0] - sum(self.sizes[one] for mine in self._makes[part].values() for one in mine)
+            rest = self.gathering.elements(part)[0] - sum(
+                self.sizes[tensor] for mine in self._makes[part].values() for tensor in mine
+            )
             gradients += [(rest, max(1, vectors))] if rest else []
         for elements, count in gradients:
-            if sum(one for one, _, _ in self._bucket) + elements > self.gathering.options.reduce_bucket_size:
+            if sum(size for size, _, _ in self._bucket) + elements > self.gathering.options.reduce_bucket_size:
                 self.flush()
             self._bucket.append((elements, count, ref))
 

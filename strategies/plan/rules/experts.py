@@ -32,14 +32,14 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
 
 def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:
     """Experts on several ranks: as many ranks as divide the experts and the dp (with whole experts the tp·dp) ranks."""
-    ep, whole = plan.ep, plan.whole_experts
+    ep, whole_experts = plan.ep, plan.whole_experts
     if plan.tp > 1 and not plan.sequence_parallel:
         asking = f"ep={ep}" if ep > 1 else "expert_tp=1"
         yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
-    if whole and ep % plan.tp:
+    if whole_experts and ep % plan.tp:
         yield f"ep={ep} with expert_tp=1 must be a multiple of tp={plan.tp}: a part of the tp ranks as ep ranks is not simulated"
-    ranks = f"tp·dp = {plan.tp}·{dp} = {plan.tp * dp} ranks" if whole else f"dp={dp}"
-    for count, what in ((moe.experts, f"{moe.experts} experts"), (plan.tp * dp if whole else dp, ranks)):
+    ranks = f"tp·dp = {plan.tp}·{dp} = {plan.tp * dp} ranks" if whole_experts else f"dp={dp}"
+    for count, what in ((moe.experts, f"{moe.experts} experts"), (plan.tp * dp if whole_experts else dp, ranks)):
         if count % ep:
             yield f"ep={ep} does not divide {what}: {count} % {ep} = {count % ep}"
     if plan.shard and plan.ep_of_dp > 1:
