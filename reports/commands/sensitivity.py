@@ -35,14 +35,14 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     play = Play.of(asked)
     factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
     groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of
-    effects = play.effects({name: factor for name, factor in factors.items() if name not in groups})
+    swings = play.swings({name: factor for name, factor in factors.items() if name not in groups})
     if as_json:
-        echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(effect) for effect in effects]}, indent=2))
+        echo(json.dumps({"step_seconds": play.seconds, "effects": [asdict(swing) for swing in swings]}, indent=2))
     else:
         from reports.tables.sensitivity import table
 
-        show(table(asked.name, play.seconds, effects))
+        show(table(asked.name, play.seconds, swings))
     if plot is not None:
         from reports.figures.tornado import tornado
 
-        echo(f"wrote {tornado((asked.name, play.seconds, effects), Path(plot))}", err=as_json)
+        echo(f"wrote {tornado((asked.name, play.seconds, swings), Path(plot))}", err=as_json)

@@ -128,16 +128,16 @@ def _cheapest(case: Case) -> tuple[bool, float, float]:
 def limits(job: Job, step: float, by: float = 0.1) -> Section:
     """What each price does to the job's step, of `step` seconds, when it is `by` lower and higher, and what halving it saves."""
     from reports.figures.tornado import tornado
-    from strategies.planner.sensitivity import PRICES, Effect, Play
+    from strategies.planner.sensitivity import PRICES, Play, PriceSwing
 
     play = Play.of(job)
-    effects = play.effects({price.name: 1 + by for price in PRICES if price.name not in ("kernels", "clock")})
-    if not effects:
+    swings = play.swings({price.name: 1 + by for price in PRICES if price.name not in ("kernels", "clock")})
+    if not swings:
         return Section("What limits the step", text=("No price moves it.",))
     alt = f"The step with each price {percent(by)} lower and higher"
     scale = step / play.seconds  # a long step is played as two short ones, whose sum is not quite its own
-    effects = [Effect(effect.name, effect.factor, effect.low * scale, effect.high * scale) for effect in effects]
-    picture = Picture("tornado", alt, tornado, (job.name, step, effects))
+    swings = [PriceSwing(swing.name, swing.factor, swing.low * scale, swing.high * scale) for swing in swings]
+    picture = Picture("tornado", alt, tornado, (job.name, step, swings))
     faster = sorted(((scale * after, what) for what, after in play.faster(2.0)), key=lambda pair: pair[0])
     rows = [[PRICED.get(what, what), seconds(after), signed(after / step - 1)] for after, what in faster if after < 0.9995 * step]
     sentences = (

@@ -1,7 +1,7 @@
 """Which price moves an answer: a job is played again with one price changed, everything else as it was.
 
 Times are scaled, not efficiencies: `gemm` at 1.1 makes every matrix product 10 % longer, `bandwidth inside nodes` at 1.1 the
-transfers on every NVLink. One rule for algorithms and protocols of collectives: what asks how wrong a price may be (`effects`,
+transfers on every NVLink. One rule for algorithms and protocols of collectives: what asks how wrong a price may be (`swings`,
 intervals) keeps them as they were chosen, because a library does not know of our errors; what asks for other hardware (`faster`,
 as `strategies.planner.whatif`) chooses them anew, because a library would.
 """
@@ -38,7 +38,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Effect:
+class PriceSwing:
     """What one price does to a step: seconds of the step with the price divided and multiplied by `factor`."""
 
     name: str
@@ -47,7 +47,7 @@ class Effect:
     high: float
 
     @property
-    def swing(self) -> float:
+    def width(self) -> float:
         """Seconds between the two."""
         return abs(self.high - self.low)
 
@@ -140,8 +140,8 @@ class Play:
         self.prices, self.topology = prices, job.cluster.topology()
         pairs = [(weight, lower(brief.model, brief.resolve())) for weight, brief in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
-        self.acting = job.effects
-        self.timelines = [run(program, self.topology, prices, effects=self.acting) for _, program in self.programs]
+        self.effects = job.effects
+        self.timelines = [run(program, self.topology, prices, effects=self.effects) for _, program in self.programs]
         self._base = [timeline.step for timeline in self.timelines]
 
     @classmethod
@@ -164,19 +164,19 @@ class Play:
     def at(self, price: Price, factor: float, anew: bool = False) -> float:
         """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
         scaled = _Scaled(self.prices, price, factor, anew)
-        return self._total([run(program, self.topology, scaled, effects=self.acting).step for _, program in self.programs])
+        return self._total([run(program, self.topology, scaled, effects=self.effects).step for _, program in self.programs])
 
     def _total(self, steps: Sequence[float]) -> float:
         return sum(weight * step / program.steps for (weight, program), step in zip(self.programs, steps, strict=True))
 
-    def effects(self, factors: Mapping[str, float]) -> list[Effect]:
+    def swings(self, factors: Mapping[str, float]) -> list[PriceSwing]:
         """What each price does when divided and multiplied by its factor; the strongest first, without those that do nothing."""
-        effects = []
+        swings = []
         for price in self.relevant():
             if price.name in factors:
                 by = factors[price.name]
-                effects.append(Effect(price.name, by, self.at(price, 1 / by), self.at(price, by)))
-        return sorted((effect for effect in effects if effect.swing), key=lambda effect: -effect.swing)
+                swings.append(PriceSwing(price.name, by, self.at(price, 1 / by), self.at(price, by)))
+        return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)
 
     def faster(self, by: float) -> list[tuple[str, float]]:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them

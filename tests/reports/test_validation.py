@@ -16,7 +16,7 @@ from calibration.published.comparison import Compared
 from reports.figures.published import stated_and_held
 from reports.tables.published import as_csv, overview
 from reports.tables.sensitivity import table
-from strategies.planner.sensitivity import Effect
+from strategies.planner.sensitivity import PriceSwing
 
 JOB = str(Path(__file__).parents[2] / "examples" / "llama-3.1-70b.yaml")
 
@@ -63,7 +63,7 @@ def test_error_bars_hold_what_they_hold() -> None:
 
 
 def test_a_tornado_shows_the_change_both_ways() -> None:
-    text = shown(table("job", 2.0, [Effect("gemm", 1.1, 1.9, 2.1)]))
+    text = shown(table("job", 2.0, [PriceSwing("gemm", 1.1, 1.9, 2.1)]))
     assert "−5.00 %" in text
     assert "+5.00 %" in text
 
@@ -71,8 +71,8 @@ def test_a_tornado_shows_the_change_both_ways() -> None:
 def test_sensitivity_of_a_job_as_json() -> None:
     result = CliRunner().invoke(shardyard.main, ["sensitivity", JOB, "--json", "--by", "0.2"])
     answer = json.loads(result.output)
-    assert {"gemm", "attention", "bandwidth inside nodes"} <= {effect["name"] for effect in answer["effects"]}
-    assert all(effect["low"] < answer["step_seconds"] < effect["high"] for effect in answer["effects"][:3])
+    assert {"gemm", "attention", "bandwidth inside nodes"} <= {swing["name"] for swing in answer["effects"]}
+    assert all(swing["low"] < answer["step_seconds"] < swing["high"] for swing in answer["effects"][:3])
 
 
 def test_validate_compares_a_source_and_draws_it(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ def test_a_step_that_pays_every_price_twice_takes_twice_as_long(play: Play) -> N
 
 
 def test_a_dearer_price_never_makes_a_step_shorter_and_the_strongest_effect_comes_first(play: Play) -> None:
-    effects = play.effects(dict.fromkeys(BY_NAME, 1.3))
-    assert len(effects) >= 8
-    assert [effect.swing for effect in effects] == sorted((effect.swing for effect in effects), reverse=True)
-    for effect in effects:
-        assert effect.low <= play.seconds * (1 + 1e-9) <= effect.high * (1 + 2e-9), effect.name
+    swings = play.swings(dict.fromkeys(BY_NAME, 1.3))
+    assert len(swings) >= 8
+    assert [swing.width for swing in swings] == sorted((swing.width for swing in swings), reverse=True)
+    for swing in swings:
+        assert swing.low <= play.seconds * (1 + 1e-9) <= swing.high * (1 + 2e-9), swing.name
 
 
 def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
