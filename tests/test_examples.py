@@ -35,6 +35,13 @@ def test_what_an_example_shows_makes_its_step_shorter(name: str, without: dict) 
     assert simulate(read_job(EXAMPLES / name)).step < simulate(read_job(EXAMPLES / name, without)).step
 
 
+def test_a_slow_gpu_and_a_slow_nic_are_waited_for() -> None:
+    slow = simulate(read_job(EXAMPLES / "slow-gpu.yaml"))
+    usual = simulate(read_job(EXAMPLES / "llama-3.1-70b.yaml"))
+    alone = simulate(read_job(EXAMPLES / "slow-gpu.yaml", effects=["gpu 37: speed 0.9"]))
+    assert usual.step < alone.step <= slow.step
+
+
 @pytest.mark.parametrize(
     ("name", "batch", "changes"),
     [

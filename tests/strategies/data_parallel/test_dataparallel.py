@@ -76,6 +76,17 @@ def test_memory_of_the_root(played) -> None:
     assert peaks[0] > peaks[1] == peaks[3]
 
 
+def test_gpu_0_gathers_all_logits_and_gives_out_their_gradients(played) -> None:
+    """Of 4 GPUs with 32 tokens each, in bf16; a replica takes the parameters instead, which GPU 0 has."""
+    program = played(4).program
+    logits = 4 * 32 * 512 * 2.0
+    root, replica = ({op.work.label: op.allocate for op in cohort.ops if op.stream == "dp"} for cohort in program.cohorts[:2])
+    assert (root["outputs"], root["parameters"]) == ((("activation", logits),), ())
+    assert [op.allocate for op in program.cohorts[0].ops].count((("temporary", logits),)) == 1  # by the loss's backward pass
+    assert (replica["outputs"], replica["output gradients"]) == ((), ())
+    assert replica["parameters"] == (("parameter", 2.0 * program.parameters),)
+
+
 def test_threads_take_turns(played) -> None:
     """When launches take all of the time, n threads behind one interpreter lock take n times as long."""
     one, four = (played(gpus, {"launch": "1 ms"}, data_parallel=hook) for gpus, hook in ((1, "ddp"), (4, "dataparallel")))

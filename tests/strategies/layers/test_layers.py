@@ -252,6 +252,23 @@ def test_collectives_know_the_width_of_their_elements(precision: str, width: int
     assert set(widths.values()) == {width}
 
 
+def test_the_parallel_loss_of_pytorch_passes_over_logits() -> None:
+    """Bytes per logit of a tp rank, in fp32 (torch.distributed.tensor.parallel.loss_parallel): a maximum reads them; exponentials
+    are subtracted, exponentiated and summed; a log-softmax is written. Logits in bf16 are cast before and their gradient after.
+    """
+    model = Model(**GPT)
+    head = parts(model, resolved(model, tp=2, kernels="torch")).head
+    logits = 32 * model.padded_vocabulary / 2
+    names = ("logits in fp32", "loss maximum", "loss exponential", "log-softmax", "loss")
+    ahead, back = (
+        [(item.label, item.bytes / logits) for item in items if isinstance(item, Kernel) and item.label in names]
+        for items in (head.forward, head.input_gradient)
+    )
+    assert [size for label, size in ahead] == [6, 4, 8, 8, 4, 8]
+    assert [label for label, _ in ahead] == [names[0], names[1], *3 * [names[2]], names[3]]
+    assert back == [("loss", 4), ("log-softmax", 8), ("log-softmax", 12), ("log-softmax", 8), ("logits in fp32", 6)]
+
+
 def test_megatron_of_2021_adds_the_bias_of_queries_keys_and_values_by_a_kernel_of_its_own() -> None:
     """Queries, keys and values of half of 8 heads of 8 features, for 32 tokens in bf16: read and written."""
     model = Model(**GPT)
