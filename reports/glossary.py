@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from reports import metrics
 from sim.collectives import algorithms
+from sim.engine.effects import effects
 from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_sets
 from strategies.plan.framework_options import FIELD, all_options
@@ -51,7 +52,7 @@ def _entries() -> Iterator[tuple[str, str]]:
         of = "any kernels" if len(sets) == len(list(kernel_sets)) else f"kernels={' and '.join(sets)}"
         fields[f"framework.{option}"] = f"plan.framework.{option}\n  {info.description}\n  default   {default}\n  of        {of}"
     yield from fields.items()
-    for registry in (schedules, hooks, kernel_sets, algorithms):
+    for registry in (schedules, hooks, kernel_sets, algorithms, effects):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())

@@ -22,3 +22,8 @@ def test_a_field_of_a_plan_is_explained_as_itself(field: str) -> None:
 
 def test_a_field_of_a_group_is_known_by_its_own_name() -> None:
     assert explain("stage3_prefetch_bucket_size").startswith("plan.deepspeed.stage3_prefetch_bucket_size\n")
+
+
+def test_an_effect_is_explained_with_its_source() -> None:
+    assert "lognormal" in explain("jitter")
+    assert "arXiv:2208.11035" in explain("speed")

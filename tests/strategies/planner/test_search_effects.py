@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardyard import UserError, predict, read_job
+from shardyard import UserError, predict, read_job, simulate, summarise
+from strategies.planner.effects_cost import with_effects
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import read_space
@@ -38,3 +39,18 @@ def test_the_best_plan_with_a_slow_gpu_is_the_best_of_all() -> None:
 def test_what_is_drawn_at_random_proves_nothing() -> None:
     with pytest.raises(UserError, match="proves by lower bounds"):
         search(["all: jitter 0.1"])
+
+
+def test_the_answer_says_what_effects_cost_and_whom_everybody_waits_for() -> None:
+    asked = job({"plan.tp": 2}, ["gpu 5: speed 0.5", "gpu 0: speed 0.99"])
+    timeline = simulate(asked)
+    summary = with_effects(asked, timeline, summarise(timeline))
+    cost = summary.effects
+    assert cost is not None
+    assert cost.step_without == simulate(job({"plan.tp": 2}, [])).step
+    assert cost.without["gpu 5: speed 0.5"] < cost.without["gpu 0: speed 0.99"] <= summary.step_seconds
+    assert cost.critical_rank == 5
+    assert cost.critical_idle < cost.mean_idle
+    assert f"the others wait for rank {cost.critical_rank}" in summary.notes[0]
+    assert summary.to_dict()["effects"]["critical_rank"] == 5
+    assert "effects" not in summarise(timeline).to_dict()
