@@ -29,6 +29,7 @@ Steps = Iterator[tuple[float, float]]  # (time, value from then on), in order of
 Time = Annotated[float, BeforeValidator(seconds)]
 LONGEST = 500  # letters of an effect
 MOST = 1000  # effects of a job
+SHORTEST = 1e-4  # seconds between what happens again and again: more often it is an average
 
 
 class Effect(Config):
@@ -190,6 +191,12 @@ def during(value: float, usual: float, start: float, end: float | None) -> Steps
     yield start, value
     if end is not None:
         yield end, usual
+
+
+def check_period(seconds: float | None, every: float | None) -> None:
+    """Raise ValueError when what lasts so long cannot happen so often."""
+    if every is not None and (every < SHORTEST or every <= (seconds or 0.0)):
+        raise ValueError(f"every={every:g} s: must be longer than what happens, and at least {SHORTEST:g} s")
 
 
 def periodic(value: float, usual: float, start: float, seconds: float, every: float | None) -> Steps:

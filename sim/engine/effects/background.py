@@ -5,9 +5,11 @@ Under max-min fairness traffic that never asks for more than its share takes exa
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
 
-from sim.engine.effects import Steps, Time, effects, periodic
+from pydantic import Field, model_validator
+
+from sim.engine.effects import Steps, Time, check_period, effects, periodic
 from sim.engine.effects.links import LinkEffect
 from topologies.topology import Topology
 
@@ -20,6 +22,11 @@ class Background(LinkEffect):
     at: Time = 0.0
     lasting: Time | None = Field(None, gt=0)
     every: Time | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _rests(self) -> Self:
+        check_period(self.lasting, self.every)
+        return self
 
     def varying(self, topology: Topology) -> tuple[int, ...]:
         """Each named link."""

@@ -6,9 +6,11 @@ InfiniBand and RoCE retransmit for a while before they give up, so that a flap o
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
 
-from sim.engine.effects import Steps, Time, effects, periodic
+from pydantic import Field, model_validator
+
+from sim.engine.effects import Steps, Time, check_period, effects, periodic
 from sim.engine.effects.links import LinkEffect
 from topologies.topology import Topology
 
@@ -20,6 +22,11 @@ class Flapping(LinkEffect):
     down: Time = Field(gt=0)
     at: Time = 0.0
     every: Time | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _rests(self) -> Self:
+        check_period(self.down, self.every)
+        return self
 
     def varying(self, topology: Topology) -> tuple[int, ...]:
         """Each named link."""

@@ -6,11 +6,11 @@ some milliseconds at a time (kernel documentation, EEVDF scheduler: base_slice_n
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sim.engine.effects import Effect, Time, effects
+from sim.engine.effects import Effect, Time, check_period, effects
 from sim.engine.host import Pause
 
 LATEST = 10_000  # pauses
@@ -26,8 +26,13 @@ class Preemption(Effect):
     at: Time = 0.0
     every: Time | None = Field(None, gt=0)
 
+    @model_validator(mode="after")
+    def _rests(self) -> Self:
+        check_period(self.preempted, self.every)
+        return self
+
     def pauses(self) -> tuple[Pause, ...]:
         """The first LATEST of them."""
         if self.every is None:
             return ((self.at, self.preempted),)
-        return tuple((self.at + number * max(self.every, self.preempted), self.preempted) for number in range(LATEST))
+        return tuple((self.at + number * self.every, self.preempted) for number in range(LATEST))

@@ -218,6 +218,8 @@ def test_one_slow_gpu_of_many_costs_a_handful_of_lanes() -> None:
         ("node 0 nic 9: rate 0.5", "no link is called 'node 0 nic 9'"),
         ("node 0 gpu 1 nvlink: lost", "is no NIC"),
         ("gpu 3: fails", "at"),
+        ("gpu 3: preempted 2 ms every 1 ms", "every=0.001 s: must be longer than what happens"),
+        ("node 0 nic 2: down 1 ns every 2 ns", "at least 0.0001 s"),
         ({"target": "gpu 3"}, "must name one effect"),
         (7, "must be a text"),
     ],
