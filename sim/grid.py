@@ -63,6 +63,12 @@ class Grid:
         size = int(np.prod([array.shape[i] for i in inside], dtype=np.int64))
         return array.transpose(outside + inside).reshape(-1, size)
 
+    def group_of(self, axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
+        """For each rank the number of its group, as `groups` has them; meaningless for ranks that `at` leaves out."""
+        groups, number = self.groups(axes, at), np.empty(self.world, np.int64)
+        number[groups] = np.arange(len(groups))[:, None]
+        return number
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinates of `rank` by axis."""
         result = {}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simpy import Environment, Event
 
 from sim.clock import on_grid
+from sim.engine.task import cancel
 
 TICK = 2.0**-40  # seconds: see sim.clock
 
@@ -56,8 +57,7 @@ class Pool:
         self._since = now
 
     def _expect(self) -> None:
-        if self._timer is not None:
-            self._timer.callbacks = []  # cancelled
+        cancel(self._timer)
         self._timer = None
         if self._present:
             self._rate = min(self.most, self.capacity / len(self._present))

@@ -198,8 +198,7 @@ class CollectiveCosts(AlgorithmChoice):
         group_of = self._groups.get((axes, cohort))
         if group_of is None:
             grid, at = self.grid, self._at[cohort]
-            groups, number = grid.groups(axes, dict(_across(at, axes))), np.empty(grid.world, np.int64)
-            number[groups] = np.arange(len(groups))[:, None]
+            number = grid.group_of(axes, dict(_across(at, axes)))
             group_of = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
         return group_of
 

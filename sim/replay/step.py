@@ -19,7 +19,6 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.grid import Grid
 from sim.pricing.block_costs import BlockCost
 from sim.program import COMPUTE, Block, Collective, Op, Program
 from sim.timeline import Timeline
@@ -216,10 +215,9 @@ class _Places:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.grid = timeline, timeline.program.grid
-        axes = _axes_inside(timeline.program)
         self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
-        self._inside = _group_of(self.grid, axes)
-        _, self._example, self._place = np.unique(self._inside[self.ranks[0]], return_index=True, return_inverse=True)
+        inside = self.grid.group_of(_axes_inside(timeline.program))
+        _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
         self.count = len(self._example)
         lane = timeline.op_costs.lane
         self.lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
@@ -271,11 +269,3 @@ def _axes_inside(program: Program) -> tuple[str, ...]:
                 if isinstance(item, Collective):
                     axes |= dict.fromkeys(axis for axis in item.axes if axis not in cohort.at)
     return tuple(axes)
-
-
-def _group_of(grid: Grid, axes: tuple[str, ...]) -> Ids:
-    """The group of each rank along `axes`."""
-    groups = grid.groups(axes)
-    number = np.empty(grid.world, np.int64)
-    number[groups] = np.arange(len(groups))[:, None]
-    return number
