@@ -72,8 +72,8 @@ class Perturbation:
 
     def vary(self, env: Environment, network: Network, varying: Sequence[int]) -> None:
         """Let links change while the step runs. varying: of each link of the network, see `ImpairedTopology.varying`."""
-        for link, code in enumerate(varying):
-            there = _Part(network, link)
+        for link in np.flatnonzero(varying).tolist():
+            there, code = _Part(network, link), varying[link]
             while code:
                 code, number = divmod(code, EVERY)
                 follow(env, self.effects[number - 1].capacity(), partial(there.change, number))

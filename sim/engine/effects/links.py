@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from sim.engine.effects import Effect
@@ -20,8 +22,14 @@ class LinkEffect(Effect):
 
     def named(self, topology: Topology) -> tuple[int, ...]:
         """The links whose name is the target or begins with it. Raises UserError when there are none."""
-        names = [topology.name(link) for link in range(topology.links)]
+        names = _names(topology)
         chosen = tuple(link for link, name in enumerate(names) if name == self.target or name.startswith(f"{self.target} "))
         if not chosen:
             raise UserError(f"effect '{self}': no link is called '{self.target}'{nearest(self.target, names[:MANY])}")
         return chosen
+
+
+@lru_cache(maxsize=8)
+def _names(topology: Topology) -> tuple[str, ...]:
+    """The name of every link; several effects of a job, and its several plays, ask for them."""
+    return tuple(topology.name(link) for link in range(topology.links))
