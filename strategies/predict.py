@@ -57,29 +57,38 @@ def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> 
 
     Raises UserError for impossible jobs.
     """
-    prices = prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
+    prices = _prices(job, profile)
     with uncollected():
-        return run(lower(job.model, job.resolve()), job.cluster.topology(), prices, fold=fold, effects=job.effects)
+        return _played(job, job.resolve(), prices, fold=fold)
 
 
 def predict(job: Job, profile: Profile | None = None) -> Summary:
     """The summary of one simulated step of `job`. Of many microbatches only some are played, where the others add the same."""
+    prices = _prices(job, profile)
     with uncollected():
-        return summarise(_from_some_microbatches(job, profile) or simulate(job, profile=profile))
+        resolved = job.resolve()
+        return summarise(from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
 
 
-def _from_some_microbatches(job: Job, profile: Profile | None) -> Timeline | None:
+def _prices(job: Job, profile: Profile | None) -> Prices:
+    return prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
+
+
+def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:
+    program = lower(job.model, resolved, microbatches)
+    return run(program, job.cluster.topology(), prices, fold=fold, effects=job.effects)
+
+
+def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Timeline | None:
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
-    resolved = job.resolve()
     if job.effects or not _repeats(resolved):
         return None
-    prices = prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
     played = 0
     for counts in _counts(resolved):
         played += sum(counts)
         if played > WORTHWHILE * resolved.microbatches:
             break
-        first, second, last = (run(lower(job.model, resolved, count), job.cluster.topology(), prices) for count in counts)
+        first, second, last = (_played(job, resolved, prices, count) for count in counts)
         timeline = extended((first, second, last), (resolved.microbatches - counts[2]) // (counts[1] - counts[0]))
         if timeline is not None:
             return timeline

@@ -204,11 +204,10 @@ class Play:
                 yield price
 
 
-SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
-
-
 def _brief(job: Job) -> list[tuple[float, Job]]:
     """The job itself, or two with few microbatches whose weighted sum is its step."""
+    from strategies.predict import SETTLED
+
     resolved = job.resolve()
     schedule, ranks = schedules[resolved.schedule], resolved.pp
     period = ranks * -(-SETTLED // ranks)  # a host that is slower than the GPU is ahead of it in the first microbatches

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardyard import UserError, read_job, simulate, summarise
-from strategies.predict import _from_some_microbatches, predict
+from strategies.predict import from_some_microbatches, predict, prices_of
 
 SMALL = {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 8000, "context": 1024}
 WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
@@ -17,6 +17,10 @@ WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
 
 def job(microbatches: int, model: dict[str, Any] = SMALL, nodes: int = 1, **plan: Any):
     return read_job(model=model, cluster="dgx-h100", nodes=nodes, plan=dict(sequence=512, accumulation=microbatches) | plan)
+
+
+def some_microbatches(asked: Any):
+    return from_some_microbatches(asked, asked.resolve(), prices_of(asked))
 
 
 SETTLING = [
@@ -34,7 +38,7 @@ SETTLING = [
 @pytest.mark.parametrize("plan", SETTLING, ids=str)
 def test_what_settles_is_not_played_to_its_end(plan: dict[str, Any]) -> None:
     asked = job(480, WIDE, **plan)
-    timeline, full = _from_some_microbatches(asked, None), simulate(asked)
+    timeline, full = some_microbatches(asked), simulate(asked)
     assert timeline is not None
     assert len(timeline.start) < 0.25 * len(full.start)
     assert timeline.step == full.step
@@ -69,7 +73,7 @@ def test_any_step_is_that_of_a_full_play(plan: dict[str, Any], model: dict[str, 
 
 
 def test_a_few_microbatches_are_played() -> None:
-    assert _from_some_microbatches(job(16, pp=4), None) is None
+    assert some_microbatches(job(16, pp=4)) is None
 
 
 def test_hosts_that_gain_on_their_devices_are_not_steady() -> None:
@@ -80,4 +84,4 @@ def test_hosts_that_gain_on_their_devices_are_not_steady() -> None:
 
 def test_effects_are_played() -> None:
     slow = dict(model=SMALL, cluster="dgx-h100", plan=dict(sequence=512, accumulation=480), effects=["gpu 0: speed 0.9"])
-    assert _from_some_microbatches(read_job(**slow), None) is None
+    assert some_microbatches(read_job(**slow)) is None
