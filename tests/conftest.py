@@ -104,6 +104,16 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContex
     return limited
 
 
+# what makes a model's layers those of Llama
+LLAMA_LAYER: dict[str, Any] = {
+    "gated": True,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "tied": False,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
 SMALL = {"name": "small", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32}
 
 

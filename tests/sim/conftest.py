@@ -1,4 +1,4 @@
-"""Shipped prices, and kernels of attention."""
+"""Shipped prices, kernels of attention, and programs on the toy GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.program import Kernel
+from sim.program import Block, Cohort, Kernel, Program, Run
 from topologies.cluster import load_gpu
 
 MEASURED = ("a100", "h100", "h200", "b200", "l40s")
@@ -37,3 +38,16 @@ def attention(
 
 
 sizes = st.integers(1, 20000)
+
+
+def kernel(seconds: float, phase: str = "forward") -> Kernel:
+    """A kernel of `seconds` on the toy GPU (1 TB/s)."""
+    return Kernel("memory", f"{seconds}", phase, 0.0, seconds * 1e12)
+
+
+def block(*seconds: float, times: int = 1, phase: str = "forward") -> Block:
+    return Block(phase, (Run(times, tuple(kernel(s, phase) for s in seconds)),))
+
+
+def program(*cohorts: Cohort, **degrees: int) -> Program:
+    return Program(Grid.of(**degrees), list(cohorts), 1.0, 1.0, "bf16", 1.0, 1)

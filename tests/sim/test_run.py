@@ -12,25 +12,12 @@ from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
 from sim.engine.block_splitting import expand
 from sim.engine.player import run
-from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
+from sim.program import Block, Cohort, Collective, Op, Ref, Run, Send
 from strategies.lowering.lower import lower
+from tests.sim.conftest import block, kernel, program
 from topologies.reading import UserError
-
-
-def kernel(seconds: float, phase: str = "forward") -> Kernel:
-    """A kernel of `seconds` on the toy GPU (1 TB/s)."""
-    return Kernel("memory", f"{seconds}", phase, 0.0, seconds * 1e12)
-
-
-def block(*seconds: float, times: int = 1, phase: str = "forward") -> Block:
-    return Block(phase, (Run(times, tuple(kernel(s, phase) for s in seconds)),))
-
-
-def program(*cohorts: Cohort, **degrees: int) -> Program:
-    return Program(Grid.of(**degrees), list(cohorts), 1.0, 1.0, "bf16", 1.0, 1)
 
 
 def test_a_stream_is_in_order_and_streams_wait_only_where_told(toy_cluster, toy_prices) -> None:

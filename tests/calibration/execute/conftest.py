@@ -13,19 +13,14 @@ import pytest
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from tests.conftest import LLAMA_LAYER
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
 LLAMA_FIELDS: dict[str, Any] = {
     "name": "llama",
     "kv_heads": 4,
     "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 LLAMA = GPT | LLAMA_FIELDS
 AXES = ("pp", "replica", "dp", "tp")  # outermost first

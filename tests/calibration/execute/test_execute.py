@@ -14,6 +14,7 @@ from calibration.launch.place import Place
 from calibration.launch.ranks import launch
 from calibration.validate import validate
 from strategies.read_job import read_job
+from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
 
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
@@ -21,13 +22,7 @@ LLAMA = GPT | {
     "name": "llama",
     "kv_heads": 2,
     "ffn": 48,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[2] / "data"

@@ -13,19 +13,10 @@ from sim.analysis.breakdown import breakdowns
 from sim.engine.effects import Effect, Steps, effects, read_effects
 from sim.engine.effects.failure import StepHangsError
 from sim.engine.player import run
-from sim.grid import Grid
-from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
+from sim.program import Cohort, Collective, Op, Ref, Send
+from tests.sim.conftest import block, program
 
 SMALL = {"name": "small", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "context": 2048}
-
-
-def block(*seconds: float, times: int = 1) -> Block:
-    """Kernels of so many seconds on the toy GPU (1 TB/s)."""
-    return Block("forward", (Run(times, tuple(Kernel("memory", "kernel", "forward", 0.0, each * 1e12) for each in seconds)),))
-
-
-def program(*cohorts: Cohort, **degrees: int) -> Program:
-    return Program(Grid.of(**degrees), list(cohorts), 1.0, 1.0, "bf16", 1.0, 1)
 
 
 @pytest.fixture

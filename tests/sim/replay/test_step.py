@@ -8,9 +8,9 @@ import pytest
 from shardyard import UserError, read_job, simulate
 from sim.engine.effects import read_effects
 from sim.engine.player import run
-from sim.grid import Grid
-from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
+from sim.program import Cohort, Collective, Op, Ref, Send
 from sim.replay.step import StepReplay
+from tests.sim.conftest import block, program
 
 SMALL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
 TALL = SMALL | {"heads": 24, "hidden": 1536, "vocabulary": 24000}
@@ -57,11 +57,6 @@ def test_slower_gpus_take_as_long_as_when_they_are_played(name: str) -> None:
     assert replayed == pytest.approx(played, rel=1e-3)
 
 
-def block(seconds: float) -> Block:
-    """A kernel of so many seconds on the toy GPU (1 TB/s)."""
-    return Block("forward", (Run(1, (Kernel("memory", "kernel", "forward", 0.0, seconds * 1e12),)),))
-
-
 def test_a_pipeline_of_two_by_hand(toy_cluster, toy_prices) -> None:
     """Stage 0 computes 2 s and sends 1 GB at 1 GB/s, stage 1 computes 3 s, twice. With kernels of stage 0 twice as slow: 4 and
     8 s, sent by 5 and 9 s: 9 + 3 s. With sends four times as slow: 2 + 4 and 6 + 4 s, 10 + 3 s.
@@ -69,8 +64,8 @@ def test_a_pipeline_of_two_by_hand(toy_cluster, toy_prices) -> None:
     first = [Op("compute", block(2.0)), Op("send", Send(1e9, 1, "x"), (Ref(0, 0),))]
     first += [Op("compute", block(2.0)), Op("send", Send(1e9, 1, "x"), (Ref(0, 2),))]
     second = [Op("compute", block(3.0), (Ref(0, 1),)), Op("compute", block(3.0), (Ref(0, 3),))]
-    program = Program(Grid.of(pp=2), [Cohort({"pp": 0}, first), Cohort({"pp": 1}, second)], 1.0, 1.0, "bf16", 1.0, 1)
-    replay = StepReplay(run(program, toy_cluster(2).topology(), toy_prices()))
+    played = program(Cohort({"pp": 0}, first), Cohort({"pp": 1}, second), pp=2)
+    replay = StepReplay(run(played, toy_cluster(2).topology(), toy_prices()))
     assert replay.times().steps.tolist() == [9.0]
     assert replay.times(np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 2.0]])).steps.tolist() == [9.0, 12.0, 15.0]
     assert replay.times(transfers=lambda op, places: np.array([[1.0, 4.0]])).steps.tolist() == [9.0, 13.0]
@@ -80,16 +75,16 @@ def test_ranks_meet_in_their_own_groups(toy_cluster, toy_prices) -> None:
     """Two groups of two dp ranks: rank 0 is late, so that rank 2, which meets it, waits; ranks 1 and 3 do not."""
     gather = Collective("all_gather", 2e9, "dp", "gather")
     cohort = Cohort({}, [Op("compute", block(1.0)), Op("dp", gather, (Ref(0, 0),))])
-    program = Program(Grid.of(tp=2, dp=2), [cohort], 1.0, 1.0, "bf16", 1.0, 1)
-    replay = StepReplay(run(program, toy_cluster(4).topology(), toy_prices()))
+    played = program(cohort, tp=2, dp=2)
+    replay = StepReplay(run(played, toy_cluster(4).topology(), toy_prices()))
     late = replay.times(np.array([[3.0], [1.0], [1.0], [1.0]]))
     assert late.ends[:, 0].tolist() == [4.0, 2.0, 4.0, 2.0]
 
 
 def test_effects_stay_as_they_were_played(toy_cluster, toy_prices) -> None:
-    program = Program(Grid.of(), [Cohort({}, [Op("compute", block(2.0))])], 1.0, 1.0, "bf16", 1.0, 1)
+    played = program(Cohort({}, [Op("compute", block(2.0))]))
     effects = read_effects("gpu 0: speed 0.5", "effects")
-    replay = StepReplay(run(program, toy_cluster(1).topology(), toy_prices(), effects=effects))
+    replay = StepReplay(run(played, toy_cluster(1).topology(), toy_prices(), effects=effects))
     assert replay.times().steps.tolist() == [4.0]
 
 

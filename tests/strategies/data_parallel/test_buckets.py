@@ -13,6 +13,7 @@ from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.lowering.stage import Stage
 from strategies.read_job import read_job
+from tests.conftest import LLAMA_LAYER
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
 LLAMA = {
@@ -20,13 +21,7 @@ LLAMA = {
     "layers": 2,
     "kv_heads": 4,
     "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 MATRICES = {"head": 512 * 64, "mlp down": 96 * 64, "mlp up": 192 * 64, "attention output": 64 * 64, "qkv": 128 * 64}
 LLAMA_1B = {
@@ -38,13 +33,8 @@ LLAMA_1B = {
     "ffn": 8192,
     "vocabulary": 128256,
     "context": 8192,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
+    **LLAMA_LAYER,
     "tied": True,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
 }
 
 

@@ -9,6 +9,7 @@ from sim.analysis.memory import ledger
 from sim.engine.player import run
 from strategies.data_parallel.zero_redundancy_optimizer import most_owned
 from strategies.lowering.lower import lower
+from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
 
 LLAMA = {
@@ -18,13 +19,7 @@ LLAMA = {
     "heads": 8,
     "kv_heads": 4,
     "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
     "vocabulary": 256,
     "context": 32,
 }

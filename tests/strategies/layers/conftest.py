@@ -10,6 +10,7 @@ from strategies.layers.tensor_overlap import Items
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from tests.conftest import LLAMA_LAYER
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 3, "heads": 8, "vocabulary": 512, "context": 32}
 
@@ -17,13 +18,7 @@ LLAMA: dict[str, Any] = GPT | {
     "name": "llama",
     "kv_heads": 2,
     "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 
 KORTHIKANTI: dict[str, Any] = {"attention": "materialised", "dropout": True}

@@ -20,6 +20,7 @@ from strategies.lowering.lower import lower
 from strategies.models.model import Model, load_model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
 
 DATA = Path(__file__).parents[2] / "data" / "models"
@@ -30,14 +31,8 @@ MOE: dict[str, Any] = {
     "heads": 8,
     "vocabulary": 512,
     "context": 32,
-    "gated": True,
+    **LLAMA_LAYER,
     "ffn": 96,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
     "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},
 }
 

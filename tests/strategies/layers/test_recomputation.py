@@ -8,6 +8,7 @@ from shardyard import simulate, summarise
 from sim.program import Collective, Kernel
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
+from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
 
 
@@ -80,13 +81,7 @@ def test_time_and_memory_emerge(toy_job) -> None:
 LLAMA = {
     "kv_heads": 4,
     "ffn": 96,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 
 
@@ -153,13 +148,7 @@ MOE = {
     "layers": 2,
     "heads": 4,
     "ffn": 96,
-    "gated": True,
-    "norm": "rmsnorm",
-    "positions": "rotary",
-    "mlp_bias": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "tied": False,
+    **LLAMA_LAYER,
     "context": 32,
     "latent": {"q_rank": 32, "kv_rank": 16, "nope_head_dim": 16, "rope_head_dim": 8, "v_head_dim": 16},
     "experts": {"experts": 8, "chosen": 2, "ffn": 32, "shared": 1, "first_dense": 1},

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.models.model import Model, load_model, model_names
+from tests.conftest import LLAMA_LAYER
 from tests.strategies.models.conftest import FILES, HUB, SMALL, hugging_face
 from topologies.reading import build
 
@@ -52,13 +53,7 @@ BILLIONS = {
 LLAMA: dict[str, Any] = SMALL | {
     "kv_heads": 2,
     "ffn": 80,
-    "gated": True,
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "tied": False,
-    "attention_bias": False,
-    "output_bias": False,
-    "mlp_bias": False,
+    **LLAMA_LAYER,
 }
 
 EXPERTS: dict[str, Any] = {"experts": 8, "chosen": 2, "ffn": 32, "shared": 2, "first_dense": 1}
