@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from calibration.fit.published_collectives.rows import Row
-from calibration.readers.stream import beginning_of, members
+from calibration.readers.kineto_file import LAST, LONGEST, Scan
+from calibration.readers.stream import beginning_of
 from topologies.reading import UserError, shown
 
 WIDTHS = {
@@ -61,9 +62,6 @@ ARGUMENTS = (
     "In split size",
 )
 EVENTS = 500_000  # NCCL kernels of a trace
-TEXTS = 64 * 2**20  # letters of their arguments, each text once
-LAST = 1e16  # microseconds: a time of a day is 2e15 of them after 1970
-LONGEST = 1e10  # microseconds of one kernel, some three hours
 LARGEST = 1e15  # elements of a message
 RANKS = 2**20
 
@@ -130,16 +128,14 @@ def _matched(ranks: Mapping[int, Sequence[_Event]]) -> list[list[_Event]]:
     return list(by_group.values())
 
 
-class _Found:
-    """What is kept of a trace: who wrote it, its groups, and its NCCL kernels."""
+class _Scan(Scan):
+    """The NCCL kernels of a trace."""
+
+    texts_are = "the kernels' arguments"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_trace = False
-        self.own: Mapping[str, Any] = {}
+        super().__init__(path)
         self.kernels: list[tuple[float, float, str, dict[str, Any]]] = []  # start, µs, name of the collective, arguments
-        self.texts: dict[str, str] = {}  # each once: a thousand events name the same ranks
-        self.kept = 0  # letters of them
 
     def add(self, number: int, event: Any) -> None:
         """An event, if it is an NCCL kernel."""
@@ -152,44 +148,18 @@ class _Found:
             return
         if len(self.kernels) == EVENTS:
             raise UserError(f"{self.path}: more than {EVENTS:,} NCCL kernels: give a trace of fewer steps")
-        start, micro = self._number(number, event, "ts", LAST), self._number(number, event, "dur", LONGEST)
-        self.kernels.append((start, micro, name, {key: self._once(args[key]) for key in ARGUMENTS if key in args}))
+        start, micro = self.microseconds(number, event, "ts", LAST), self.microseconds(number, event, "dur", LONGEST)
+        self.kernels.append((start, micro, name, {key: self._kept(args[key]) for key in ARGUMENTS if key in args}))
 
-    def _number(self, number: int, event: Mapping[str, Any], field: str, most: float) -> float:
-        """Microseconds."""
-        value = event.get(field, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise UserError(f"{self.path}: event {number}: {field}={shown(value)}: must be microseconds from 0 to {most:g}")
-        return float(value)
-
-    def _once(self, value: Any) -> Any:
+    def _kept(self, value: Any) -> Any:
         if not isinstance(value, str | list):
             return value
-        text = value if isinstance(value, str) else str(value)
-        if text not in self.texts:
-            self.kept += len(text)
-            if self.kept > TEXTS:
-                raise UserError(f"{self.path}: the kernels' arguments are longer than {TEXTS // 2**20} MiB")
-        return self.texts.setdefault(text, text)
-
-
-def _scanned(path: Path) -> _Found:
-    trace, number = _Found(path), 0
-    for key, value in members(path, "traceEvents"):
-        if key == "traceEvents":
-            trace.is_trace |= isinstance(value, list)
-            trace.add(number, value)
-            number += 1
-        elif key == "distributedInfo" and isinstance(value, Mapping):
-            trace.own = value
-    return trace
+        return self.once(value if isinstance(value, str) else str(value))
 
 
 def _read(path: Path) -> tuple[int, list[_Event], int]:
     """(rank, its collectives in order of time, NCCL kernels that do not say what they are)."""
-    trace = _scanned(path)
-    if not trace.is_trace:
-        raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
+    trace = _Scan(path).read()
     rank = trace.own.get("rank")
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise UserError(f"{path}: does not say its rank: no 'distributedInfo' (was torch.distributed initialised?)")

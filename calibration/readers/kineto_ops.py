@@ -13,14 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.readers.stream import members
+from calibration.readers.kineto_file import LAST, LONGEST, Scan
 from topologies.reading import UserError, shown
 
 KERNELS = 1_000_000  # of all traces together
 CALLS = 4_000_000  # of the runtime, of a trace
-TEXTS = 64 * 2**20  # letters of names of groups of a trace, each once
-LAST = 1e16  # microseconds
-LONGEST = 1e10  # microseconds of a kernel or step
 STEP = "ProfilerStep#"
 ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
@@ -74,15 +71,14 @@ def read_ranks(paths: Sequence[Path]) -> list[RankTrace]:
     return [result[rank] for rank in sorted(result)]
 
 
-class _Scan:
-    """What is kept of the events of a trace; times in microseconds."""
+class _Scan(Scan):
+    """Windows of steps, launches and kernels; times in microseconds."""
+
+    texts_are = "the names of groups"
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path, self.most = path, most
-        self.texts: dict[str, str] = {}
-        self.letters = 0
-        self.is_trace, self.base = False, 0.0
-        self.own: Mapping[str, Any] = {}
+        super().__init__(path)
+        self.most, self.base = most, 0.0
         self.windows: list[tuple[float, float, int]] = []  # begin, end, number
         self.launches: dict[int, float] = {}  # by correlation
         self.kernels: list[tuple[float, float, int, int, str, str]] = []  # start, end, correlation, stream, collective, peers
@@ -94,35 +90,25 @@ class _Scan:
         args = event.get("args")
         args = args if isinstance(args, Mapping) else {}
         if kind in RUNTIME and isinstance(args.get("correlation"), int):
-            self.launches[args["correlation"]] = self._number(number, event, "ts", LAST)
+            self.launches[args["correlation"]] = self.microseconds(number, event, "ts", LAST)
             if len(self.launches) > CALLS:
                 raise UserError(f"{self.path}: more than {CALLS:,} calls of the runtime: give a trace of fewer steps")
         elif name.startswith(STEP) and kind != "gpu_user_annotation" and name[len(STEP) :].isdecimal():
-            begin = self._number(number, event, "ts", LAST)
-            self.windows.append((begin, begin + self._number(number, event, "dur", LONGEST), int(name[len(STEP) :][:9])))
+            begin = self.microseconds(number, event, "ts", LAST)
+            self.windows.append((begin, begin + self.microseconds(number, event, "dur", LONGEST), int(name[len(STEP) :][:9])))
         elif kind in ON_THE_GPU:
             if len(self.kernels) == self.most:
                 raise UserError(f"{self.path}: more than {KERNELS:,} kernels with those before: give traces of fewer steps")
-            start = self._number(number, event, "ts", LAST)
-            end = start + self._number(number, event, "dur", LONGEST)
+            start = self.microseconds(number, event, "ts", LAST)
+            end = start + self.microseconds(number, event, "dur", LONGEST)
             collective, peers = _collective(args) if "nccl" in name.lower() else ("", "")
             ids = (args.get(field) for field in ("correlation", "stream"))
             correlation, stream = (value if isinstance(value, int) else -1 for value in ids)
             self.kernels.append((start, end, correlation, stream, collective, self.once(peers)))
 
-    def once(self, text: str) -> str:
-        """A text, kept once."""
-        if text not in self.texts:
-            self.letters += len(text)
-            if self.letters > TEXTS:
-                raise UserError(f"{self.path}: the names of groups are longer than {TEXTS // 2**20} MiB")
-        return self.texts.setdefault(text, text)
-
-    def _number(self, number: int, event: Mapping[str, Any], field: str, most: float) -> float:
-        value = event.get(field, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise UserError(f"{self.path}: event {number}: {field}={shown(value)}: must be microseconds from 0 to {most:g}")
-        return float(value)
+    def beside(self, key: str, value: Any) -> None:
+        if key == "baseTimeNanoseconds" and isinstance(value, int):
+            self.base = 1e-3 * value
 
 
 def _collective(args: Mapping[str, Any]) -> tuple[str, str]:
@@ -138,18 +124,7 @@ def _collective(args: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _read(path: Path, most: int) -> RankTrace:
-    scan, number = _Scan(path, most), 0
-    for key, value in members(path, "traceEvents"):
-        if key == "traceEvents":
-            scan.is_trace |= isinstance(value, list)
-            scan.add(number, value)
-            number += 1
-        elif key == "distributedInfo" and isinstance(value, Mapping):
-            scan.own = value
-        elif key == "baseTimeNanoseconds" and isinstance(value, int):
-            scan.base = 1e-3 * value
-    if not scan.is_trace:
-        raise UserError(f"{path}: not a trace of the PyTorch profiler: no list 'traceEvents'")
+    scan = _Scan(path, most).read()
     rank = scan.own.get("rank")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be the number of the rank")

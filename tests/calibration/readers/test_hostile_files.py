@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from calibration.readers import kineto, nccl_tests, stream
+from calibration.readers import kineto, kineto_file, nccl_tests, stream
 from calibration.readers.kineto import read_traces
 from calibration.readers.nccl_tests import read_nccl_tests
 from calibration.samples import read_journal
@@ -79,7 +79,7 @@ def test_what_is_no_event_is_passed_over(event: Any, tmp_path: Path) -> None:
 
 
 def test_long_texts_of_ranks_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "TEXTS", 5000)
+    monkeypatch.setattr(kineto_file, "TEXTS", 5000)
     events = [EVENT | {"args": ARGS | {"Process Group Ranks": "0, " * 1000 + end}} for end in ("1", "1", "1", "2")]
     assert read_traces([trace(tmp_path, TRACE | {"traceEvents": events[:3]})], 8).rows
     with pytest.raises(UserError, match="arguments are longer"):
