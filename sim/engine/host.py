@@ -23,7 +23,7 @@ class Host:
     def __init__(self, pauses: Sequence[Pause] = ()) -> None:
         self.pauses = _joined(pauses)
         self._busy = 0.0  # seconds of work since the latest resumption
-        self._resumption: Resumption | None = None
+        self._resumption: HeldLaunches | None = None
 
     def launch(self, task: Task, ahead: float = 0.0, behind: float = 0.0, holds: bool = False) -> None:
         """Launch `task` next. ahead, behind: seconds of the host before it is launched and after that.
@@ -31,7 +31,7 @@ class Host:
         holds: the host first waits for what the task waits for.
         """
         if holds:
-            task.holds = self._resumption = Resumption(self, self._resumption, self._busy)
+            task.holds = self._resumption = HeldLaunches(self, self._resumption, self._busy)
             self._busy = 0.0
         self._busy += ahead
         task.launched = self._busy
@@ -68,12 +68,12 @@ def _joined(pauses: Sequence[Pause]) -> tuple[Pause, ...]:
     return tuple(result)
 
 
-class Resumption:
+class HeldLaunches:
     """The host goes on after it was held up, and launches `tasks`. before: the resumption before; busy: seconds since then."""
 
     __slots__ = ("before", "busy", "host", "tasks", "time")
 
-    def __init__(self, host: Host, before: Resumption | None, busy: float) -> None:
+    def __init__(self, host: Host, before: HeldLaunches | None, busy: float) -> None:
         self.host, self.before, self.busy = host, before, busy
         self.tasks: list[Task] = []
         self.time = 0.0

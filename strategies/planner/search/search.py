@@ -1,9 +1,9 @@
 """The search: bounds over the whole space, then simulations of the most promising plan first until the best is proven.
 
 A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.planner.bounds.every_plan`), by
-its schedule alone, with its first rank's exchange (both in `refine`), by the longest path through its program (`longest`). The
-queue always holds the least bound first; when that is no better than the best simulated plans, nothing that is left can beat
-them. After `PROBING` simulations every other one is a probe (`strategies.planner.search.probes`).
+its schedule alone, with its first rank's exchange (both in `strategies.planner.bounds.single_plan`), by the longest path through
+its program (`strategies.planner.bounds.longest_path`). The least bound comes first (`strategies.planner.search.selection`); when
+that is no better than the best simulated plans, nothing that is left can beat them.
 
 Simulations are decided in the order in which they were asked for, at most `window` ahead, so that the answer does not depend on
 the engine or on how many workers it has.
@@ -19,8 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from strategies.job import Job
 from strategies.planner.arguments import differences
 from strategies.planner.search.answer import Answer, Progress, order
@@ -30,16 +28,14 @@ from strategies.planner.search.deadline import Deadline, TimeUp
 from strategies.planner.search.evaluate import evaluate, version_of
 from strategies.planner.search.executors import Engine, Task
 from strategies.planner.search.objective import Limits, Objective
-from strategies.planner.search.open_plans import Entry, OpenPlans
-from strategies.planner.search.probes import Probes
 from strategies.planner.search.results import Results, Row
-from strategies.planner.search.site import TIGHT, RuledOut, Site, budget, scale_of, started
+from strategies.planner.search.selection import Selection
+from strategies.planner.search.site import RuledOut, Site, budget, scale_of, started
 from strategies.planner.search.space import Space
 from strategies.predict import uncollected
 from topologies.costs import rates
 from topologies.reading import UserError, plain
 
-PROBING = 16  # simulations after which bounds are thought to be loose
 WINDOW = 2  # simulations that may be under way beyond the one that is decided next
 
 
@@ -88,18 +84,16 @@ class Search:
         self.examples: dict[str, str] = {}
         self.out = RuledOut()
         self.ended: KeyboardInterrupt | None = None
-        self.open = OpenPlans()
-        self.sites: list[Site] = []
-        self.probes = Probes()
-        self.probing = False  # whether the next simulation is a probe
-        self.seen: set[str] = set()
+        self.selection = Selection(self.best, self.deadline, self.limits, self.within, self.front, self.out)
         names = ("allowed", "same", "bounded", "tightened", "simulated", "known", "too big", "set aside", "unseen")
         self.counts = dict.fromkeys(names, 0)
 
     def _answer(self, looked_at: int, sites: int, stopped: str, seconds: dict[str, float]) -> Answer:
         """The best plans, and what nothing that is left can beat. looked_at: how many of the sites."""
-        rows, left = sorted(self.best.rows, key=order), min(self.open.bounds, default=float("inf"))
-        self.counts["open"] = sum(bound < self.best.worst for bound in self.open.bounds)
+        rows, bounds = sorted(self.best.rows, key=order), self.selection.open.bounds
+        left = min(bounds, default=float("inf"))
+        self.counts["tightened"] = self.selection.tightened
+        self.counts["open"] = sum(bound < self.best.worst for bound in bounds)
         if looked_at < sites:
             missing = f"{sites - looked_at} of {sites} clusters not looked at"
             stopped, left = f"{stopped}, {missing if sites > 1 else 'before all bounds were known'}", 0.0
@@ -156,10 +150,7 @@ class Search:
         self.refused += Counter(site.limits.reasons)
         self.counts["bounded"] += int(site.limits.possible.sum())
         keep, value = site.promising(self.limits, self.objective, self.out)
-        self.probes.add(site, keep, value)
-        number = len(self.sites)
-        self.sites.append(site)
-        self.open.add(number, zip(np.flatnonzero(keep).tolist(), value[keep].tolist(), strict=True))
+        self.selection.add(site, keep, value)
 
     def _empty(self) -> str:
         reasons = "; ".join(f"{count:,} × {self.examples.get(reason, reason)}" for reason, count in self.refused.most_common(4))
@@ -174,18 +165,17 @@ class Search:
         try:
             while True:
                 while len(pending) < self.window and not self._late():
-                    entry = self._probe() or self._next()
-                    if entry is None:
+                    asked = self.selection.next()
+                    if asked is None:
                         break
-                    self.probing = not self.probing
-                    pending.append(self._start(*entry))
+                    pending.append(self._start(*asked))
                 if not pending:
                     return self._late()
                 number, plan, task = pending[0]
                 row = self._row(task)
-                self._decide(self.sites[number], plan, row, fresh=isinstance(task, Task))
+                self._decide(self.selection.sites[number], plan, row, fresh=isinstance(task, Task))
                 pending.popleft()
-                self.open.release((number, plan))
+                self.selection.open.release((number, plan))
         except TimeUp:
             self._reopen(pending)
             return self._late()
@@ -208,96 +198,17 @@ class Search:
         return row
 
     def _reopen(self, pending: Iterable[tuple[int, int, Task | Row]]) -> None:
-        """Give up what is under way: those plans are open again, and so are all that waited for them."""
+        """Give up what is under way."""
         tasks = [task for _, _, task in pending if isinstance(task, Task)]
         for task in tasks:
             task.cancel()
         if tasks:
             self.engine.abandon()
-        self.open.reopen(self._entry)
-
-    def _entry(self, number: int, plan: int) -> Entry:
-        """A plan whose simulation was given up."""
-        site = self.sites[number]
-        return Entry(site.value(plan, site.limits.step[plan], self.objective), number, plan, TIGHT)
+        self.selection.reopen()
 
     def _late(self) -> str:
         """Which limit is over."""
         return f"the time limit of {self.seconds:g} s" if self.deadline.over else ""
-
-    def _probe(self) -> tuple[int, int, Job] | None:
-        """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
-        due = self.probing and len(self.open.asked) >= PROBING
-        probe = self.probes.next(self._least()) if due else None
-        return self._ask(*probe) if probe else None
-
-    def _least(self) -> float:
-        """What is left must have a lower bound to be looked at."""
-        return self.best.worst * (1 - self.within)
-
-    def _ask(self, number: int, plan: int) -> tuple[int, int, Job] | None:
-        """The plan's job to be simulated, unless it was."""
-        job = self.sites[number].plans.job_of(plan)
-        if job.hash not in self.seen:
-            self.open.running.add((number, plan))
-        self.open.asked.add((number, plan))
-        self.probes.simulated(number, plan)
-        if job.hash in self.seen:
-            return None
-        self.seen.add(job.hash)
-        return number, plan, job
-
-    def _next(self) -> tuple[int, int, Job] | None:
-        """The plan with the least bound, tightened; None when none can beat what was found, or the time is over."""
-        while self.open.heap and (self.open.least < self._least() or self.front):
-            if self._late():
-                return None
-            entry = self.open.pop()
-            try:
-                chosen = self._look(entry)
-            except TimeUp:  # what is under way may be done
-                self.open.push(entry)
-                chosen = None
-            self.open.settle()
-            if chosen:
-                return chosen
-        return None
-
-    def _look(self, entry: Entry) -> tuple[int, int, Job] | None:
-        """The plan, if it is to be simulated; otherwise it goes back into the queue with a tighter bound, or is ruled out."""
-        bound, number, plan, level = entry
-        site = self.sites[number]
-        if entry.place in self.open.asked:
-            return None
-        if self.front and bound >= self.best.worst and self.best.dominates(site, plan, bound):
-            return None
-        if self._follows(entry):
-            return None
-        if site.over_budget(plan, bound / self.objective.per_second(site.scale(plan)), self.limits, self.out):
-            return None
-        if level == TIGHT:
-            return self._ask(number, plan)
-        self.counts["tightened"] += level == 0
-        with self.deadline.cut():
-            finer = site.tighter(plan, level)
-        site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
-        if site.limits.memory[plan] > site.capacity(self.limits):
-            site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
-        else:
-            self.open.push(Entry(max(bound, site.value(plan, finer, self.objective)), number, plan, level + 1))
-        return None
-
-    def _follows(self, entry: Entry) -> bool:
-        """Whether the same plan without offload puts this one further back, or is being simulated."""
-        site = self.sites[entry.site]
-        base = entry.site, int(site.base[entry.plan])
-        if base in self.open.running:
-            self.open.wait(entry, base)
-            return True
-        floor = site.value(entry.plan, site.floor(entry.plan), self.objective)
-        if floor > entry.bound:
-            self.open.push(entry._replace(bound=floor))
-        return floor > entry.bound
 
     def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Task | Row]:
         """Ask for its simulation, unless one by the same prices and code is known."""
@@ -322,11 +233,10 @@ class Search:
         else:
             self._take(site, plan, row)
         best = min((row["value"] for row in self.best.rows), default=None)
-        gap = max(0.0, 1 - self.open.least / best) if best and self.open.heap else 0.0
-        counts, out = self.counts, self.out.plans.total()
-        self.tell(
-            Progress("simulating", counts["simulated"], self.open.count(self.best.worst), best, gap, self.objective.display, out)
-        )
+        waiting = self.selection.open
+        gap = max(0.0, 1 - waiting.least / best) if best and waiting.heap else 0.0
+        simulated, ruled_out = self.counts["simulated"], self.out.plans.total()
+        self.tell(Progress("simulating", simulated, waiting.count(self.best.worst), best, gap, self.objective.display, ruled_out))
 
     def _take(self, site: Site, plan: int, row: Row) -> None:
         """A plan that fits: ruled out by a constraint, or one of the best."""

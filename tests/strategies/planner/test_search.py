@@ -16,6 +16,7 @@ from strategies.planner.search.candidates import candidates
 from strategies.planner.search.evaluate import evaluate
 from strategies.planner.search.objective import Limits, objective
 from strategies.planner.search.search import Search
+from strategies.planner.search.selection import PROBING
 from strategies.planner.search.site import told_memory
 from strategies.planner.search.space import default_space, load_space, parse_axis, read_space
 from tests.strategies.planner.conftest import SPACE, find, here, read
@@ -163,6 +164,6 @@ def test_every_other_simulation_is_of_another_kind(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(module, "evaluate", none_fits)
     find(space=SPACE | {"plan.recompute": ["none"], "plan.tp": [1, 2]})
-    first = module.PROBING + 1
+    first = PROBING + 1
     probes = range(first, first + 8, 2)
     assert all(asked[place] not in asked[:place] for place in probes)

@@ -13,10 +13,10 @@ import pytest
 from reports.tables.search import verdict
 from strategies.planner.search import search as module
 from strategies.planner.search.answer import Progress
-from strategies.planner.search.deadline import Deadline
 from strategies.planner.search.executors import Engine, engine
 from strategies.planner.search.objective import Limits, objective
 from strategies.planner.search.search import Search
+from strategies.planner.search.selection import Selection
 from strategies.planner.search.site import Site
 from strategies.planner.search.space import read_space
 from tests.strategies.planner.conftest import SPACE, find, here, read
@@ -44,7 +44,7 @@ def test_a_time_limit_says_how_far_it_got() -> None:
 
     def end(state: Progress) -> None:
         if state.simulated == 2:
-            search.deadline = Deadline(0.0)
+            search.deadline.at = 0.0
 
     search.tell = end
     answer = search.run()
@@ -71,7 +71,7 @@ def test_a_time_limit_ends_the_worker_that_simulates(tmp_path: Path, monkeypatch
             task = runs.submit(module.evaluate, plan[2])
             while not file.exists():
                 time.sleep(0.01)
-            search.deadline = Deadline(0.1)
+            search.deadline.at = time.perf_counter() + 0.1
             return *plan[:2], task
 
         monkeypatch.setattr(search, "_start", lambda *plan: start(plan))
@@ -101,13 +101,13 @@ def test_a_time_limit_holds_while_bounds_are_worked_out(monkeypatch: pytest.Monk
 
 
 def test_a_time_limit_holds_while_a_bound_is_tightened(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, look = limited(), Search._look
+    search, look = limited(), Selection._look
 
-    def late(self: Search, *entry: Any) -> Any:
-        self.deadline = Deadline(0.1)
+    def late(self: Selection, *entry: Any) -> Any:
+        self.deadline.at = time.perf_counter() + 0.1
         return look(self, *entry)
 
-    monkeypatch.setattr(Search, "_look", late)
+    monkeypatch.setattr(Selection, "_look", late)
     monkeypatch.setattr(Site, "tighter", spin)
     answer = search.run()
     assert (answer.best, answer.interrupted) == (None, "the time limit of 1e+06 s")
