@@ -2,7 +2,7 @@
 
 model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
 cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
-nodes: 8
+nodes: 8                      # or groups of nodes that are not alike: [{count: 7}, {count: 1, missing: [nic 2]}]
 plan: {tp: 8, pp: 2, global_batch: 128}
 profile: h100                 # optional: by default the one measured on the cluster's GPU
 effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
@@ -191,12 +191,14 @@ def _derived(before: Model, model: Model, changes: Mapping[str, Any]) -> Iterabl
 
 def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Cluster:
     nodes = changes.pop("nodes", nodes)  # --set cluster.nodes goes before the job's nodes
-    if nodes is not None and (type(nodes) is not int or nodes < 1):
-        raise UserError(f"{where}: nodes={shown(nodes)}: must be a whole number of at least 1")
+    if nodes is not None and not isinstance(nodes, list) and (type(nodes) is not int or nodes < 1):
+        raise UserError(f"{where}: nodes={shown(nodes)}: must be a whole number of at least 1, or a list of groups of nodes")
     if isinstance(value, Mapping):
         changes = _merge(value, changes)
         value = changes.pop("based_on", None)
         if value is None:
+            if isinstance(changes.get("nodes"), list) and nodes is not None:
+                raise UserError(f"{where}: nodes={shown(nodes)} contradicts the cluster's own list of nodes")
             return inline_cluster(changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
     return load_cluster(str(value), nodes, changes)
 

@@ -61,6 +61,21 @@ class Board:
         """Declare the route from one GPU to another of the node."""
         self._inside[source, destination] = path
 
+    def route(self, source: int, destination: int) -> Path:
+        """Links from one GPU of the node to another, or from or to the switch, numbered after them; none without a way."""
+        if destination == self.node.gpus:
+            return self.switch[source][0]
+        return self.switch[destination][1] if source == self.node.gpus else self._inside.get((source, destination), ())
+
+    def way(self, gpu: int) -> tuple[Path, Path]:
+        """Links from a GPU to the fabric, and back."""
+        return self._ways[gpu]
+
+    @property
+    def ways_out(self) -> list[Path]:
+        """Links from each GPU to the fabric."""
+        return [out for out, _ in self._ways]
+
     @property
     def joined(self) -> int:
         """Number of ordered pairs of GPUs with a route inside the node."""

@@ -1,7 +1,8 @@
-"""A cluster: nodes of one kind on a fabric, from the catalogue or from the user's own file.
+"""A cluster: nodes on a fabric, from the catalogue or from the user's own file.
 
 `ls topologies/clusters topologies/gpus` is the catalogue. A file may say `based_on: dgx-h100` and give only what differs; nested
-fields are merged one by one (`peak` is replaced as a whole), `null` takes a field away.
+fields are merged one by one (`peak` is replaced as a whole), `null` takes a field away. `nodes` is how many, or where they are
+not alike a list of groups in the order of their ranks: `[{count: 8, node: dgx-a100}, {count: 1, missing: [gpu 3]}]`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from topologies.cluster_topology import ClusterTopology
 from topologies.fabric import Fabric, fabrics, read_fabric
 from topologies.hardware import Dtype, Gpu, Latency
 from topologies.node import Node
+from topologies.node_group import NodeGroup
 from topologies.readers import read_dump
 from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml, shown
+from topologies.unequal_topology import UnequalTopology
 
 __all__ = [
     "Cluster",
@@ -27,6 +30,8 @@ __all__ = [
     "Gpu",
     "Latency",
     "Node",
+    "NodeGroup",
+    "UnequalCluster",
     "cluster_names",
     "gpu_names",
     "inline_cluster",
@@ -35,6 +40,7 @@ __all__ = [
 ]
 
 MAX_GPUS = 2**20  # GPUs
+GROUPS = 1000  # of nodes that are alike
 MAX_LINKS = 2**24
 BASES = 8  # descriptions on which one is based, and how deep
 ETHERNET = 12.5e9  # bytes per second: slower NICs than 100 Gb/s are taken for plain Ethernet (assumed)
@@ -72,9 +78,27 @@ class Cluster(Config):
         return self
 
     @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """Nodes that are alike, in the order of their GPUs."""
+        return (NodeGroup.model_construct(count=self.nodes, node=self.node, missing=()),)
+
+    @property
+    def gpu_kinds(self) -> tuple[Gpu, ...]:
+        """The different GPUs."""
+        return tuple(dict.fromkeys(group.node.gpu for group in self.groups))
+
+    @property
+    def described(self) -> str:
+        """Its nodes in a few words."""
+        return f"{self.nodes} × {self.name}"
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Caveats of the description: rates that cannot be reached, networks that were not measured."""
-        node, remarks = self.node, []
+        return self._remarks(self.node)
+
+    def _remarks(self, node: Node) -> tuple[str, ...]:
+        remarks = []
         if node.nics and node.pcie:
             into, out = node.nic * node.nics / node.rails, node.pcie * node.gpus / node.rails
             if into > out:
@@ -91,8 +115,82 @@ class Cluster(Config):
         return _topology(self)
 
 
+class UnequalCluster(Cluster):
+    """Groups of nodes on a fabric, numbered in order. What asks for the `node` of a cluster is for nodes that are alike, and is
+    refused: nothing takes some of them for all.
+    """
+
+    nodes: int = 0  # in all
+    every: tuple[NodeGroup, ...] = Field(min_length=1, max_length=GROUPS)
+
+    @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """Nodes that are alike, in the order of their GPUs."""
+        return self.every
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs in all."""
+        return sum(group.count * len(group.gpus) for group in self.every)
+
+    @property
+    def described(self) -> str:
+        """Its nodes in a few words."""
+        parts = [
+            f"{group.count} × {len(group.gpus)} {group.node.gpu.name}"
+            + (f" without {', '.join(group.missing)}" * bool(group.missing))
+            for group in self.every
+        ]
+        return f"{self.name} ({', '.join(parts)})"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> UnequalCluster:
+        if self.gpus > MAX_GPUS:
+            raise ValueError(f"nodes have {self.gpus:,} GPUs: more than {MAX_GPUS:,} are not simulated")
+        for number, group in enumerate(self.every):
+            board = group.node.board()
+            if not group.node.nics:
+                raise ValueError(f"nodes.{number}: nodes that are not alike must all have NICs")
+            if group.node.gpus > 1 and not board.joined:
+                raise ValueError(f"nodes.{number}: wiring='{group.node.wiring}' gives GPUs no way to each other")
+        names = [gpu.name for gpu in self.gpu_kinds]
+        if len(set(names)) < len(names):
+            raise ValueError(f"nodes: GPUs that differ need names that differ: {', '.join(names)}")
+        ranges = self.fabric.backbone_of(
+            [(group.node, group.count) for group in self.every]
+        ).ranges  # raises when it does not fit
+        links = sum(group.count * len(group.node.board().links) for group in self.every) + sum(each.count for each in ranges)
+        if links > MAX_LINKS:
+            raise ValueError(f"nodes and the fabric have {links:,} links: more than {MAX_LINKS:,} are not simulated")
+        return self
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Caveats of the descriptions."""
+        return tuple(dict.fromkeys(remark for group in self.every for remark in self._remarks(group.node)))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> UnequalCluster:
+        """A copy. Raises UserError where the number of nodes or their description would change: they are a list."""
+        if {"node", "nodes"} & set(update or ()):
+            raise UserError(_not_alike(self))
+        return super().model_copy(update=update, deep=deep)
+
+
+def _not_alike(cluster: Cluster) -> str:
+    return f"cluster {cluster.described}: its nodes are not alike, which is not supported here; give a cluster of equal nodes"
+
+
+def _no_node(cluster: Cluster) -> Node:
+    raise UserError(_not_alike(cluster))
+
+
+UnequalCluster.node = property(_no_node)  # type: ignore[assignment]  # pydantic takes one in the class for the field's default
+
+
 @functools.lru_cache(maxsize=64)
 def _topology(cluster: Cluster) -> ClusterTopology:
+    if isinstance(cluster, UnequalCluster):
+        return UnequalTopology(cluster.every, cluster.fabric)
     return ClusterTopology(cluster.node, cluster.fabric, cluster.nodes)
 
 
@@ -111,7 +209,7 @@ def load_gpu(name: str) -> Gpu:
     return build(Gpu, _gpu(name), f"gpu '{name}'")
 
 
-def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
+def load_cluster(name_or_path: str, nodes: int | list[Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
     """A cluster of the catalogue, or the one that a file describes: YAML, JSON, or what a machine printed (`topologies.readers`).
 
     Several names joined by "+" are merged, the later ones on top: "dgx-h100+slurm/topology.conf".
@@ -120,17 +218,66 @@ def load_cluster(name_or_path: str, nodes: int | None = None, overrides: Mapping
     """
     data = _stack([name_or_path] if is_there(Path(name_or_path), folder=False) else name_or_path.split("+"), {}, ())
     for key, value in (overrides or {}).items():
+        if str(key).partition(".")[0] == "node" and isinstance(data.get("nodes"), list):
+            raise UserError(f"{name_or_path}: {key}: its nodes are a list of some that are not alike: change them there")
         for part in reversed(str(key).split(".")):
             value = {part: value}
         data = _complete(_merge(data, value))
     if nodes is not None:
+        if isinstance(data.get("nodes"), list) and not isinstance(nodes, list):
+            raise UserError(f"{name_or_path}: nodes={nodes} contradicts its list of nodes that are not alike")
         data["nodes"] = nodes
-    return build(Cluster, data, name_or_path)
+    return _built(data, name_or_path)
 
 
 def inline_cluster(data: Mapping[str, Any], where: str) -> Cluster:
     """The cluster whose fields are given, with the name of a GPU in place of its description where wanted. Raises UserError."""
-    return build(Cluster, _complete({"name": "cluster"} | dict(data)), where)
+    return _built(_complete({"name": "cluster"} | dict(data)), where)
+
+
+def _built(data: dict[str, Any], where: str) -> Cluster:
+    """A cluster of equal nodes, or of a list of groups of nodes that differ."""
+    if not isinstance(data.get("nodes"), list):
+        return build(Cluster, data, where)
+    given = data["nodes"]
+    if not 0 < len(given) <= GROUPS:
+        raise UserError(f"{where}: nodes: a list of {len(given)} groups; must be 1 to {GROUPS:,}")
+    own = data.pop("node", None)
+    groups = [
+        build(NodeGroup, _group(group, own, f"{where}: nodes.{number}"), f"{where}: nodes.{number}")
+        for number, group in enumerate(given)
+    ]
+    merged: list[NodeGroup] = []
+    for group in groups:  # neighbours that are equal are one group
+        if merged and merged[-1].model_copy(update={"count": group.count}) == group:
+            merged[-1] = group.model_copy(update={"count": merged[-1].count + group.count})
+        else:
+            merged.append(group)
+    total = sum(group.count for group in merged)
+    if len(merged) == 1 and not merged[0].missing:
+        return build(Cluster, data | {"nodes": total, "node": merged[0].node}, where)
+    return build(UnequalCluster, data | {"nodes": total, "node": merged[0].node, "every": tuple(merged)}, where)
+
+
+def _group(given: object, own: object, where: str) -> dict[str, Any]:
+    """A group's fields, with the description of its node: that of a cluster of the catalogue or a file, what differs from it
+    (`based_on`) or from the cluster's own node, or the cluster's own node.
+    """
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where}={shown(given)}: must be fields such as {{count: 8, node: dgx-a100}}")
+    node: Any = given.get("node")
+    if isinstance(node, str):
+        node = _stack([node], {}, ()).get("node")
+    elif isinstance(node, Mapping) and "based_on" in node:
+        base = _stack([str(node["based_on"])], {}, ()).get("node", {})
+        node = _merge(base, {field: value for field, value in node.items() if field != "based_on"})
+    elif isinstance(node, Mapping) and isinstance(own, Mapping):
+        node = _merge(own, node)
+    elif node is None:
+        node = own
+    if node is None:
+        raise UserError(f"{where}: field 'node' is required: a cluster of the catalogue, or the fields of a node")
+    return {**given, "node": _complete({"node": node})["node"]}
 
 
 def _names(folder: str) -> list[str]:

@@ -131,11 +131,14 @@ class ClusterTopology:
     def _near(self, a: End, b: End) -> Ids:
         return _shift(self._inside[a.local, b.local], a.node * self._per_node)
 
-    def _far(self, a: End, b: End) -> Ids:
+    def _ways(self, a: End, b: End) -> tuple[Ids, Ids]:
+        """Links from each GPU to the fabric, and from the fabric to each GPU."""
         if max(a.local.max(initial=0), b.local.max(initial=0)) >= self.gpus_per_node:
             raise IndexError("the switch of a node is reached from its own GPUs only")
-        out = _shift(self._out[a.local], a.node * self._per_node)
-        into = _shift(self._in[b.local], b.node * self._per_node)
+        return _shift(self._out[a.local], a.node * self._per_node), _shift(self._in[b.local], b.node * self._per_node)
+
+    def _far(self, a: End, b: End) -> Ids:
+        out, into = self._ways(a, b)
         between = self._between(a, b)
         if not between.shape[1]:
             routes = np.concatenate((out, into), axis=1)

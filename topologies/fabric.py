@@ -6,7 +6,7 @@ what a description may say; its `backbone` gives links and routes by arithmetic,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -72,6 +72,14 @@ class Fabric(Config):
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """Links and routes between `nodes` nodes. Raises ValueError when the fabric does not fit the nodes."""
         raise NotImplementedError
+
+    def backbone_of(self, nodes: Sequence[tuple[Node, int]]) -> Backbone:
+        """Links and routes between nodes that are not alike: descriptions and how many of each, in order. Here links have rates
+        of their own. Raises ValueError when the fabric does not fit the nodes.
+        """
+        if not all(node.nics for node, _ in nodes):
+            raise ValueError(f"fabric.kind='{self.kind}': nodes that are not alike must all have NICs")
+        return self.backbone(nodes[0][0], sum(count for _, count in nodes))
 
 
 fabrics: Registry[type[Fabric]] = Registry("fabric", package="topologies.fabrics")

@@ -5,13 +5,15 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topologies.hardware import Cpu
+from topologies.hardware import Cpu, Gpu
 
+SHARED = ("spine",)  # kinds of links of the fabric, which belong to no node
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 
@@ -64,6 +66,26 @@ class Hosted(Protocol):
         """Endpoint numbers, which `routes` knows too, of what a copy of each GPU begins or ends at: "gpu", "cpu" (the memory
         of its node) or "nvme" (the disks of its node). From "cpu" to "cpu" is an optimizer's pass over the memory.
         """
+
+
+@runtime_checkable
+class Unequal(Protocol):
+    """A `Topology` whose nodes are not alike."""
+
+    @property
+    def gpu_kinds(self) -> Sequence[Gpu]:
+        """The different GPUs."""
+
+    def node_kind(self, gpu: Ids) -> Ids:
+        """A number for each GPU that only GPUs in nodes of one description share."""
+
+    def gpu_kind(self, gpu: Ids) -> Ids:
+        """Index into `gpu_kinds` for each GPU."""
+
+
+def kind_of_link(name: str) -> str:
+    """`nic` of `nic h100-sxm`: the kind of a link without the GPU whose nodes have it."""
+    return name.partition(" ")[0]
 
 
 @runtime_checkable

@@ -6,12 +6,15 @@ k³/4 hosts in all, at full bisection: leaf_nodes = k/2, pod_nodes = k²/4. With
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 import numpy as np
 from pydantic import Field, model_validator
 
 from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics
 from topologies.node import Node
-from topologies.topology import Ids
+from topologies.topology import Ids, Values
 
 
 @fabrics("fat_tree")
@@ -53,7 +56,31 @@ class FatTree(Fabric):
         above = self.pod_nodes * used * node.nic / self.oversubscription
         ranges = [self._tier("leaf", leaves, below / self.oversubscription)]
         ranges += [self._tier("pod", pods, above / self.pod_oversubscription)]
-        first = ranges[0].count
+        return self._backbone(ranges, rails, 2 * leaves if leaves > 1 else 0, pods)
+
+    def backbone_of(self, nodes: Sequence[tuple[Node, int]]) -> Backbone:
+        """The uplinks of a leaf have the rate of its own nodes' NICs; where it is not full, as if its last node came again."""
+        every = {self.rails(node) for node, _ in nodes}
+        if len(every) > 1 or not all(node.nics for node, _ in nodes):
+            what = f"have {' and '.join(map(str, sorted(every)))} rails" if len(every) > 1 else "have no NICs"
+            raise ValueError(f"fabric.kind='{self.kind}': all nodes need NICs on as many rails; some {what}")
+        rails = every.pop()
+        used = [sum(len(bundle) for bundle in node.board().bundles) * node.nic / rails for node, _ in nodes]
+        rate = np.repeat(used, [count for _, count in nodes])
+        below = self._sums(rate, self.leaf_nodes) / self.oversubscription
+        above = self._sums(rate, self.pod_nodes) * rails / self.oversubscription if self.pod_nodes else np.zeros(1)
+        ranges = [*self._tiers("leaf", np.repeat(below, rails)), *self._tiers("pod", above / self.pod_oversubscription)]
+        leaves = len(below) * rails
+        return self._backbone(ranges, rails, 2 * leaves if leaves > 1 else 0, len(above))
+
+    @staticmethod
+    def _sums(rate: Values, each: int) -> Values:
+        """Sums of so many neighbours each."""
+        padded = np.append(rate, np.full(-len(rate) % each, rate[-1]))
+        return np.asarray(padded.reshape(-1, each).sum(axis=1))
+
+    def _backbone(self, ranges: Sequence[LinkRange], rails: int, first: int, pods: int) -> Backbone:
+        """Routes over links numbered leaf by leaf, then pod by pod. first: the number of links of leaves."""
 
         def leaf(end: End) -> Ids:
             return end.node // self.leaf_nodes * rails + (end.rail if rails > 1 else 0)
@@ -80,6 +107,16 @@ class FatTree(Fabric):
             return f"{noun} {link // 2} {'down' if link % 2 else 'up'}"
 
         return LinkRange("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name)
+
+    def _tiers(self, noun: str, capacity: Values) -> Iterator[LinkRange]:
+        """Up and down of switches of these rates; a single switch has none."""
+        edges = np.flatnonzero(np.diff(capacity, prepend=np.nan, append=np.nan))
+        for start, end in pairwise(edges.tolist() if len(capacity) > 1 else []):
+
+            def name(link: int, before: int = start) -> str:
+                return f"{noun} {link // 2 + before} {'down' if link % 2 else 'up'}"
+
+            yield LinkRange("spine", 2 * (end - start), float(capacity[start]), self.hop_latency, name)
 
 
 @fabrics("rail")
