@@ -38,6 +38,7 @@ class _Kind(NamedTuple):
 _SIZE = _Kind(_BYTES, "80 GiB", 1.0, 1e18, "B")
 _RATE = _Kind(_RATES, "400 Gb/s", 1e3, 1e18, "B/s")
 _TIME = _Kind(_SECONDS, "1.2 us", 0.0, 1e6, "s")
+_DURATION = _Kind(_SECONDS | {"d": 86400.0, "year": 3.15576e7, "years": 3.15576e7}, "100 days", 0.0, 1e11, "s")
 _WORK = _Kind(_FLOPS, "312 TFLOP/s", 1e6, 1e21, "FLOP/s")
 _POWER = _Kind({"W": 1.0}, "500 kW", 0.1, 1e12, "W")
 
@@ -58,7 +59,7 @@ def _parse(text: object, kind: _Kind) -> float:
     if quantity.units not in units:
         raise refused
     value = float(quantity) * units[quantity.units]
-    if 0 < value < 0.1 and units is not _SECONDS:  # 400 mb/s is milli
+    if 0 < value < 0.1 and kind.unit != "s":  # 400 mb/s is milli
         raise refused
     if not 0 <= value < float("inf"):
         raise ValueError("must be finite and not negative")
@@ -80,6 +81,11 @@ def rate(text: object) -> float:
 def seconds(text: object) -> float:
     """Seconds in `"1.2 us"`, `"3 ms"`."""
     return _parse(text, _TIME)
+
+
+def duration(text: object) -> float:
+    """Seconds of what may take years: `"20 min"`, `"100 days"`, a mean time between failures."""
+    return _parse(text, _DURATION)
 
 
 def flops(text: object) -> float:

@@ -1,0 +1,68 @@
+"""Many runs that differ by chance only: how they are seeded, when there are enough of them, and what they say together.
+
+Run i of any alternative has the i-th child of the seed, and draws each kind of thing from a stream of its own: alternatives meet
+the same failures and repairs as far as they can (common random numbers), so their difference is known sooner than each of them.
+Runs come in batches of fixed size, whoever plays them: same seed, same answer, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.runs.run import Outcome, Run
+from sim.runs.spec import RunSpec
+
+BATCH = 20  # runs after which it is looked whether there are enough
+MOST = 2000  # runs, where as many are played as are needed
+ENOUGH = 0.002  # half of the 95 % confidence interval of the mean goodput
+NORMAL = 1.96  # of a 95 % confidence interval
+LOW, HIGH = 0.1, 0.9  # ends of an 80 % interval
+
+Map = Callable[[Callable[[tuple[RunSpec, int, int]], Outcome], Iterable[tuple[RunSpec, int, int]]], Iterable[Outcome]]
+
+
+def play(task: tuple[RunSpec, int, int]) -> Outcome:
+    """Replication `number` of a seed: (spec, seed, number)."""
+    spec, seed, number = task
+    return Run(spec, np.random.SeedSequence(seed, spawn_key=(number,))).outcome()
+
+
+def replicate(spec: RunSpec, seed: int = 0, count: int | None = None, each: Map = map) -> list[Outcome]:
+    """`count` runs, or (None) batches until the mean goodput is known within ±`ENOUGH` with 95 % confidence. each: as
+    `map`.
+    """
+    outcomes: list[Outcome] = []
+    most = MOST if count is None else count
+    while len(outcomes) < most:
+        numbers = range(len(outcomes), min(most, len(outcomes) + BATCH))
+        outcomes += each(play, [(spec, seed, number) for number in numbers])
+        if count is None and half_width([outcome.goodput for outcome in outcomes]) <= ENOUGH:
+            break
+    return outcomes
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of the mean."""
+    if len(values) < 2:
+        return math.inf
+    return NORMAL * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A quantity over all runs: its mean, the median and the interval that 80 % of runs are in."""
+
+    mean: float
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """Of one value per run."""
+        low, median, high = np.quantile(values, [LOW, 0.5, HIGH]).tolist()
+        return cls(math.fsum(values) / len(values), median, low, high)
