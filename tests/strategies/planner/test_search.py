@@ -167,3 +167,61 @@ def test_every_other_simulation_is_of_another_kind(monkeypatch: pytest.MonkeyPat
     first = PROBING + 1
     probes = range(first, first + 8, 2)
     assert all(asked[place] not in asked[:place] for place in probes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tightened", "simulated", "proven"),
+    [
+        ({}, 6, 2, 2),
+        ({"top": 3}, 8, 4, 3),
+        ({"front": True}, 11, 8, 8),
+        ({"goal": "cost"}, 6, 2, 2),
+        ({"limits": Limits(days=0.001)}, 0, 0, 0),
+    ],
+    ids=str,
+)
+def test_few_plans_of_a_space_are_simulated(asked: dict[str, Any], tightened: int, simulated: int, proven: int) -> None:
+    """432 combinations. Without a pipeline (a third of them) two schedules of three are left out: 96; at tp=4, pp=4 nothing is
+    shared by data parallelism, and three strategies of four are left out: 36. All others are plans, and none is refused.
+    """
+    answer = find(**asked)
+    assert answer.combinations == 432
+    assert answer.counts["same"] == 96 + 36
+    assert answer.counts["allowed"] == answer.counts["bounded"] == 432 - 132
+    assert not answer.refused
+    assert {name: answer.counts[name] for name in ("known", "too big", "set aside", "unseen", "open")} == dict.fromkeys(
+        ("known", "too big", "set aside", "unseen", "open"), 0
+    )
+    assert (answer.counts["tightened"], answer.counts["simulated"], answer.proven) == (tightened, simulated, proven)
+    assert len(answer.rows) == simulated
+    assert (answer.interrupted, answer.front) == ("", "front" in asked)
+
+
+def test_every_combination_is_a_plan_or_another_plan_or_refused_with_its_reason() -> None:
+    """16 GPUs: 3 pipeline ranks never divide them (a third of 144, or 48), 8 × 2 × 2 of tp, cp and pp are too many (6); of what
+    is left, microbatches of 3 never divide 32 sequences.
+    """
+    space = {
+        "plan.tp": [1, 2, 4, 8],
+        "plan.cp": [1, 2],
+        "plan.pp": [1, 2, 3],
+        "plan.microbatch": [1, 3],
+        "plan.schedule": ["1f1b", "dualpipe-v", "pipedream"],
+    }
+    answer = find(space=space)
+    assert answer.counts["allowed"] + answer.counts["same"] + answer.refused.total() == answer.combinations == 144
+    degrees = sum(count for reason, count in answer.refused.items() if "does not divide" in reason)
+    batches = sum(count for reason, count in answer.refused.items() if "is not a multiple of" in reason)
+    assert (degrees, batches) == (48 + 6, (144 - 54) // 2)
+    assert all(answer.examples[reason] for reason in answer.refused)
+
+
+def test_what_nothing_keeps_is_told_by_the_nearest() -> None:
+    """Of 300 plans 116 need more than 4 GB, the least of them 4.01 GB; in a thousandth of a day none trains a billion tokens."""
+    small, late = find(limits=Limits(memory=4e9)), find(limits=Limits(days=0.001))
+    assert small.pruned == {"memory": 116}
+    assert small.nearest == {"memory": "none of them needs less than 4.01 GB of 4.00 GB"}
+    assert small.best is not None
+    assert small.best["memory"] <= 4e9
+    assert late.pruned == {"days": 300}
+    assert late.nearest == {"days": "none of them needs less than 0.0018638 days, of 0.001"}
