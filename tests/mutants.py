@@ -1,9 +1,10 @@
 """Mutation testing: small wrong changes of sim/ and strategies/, and whether a test notices (`make mutants`).
 
 A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The suite runs once with
-coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests, those of the nearest
-folder and the quickest first, until one fails or SECONDS of tests have passed. A mutant that passes survives: a test is missing,
-or the change means nothing. Works in copies of the checkout under out/mutants. Exit code 1 when less than 90 % are killed.
+coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests (first tests of the file's
+name and the kept answers, then those of the nearest folder, the quickest first) until one fails or SECONDS of tests have passed.
+A mutant that passes survives: a test is missing, or the change means nothing. Works in copies of the checkout under out/mutants.
+Exit code 1 when less than 90 % are killed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "mutants"
 MUTATED = ("sim", "strategies")
 WANTED = 0.9  # part of the mutants that tests must kill
+ANSWERS = "test_answers"  # a few seconds of tests that see most of what changes answers
 SECONDS = 90.0  # of tests that a mutant must pass to survive, by their usual time
 SLOWER, START = 5.0, 60.0  # tests that take SLOWER times as long as usual, and START seconds, are taken to wait forever
 
@@ -153,11 +155,12 @@ class Reach:
 
     def of(self, mutant: Mutant) -> list[str]:
         """Tests that reach the mutant's line, nearest and quickest first, SECONDS of them."""
-        name = Path(mutant.path).stem
+        names = Path(mutant.path).stem, ANSWERS
         folder = Path("tests", mutant.path).parent
         reaching = {test for test in self.tests.get(mutant.path, {}).get(mutant.line, []) if test in self.seconds}
+        first = {test for test in reaching if any(name in test for name in names)}
         near = {test: len(os.path.commonpath([folder, test])) for test in reaching}
-        order = sorted(reaching, key=lambda test: (name not in test, -near[test], self.seconds[test], test))
+        order = sorted(reaching, key=lambda test: (test not in first, -near[test], self.seconds[test], test))
         total = 0.0
         kept: list[str] = []
         for test in order:
