@@ -1,10 +1,10 @@
 """Mutation testing: small wrong changes of sim/ and strategies/, and whether a test notices (`make mutants`).
 
-A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The suite runs once with
-coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests (first tests of the file's
-name and the kept answers, then those of the nearest folder, the quickest first) until one fails or SECONDS of tests have passed.
-A mutant that passes survives: a test is missing, or the change means nothing. Works in copies of the checkout under out/mutants.
-Exit code 1 when less than 90 % are killed.
+A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The suite runs once
+with coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests, first those of
+its file's name and the kept answers, then those of the nearest folder, the quickest first, until one fails or SECONDS of tests
+have passed. A mutant that passes survives: a test is missing, or the change means nothing. Works in copies of the checkout
+under out/mutants. Exit code 1 when less than 90 % are killed.
 """
 
 from __future__ import annotations
