@@ -93,3 +93,9 @@ def test_parts_follow_each_other() -> None:
     network.start((FlowPart(4.0, ((0, 1),)), FlowPart(4.0, ((1, 2),))), 0.5, lambda: ends.append(env.now))
     env.run()
     assert ends == [pytest.approx(4 + 4 + 0.5)]
+
+
+def test_flows_over_no_link_are_done_at_once_and_others_share() -> None:
+    """Two flows on a link of 6 bytes/s, one of which counts twice there: 2 each, and the link is full (2 + 2 · 2)."""
+    rates = fair_rates([6.0, 9.0], {"one": ((0, 1),), "two": ((0, 2), (1, 1)), "none": (), "other": ((1, 1),)})
+    assert rates == {"one": 2.0, "two": 2.0, "none": float("inf"), "other": 7.0}

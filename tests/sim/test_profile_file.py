@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.pricing.prices import Profile
-from sim.pricing.profile_file import described, signed, yaml_text
+from sim.pricing.profile_file import described, quantity, signed, yaml_text
 from sim.pricing.shipped import load_profile, profile_names
 from topologies.reading import UserError, build, parse_yaml
 
@@ -43,3 +43,28 @@ def test_a_profile_that_is_not_as_it_was_written_is_refused(change: Any, refused
         return
     with pytest.raises(UserError, match=r"p\.yaml: digest='\w{16}': the file is not as it was written: cut, or edited by hand"):
         load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0, "B", "0 B"),
+        (1023.0, "B", "1023 B"),
+        (1024.0, "B", "1 KiB"),
+        (3 * 2.0**20, "B", "3 MiB"),
+        (2.0**20 + 1024, "B", "1025 KiB"),
+        (80 * 2.0**30, "B", "80 GiB"),
+        (4.123456e-4, "s", "412.35 us"),
+        (1e-9, "s", "1 ns"),
+        (5e-10, "s", "0.5 ns"),
+        (2.5, "s", "2.5 s"),
+        (1e-3, "s", "1 ms"),
+        (1.8e9, "B/s", "1.8 GB/s"),
+        (999.0, "B/s", "999 B/s"),
+        (1e3, "B/s", "1 kB/s"),
+        (3.35e12, "B/s", "3.35 TB/s"),
+        (0.5, "FLOP/s", "0.5 FLOP/s"),
+    ],
+)
+def test_quantities_are_written_with_the_largest_unit_that_fits(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from strategies.planner.search.answer import pareto
+from strategies.planner.search.best_plans import BestPlans
 from strategies.planner.search.objective import OBJECTIVES, Limits, Scale, objective
 from strategies.planner.search.probes import Probes
 from strategies.planner.search.search import Search
 from strategies.planner.search.site import RuledOut, Site, budget, told_memory
+from strategies.planner.search.space import parse_axis, read_space
 from topologies.costs import Rates
 from topologies.reading import UserError
 
@@ -182,3 +184,52 @@ def test_kinds_that_were_simulated_and_bounds_that_cannot_win_are_not_probed() -
     assert probes.next(3.0) == (0, 1)
     assert probes.next(3.0) is None  # 3 is no better than the worst
     assert probes.next(3.1) == (0, 2)
+
+
+def best_of(*plans: tuple[float, float], usd: float | None = 2.0) -> tuple[BestPlans, Site]:
+    """The best plans after these (step, memory) were simulated on 16 GPUs, 4,000 tokens a step."""
+    place, best = site(), BestPlans(objective("step"), 1)
+    place.scale = lambda plan: Scale(16, 4e3, 14.4e6, Rates(usd, "", 500.0, ""))  # type: ignore[method-assign]
+    for step, memory in plans:
+        best.add(place, 0, {"step": step, "memory": memory})
+    return best, place
+
+
+def test_time_and_cost_per_token_of_a_simulated_plan() -> None:
+    """8 s for 4,000 tokens: 2 ms a token; 16 GPUs of 2 dollars: 64 thousandths of GPU-seconds in dollars an hour. Without a price
+    GPU-seconds stand for dollars.
+    """
+    row = best_of((8.0, 60e9))[0].rows[0]
+    assert (row["value"], row["pace"], row["spend"]) == (8.0, 2e-3, pytest.approx(64e-3))
+    assert best_of((8.0, 60e9), usd=None)[0].rows[0]["spend"] == pytest.approx(32e-3)
+
+
+@pytest.mark.parametrize("usd", [None, 0.5, 2.0])
+def test_a_plan_is_dominated_by_one_that_is_as_good_in_everything(usd: float | None) -> None:
+    """Plans 0, 1 and 2 need 60, 70 and 90 GB at least."""
+    best, place = best_of((3.0, 70e9), usd=usd)
+    assert not best.dominates(place, 0, 4.0)  # needs less memory
+    assert best.dominates(place, 1, 3.0)
+    assert not best.dominates(place, 1, 2.999)
+    assert best.dominates(place, 2, 3.0)
+
+
+def test_what_the_next_plan_must_beat() -> None:
+    best, _ = best_of((3.0, 1.0), (2.0, 1.0))
+    assert best.worst == 2.0
+    best.top = 2
+    assert best.worst == 3.0
+    best.top = 3
+    assert best.worst == float("inf")
+
+
+def test_an_axis_replaces_the_one_of_its_name_and_stays_in_its_place() -> None:
+    space = read_space({"plan.tp": [1, 2], "plan.pp": [1, 2], "plan.cp": [1]}, "space")
+    other, new = parse_axis("plan.pp=4,8,16"), parse_axis("nodes=1,2")
+    assert [axis.name for axis in space.varied([other]).axes] == ["plan.tp", "plan.pp", "plan.cp"]
+    assert space.varied([other]).axes[1] == other
+    assert [axis.name for axis in space.varied([new, other]).axes] == ["plan.tp", "plan.pp", "plan.cp", "nodes"]
+    assert space.varied([new, other]).size == 2 * 3 * 1 * 2
+    assert [axis.name for axis in space.without(["plan.tp", "plan.cp"]).axes] == ["plan.pp"]
+    assert [axis.name for axis in space.varied([new]).plan_axes] == ["plan.tp", "plan.pp", "plan.cp"]
+    assert list(space.varied([new]).sites()) == [{"nodes": 1}, {"nodes": 2}]
