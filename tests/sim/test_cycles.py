@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,29 @@ def test_complete_graphs_split_into_hamiltonian_cycles(size: int) -> None:
     rings = ring_cycles(np.ones((size, size), np.int64) - np.eye(size, dtype=np.int64))
     assert len(rings) == 2 * ((size - 1) // 2)
     assert used(rings, size).max() == 1
+
+
+def most_rings(units: np.ndarray) -> int:
+    """By trying every choice of undirected cycles through all members, the most first."""
+    size = len(units)
+    orders = [(0, *order) for order in itertools.permutations(range(1, size)) if order[0] < order[-1]]
+    links = [used((order,), size) + used((order[::-1],), size) for order in orders]
+    for count in range(int(units.sum()) // (2 * size), 0, -1):
+        if any((sum(chosen) <= units).all() for chosen in itertools.combinations_with_replacement(links, count)):
+            return count
+    return 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_choice_of_rings_is_larger(seed: int) -> None:
+    """Four or five GPUs, up to three links between each two."""
+    draw = np.random.default_rng(seed)
+    size = 4 + seed % 2
+    units = np.triu(draw.integers(0, 3 + (size == 4), (size, size)), 1)
+    units += units.T
+    rings = ring_cycles(units)
+    assert len(rings) == 2 * most_rings(units)
+    assert (used(rings, size) <= units).all()
 
 
 def test_no_ring_without_a_cycle() -> None:

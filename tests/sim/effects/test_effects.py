@@ -129,6 +129,13 @@ def test_without_its_nic_a_gpu_sends_through_its_neighbours(toy_cluster, toy_pri
         assert max(timeline.end) == pytest.approx(end), given
 
 
+def test_a_node_that_lost_all_nics_cannot_send(toy_cluster, toy_prices) -> None:
+    cohorts = [Cohort({"pp": 0}, [Op("send", Send(4e9, 1, "x"))]), Cohort({"pp": 1})]
+    effects = read_effects(["node 0 nic 0: lost", "node 0 nic 1: lost"], "effects")
+    with pytest.raises(UserError, match="node 0 has no NIC left"):
+        run(program(*cohorts, tp=2, pp=2), toy_cluster(2, nodes=2).topology(), toy_prices(), effects=effects)
+
+
 def test_a_gpu_that_fails_lets_the_others_wait(toy_cluster, toy_prices) -> None:
     gather = Collective("all_gather", 2e9, "dp", "gather")
     cohort = Cohort({}, [Op("compute", block(3.0)), Op("dp", gather, (Ref(0, 0),))])

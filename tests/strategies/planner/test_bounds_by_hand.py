@@ -67,8 +67,8 @@ def test_seconds_of_the_update() -> None:
 
 
 def test_what_passes_the_nics_of_a_node(toy_job: Any, toy_profile: Any) -> None:
-    """8 ranks on 2 nodes of 4: half of each byte comes from outside, through 4 NICs of 1 GB/s; of two groups (tp=2) through 2 NICs
-    each, of four (tp=4) through one each.
+    """8 ranks on 2 nodes of 4: half of each byte comes from outside, through 4 NICs of 1 GB/s; of two groups (tp=2) through 2
+    NICs each, of four (tp=4) through one each.
     """
     for degrees, groups in (({}, 1), ({"tp": 2}, 2), ({"tp": 4}, 4)):
         job = toy_job(4, 2, data_parallel="zero3", **degrees)
