@@ -89,6 +89,16 @@ def test_the_breakdown_says_what_each_effect_costs(toy_cluster, toy_prices) -> N
     }
 
 
+def test_of_two_effects_at_once_each_owes_what_it_adds_to_those_before(toy_cluster, toy_prices) -> None:
+    """4 s of kernels take 8 s at half the speed, 10 s at 0.8 of that: 4 s and 2 s more."""
+    effects = read_effects(["gpu 0: speed 0.5", "gpu 0: throttle 0.8 after 0 s"], "effects")
+    cohort = Cohort({}, [Op("compute", block(4.0))])
+    timeline = run(program(cohort), toy_cluster(1).topology(), toy_prices(), effects=effects)
+    assert timeline.end == [pytest.approx(10.0)]
+    parts = {name: seconds for name, seconds in breakdowns(timeline)[0].items() if seconds}
+    assert parts == {"forward": 4.0, "slower GPU": pytest.approx(4.0), "throttling": pytest.approx(2.0)}
+
+
 def test_ranks_wait_for_the_slow_one(toy_cluster, toy_prices) -> None:
     gather = Collective("all_gather", 2e9, "dp", "gather")
     cohort = Cohort({}, [Op("compute", block(1.0)), Op("dp", gather, (Ref(0, 0),))])

@@ -81,6 +81,29 @@ def test_ranks_meet_in_their_own_groups(toy_cluster, toy_prices) -> None:
     assert late.ends[:, 0].tolist() == [4.0, 2.0, 4.0, 2.0]
 
 
+def test_of_two_ranks_the_late_one_is_waited_for(toy_cluster, toy_prices) -> None:
+    """2 GB gathered over two links of 1 GB/s take a second from when the later rank has computed."""
+    gather = Collective("all_gather", 2e9, "dp", "gather")
+    cohort = Cohort({}, [Op("compute", block(1.0)), Op("dp", gather, (Ref(0, 0),))])
+    replay = StepReplay(run(program(cohort, dp=2), toy_cluster(2).topology(), toy_prices()))
+    assert replay.times(np.array([[1.0], [3.0]])).ends[:, 0].tolist() == [4.0, 4.0]
+    assert replay.times(np.array([[5.0, 1.0], [3.0, 1.0]])).ends.tolist() == [[6.0, 2.0], [6.0, 2.0]]
+
+
+def test_stages_that_meet_wait_for_the_later_one(toy_cluster, toy_prices) -> None:
+    """The ends of a pipeline sum the gradients of a tied embedding, 1 GB: after 3 s of the last stage, in a second."""
+
+    def stage(number: int, seconds: float) -> Cohort:
+        summed = Collective("all_reduce", 1e9, "pp", "embedding", cohorts=(0, 1))
+        return Cohort({"pp": number}, [Op("compute", block(seconds)), Op("pp", summed, (Ref(number, 0),))])
+
+    played = run(program(stage(0, 1.0), stage(1, 3.0), pp=2), toy_cluster(2).topology(), toy_prices())
+    assert max(played.end) == 4.0
+    replay = StepReplay(played)
+    assert replay.times().ends[:, 0].tolist() == [4.0, 4.0]
+    assert replay.times(np.array([[6.0], [1.0]])).ends[:, 0].tolist() == [7.0, 7.0]
+
+
 def test_effects_stay_as_they_were_played(toy_cluster, toy_prices) -> None:
     played = program(Cohort({}, [Op("compute", block(2.0))]))
     effects = read_effects("gpu 0: speed 0.5", "effects")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard import UserError, predict, read_job, simulate, summarise
+from sim.analysis.breakdown import breakdowns
 from strategies.planner.effects_cost import with_effects
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
@@ -54,3 +55,46 @@ def test_the_answer_says_what_effects_cost_and_whom_everybody_waits_for() -> Non
     assert f"the others wait for rank {cost.critical_rank}" in summary.notes[0]
     assert summary.to_dict()["effects"]["critical_rank"] == 5
     assert "effects" not in summarise(timeline).to_dict()
+
+
+def test_what_effects_cost_of_one_kernel_by_hand(toy_job: Any) -> None:
+    """Idle seconds are what is neither compute nor slowed compute: of the rank that is idle least, and the mean of all."""
+    alone = predict(job({"plan.tp": 2}, [])).step_seconds
+    asked = job({"plan.tp": 2}, ["gpu 5: speed 0.5"])
+    timeline = simulate(asked)
+    cost = with_effects(asked, timeline, summarise(timeline)).effects
+    assert cost is not None
+    assert (cost.step_without, cost.without) == (alone, {})
+    busy = {"forward", "backward", "recompute", "optimizer", "slowdown", "slower GPU"}
+    idle = {
+        lane.rank: (lane.ranks, sum(seconds for name, seconds in parts.items() if name not in busy))
+        for lane, parts in zip(timeline.lanes, breakdowns(timeline), strict=True)
+    }
+    assert cost.critical_idle == pytest.approx(idle[5][1])
+    assert cost.critical_idle == pytest.approx(min(seconds for _, seconds in idle.values()))
+    assert cost.mean_idle == pytest.approx(sum(ranks * seconds for ranks, seconds in idle.values()) / 8)
+    assert sum(ranks for ranks, _ in idle.values()) == 8
+
+
+def test_the_note_says_the_cost_and_the_worst_effect() -> None:
+    asked = job({"plan.tp": 2}, ["gpu 5: speed 0.5", "gpu 0: speed 0.99"])
+    timeline = simulate(asked)
+    summary = with_effects(asked, timeline, summarise(timeline))
+    cost = summary.effects
+    assert cost is not None
+    more = 100 * (summary.step_seconds / cost.step_without - 1)
+    left = simulate(job({"plan.tp": 2}, ["gpu 0: speed 0.99"])).step
+    assert summary.notes[0].startswith(
+        f"effects make the step {more:.1f} % longer: {summary.step_seconds:.4g} s, without {cost.step_without:.4g} s; "
+        f"without 'gpu 5: speed 0.5' alone {left:.4g} s; the others wait for rank 5, which is idle for "
+    )
+
+
+def test_of_many_effects_none_is_left_out_alone() -> None:
+    """Up to eight."""
+    for count in (8, 9):
+        asked = job({"plan.tp": 2}, [f"gpu 5: speed {0.5 + 0.01 * number:.2f}" for number in range(count)])
+        timeline = simulate(asked)
+        cost = with_effects(asked, timeline, summarise(timeline)).effects
+        assert cost is not None
+        assert len(cost.without) == (count if count <= 8 else 0)
