@@ -176,6 +176,25 @@ def test_quantising_costs_compute(played) -> None:
     assert more == pytest.approx(2 * 3 * psi * (1 + 1 / 16) / 1e12, rel=1e-4)
 
 
+@pytest.mark.parametrize(("shape", "inner", "outer"), [((4, 4), 4, 4), ((2, 8), 2, 8), ((8, 1), 8, 1), ((1, 8), 8, 1)])
+def test_passes_over_gradients_that_are_integers_on_their_way(played, shape, inner, outer) -> None:
+    """Four bits a gradient. Of each 2 bytes are read and half a byte is written; every rank of a node adds up half a byte of all
+    gradients and writes as much of its own part; of that it adds up what other nodes have, and writes 2 bytes of what is its own.
+    """
+    timeline = played("zero3", ALL | {"zero_quantized_gradients": True}, *shape)
+    psi = timeline.program.parameters
+    moved = {"quantise gradients": 0.0, "add up gradients": 0.0}
+    for op in timeline.program.cohorts[0].ops:
+        if isinstance(op.work, Block):
+            for _, item in op.work.items():
+                if isinstance(item, Kernel) and item.label in moved:
+                    moved[item.label] += item.bytes
+    across = psi / 2 / inner + psi / 2 / inner if outer > 1 else 0.0
+    added = psi / 2 + across + 2 * psi / inner / outer
+    assert moved["quantise gradients"] == pytest.approx(2.5 * psi)
+    assert moved["add up gradients"] == pytest.approx(added, rel=1e-4)
+
+
 @pytest.mark.parametrize("plan", [{}, {"overlap": False}, {"accumulation": 2}])
 @pytest.mark.parametrize("shape", [(4, 4), (4, 1), (1, 4), (1, 1)])
 def test_memory_comes_back_and_folding_changes_nothing(played, plan, shape) -> None:

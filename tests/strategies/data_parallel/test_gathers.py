@@ -1,0 +1,47 @@
+"""What gathers of sharded parameters allocate is what their collectives bring, whatever the width of a parameter on its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.program import Collective, Op
+from strategies.lowering.lower import lower
+from strategies.read_job import read_job
+
+MIXTURE = {"experts": 8, "chosen": 2, "ffn": 512, "shared": 1, "first_dense": 1}
+GATED = {"gated": True, "norm": "rmsnorm", "positions": "rotary", "tied": False}
+MODEL = {"name": "m", "hidden": 512, "layers": 4, "heads": 8, "vocabulary": 32000, "context": 1024, "experts": MIXTURE} | GATED
+FP8: dict[str, Any] = {"scaling": "tensorwise", "gather": True}
+
+
+def gathers(**plan: Any) -> list[Op]:
+    given = {"data_parallel": "zero3", "sequence": 1024, "accumulation": 1, **plan}
+    job = read_job(model=MODEL, cluster="dgx-h100", nodes=1, plan=given)
+    ops = lower(job.model, job.resolve()).cohorts[0].ops
+    return [op for op in ops if isinstance(op.work, Collective) and op.work.operation == "all_gather" and op.work.axis == "dp"]
+
+
+@pytest.mark.parametrize("kernels", ["megatron", "compiled"])
+@pytest.mark.parametrize("plan", [{}, {"ep": 4}, {"fp8": FP8}, {"fp8": FP8, "ep": 4}], ids=str)
+def test_gathered_bytes_are_those_of_the_collectives(kernels: str, plan: dict[str, Any]) -> None:
+    """A layer's dense parameters and its experts may have different widths, and come by one collective each."""
+    brought = allocated = 0.0
+    for op in gathers(kernels=kernels, **plan):
+        assert isinstance(op.work, Collective)
+        brought += op.work.bytes * op.work.repeat
+        allocated += sum(size for kind, size in op.allocate if kind == "temporary")
+    assert allocated == pytest.approx(brought, rel=1e-12)
+
+
+def test_of_matrices_in_fp8_half_of_the_bytes_are_gathered() -> None:
+    """torchao's gathers: a matrix of a layer is one byte per parameter, a norm two; router and head stay as they are."""
+    wide, narrow = (
+        {op.work.width for op in gathers(kernels="compiled", ep=4, **more) if isinstance(op.work, Collective)}
+        for more in ({}, {"fp8": FP8})
+    )
+    assert wide == {2.0}
+    assert min(narrow) >= 1.0
+    assert max(narrow) == 2.0
+    assert len(narrow) > 2
