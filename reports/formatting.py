@@ -56,6 +56,14 @@ def seconds(value: float) -> str:
     return f"{digits(value)} s" if value >= 1000 else show(value, "s", 3, zeros=True)
 
 
+def span(value: float) -> str:
+    """`29 h`: what may take days; as `seconds` up to two minutes."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if value >= 2 * length:
+            return f"{digits(value / length)} {unit}"
+    return seconds(value)
+
+
 def count(value: float) -> str:
     """`213 k`, `1.5 M`."""
     return _apart(show(value, "", 3, zeros=True))

@@ -16,6 +16,9 @@ from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_sets
 from strategies.plan.framework_options import FIELD, all_options
 from strategies.plan.plan import Plan
+from strategies.resilience.checkpointing import policies
+from strategies.resilience.intervals import intervals
+from strategies.resilience.recovery import recoveries
 from strategies.schedules import schedules
 from topologies.reading import UserError, nearest
 
@@ -52,7 +55,7 @@ def _entries() -> Iterator[tuple[str, str]]:
         of = "any kernels" if len(sets) == len(list(kernel_sets)) else f"kernels={' and '.join(sets)}"
         fields[f"framework.{option}"] = f"plan.framework.{option}\n  {info.description}\n  default   {default}\n  of        {of}"
     yield from fields.items()
-    for registry in (schedules, hooks, kernel_sets, algorithms, effects):
+    for registry in (schedules, hooks, kernel_sets, algorithms, effects, policies, intervals, recoveries):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())

@@ -14,6 +14,7 @@ from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
 from strategies.plan.rules.data_parallel import hosted
+from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.cluster import Cluster
 from topologies.reading import UserError
@@ -32,6 +33,7 @@ class Job:
     where: str = "plan"
     remarks: tuple[str, ...] = ()  # what of a framework's settings was not used
     effects: tuple[Effect, ...] = ()  # what makes some GPUs, hosts or links differ from their price
+    run: RunSettings | None = None  # what happens over days; None: nothing is said
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
@@ -80,4 +82,5 @@ class Job:
         parts = [part.model_dump(mode="json") for part in (self.model, self.plan, self.cluster)]
         written = [text] if (text := schedules[self.plan.schedule].text) else []
         written += [str(effect) for effect in self.effects]
+        written += [self.run.model_dump_json()] if self.run is not None else []
         return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]

@@ -6,6 +6,7 @@ nodes: 8                      # or groups of nodes that are not alike: [{count: 
 plan: {tp: 8, pp: 2, global_batch: 128}
 profile: h100                 # optional: by default the one measured on the cluster's GPU
 effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
+run: {spares: 2, checkpoint: {interval: 30 min}}  # optional: what happens over days
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
+from strategies.resilience.settings import RunSettings, read_run
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
 
 NAME = 200  # letters of a name
 DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
-FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects")
+FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run")
 
 
 def read_job(
@@ -80,7 +82,8 @@ def read_job(
     effects = read_effects(base["effects"], f"{where}: effects")
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects)
+    run = _run(base["run"], changes.get("run"), f"{where}: run")
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run)
 
 
 def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
@@ -201,6 +204,13 @@ def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Clu
                 raise UserError(f"{where}: nodes={shown(nodes)} contradicts the cluster's own list of nodes")
             return inline_cluster(changes if nodes is None else {**changes, "nodes": nodes}, f"{where}: cluster")
     return load_cluster(str(value), nodes, changes)
+
+
+def _run(value: Any, changes: Mapping[str, Any] | None, where: str) -> RunSettings | None:
+    """The section about days; None when nothing is said."""
+    if value is None and not changes:
+        return None
+    return read_run(_merge(value or {}, changes) if changes and isinstance(value, Mapping | None) else value, where)
 
 
 def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str]:

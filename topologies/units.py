@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
-from quantiphy import InvalidNumber, Quantity
+from quantiphy import Quantity
 
 # unit spelt by the user -> factor to the unit used inside
 _BYTES = {"B": 1.0, "b": 0.125, "byte": 1.0, "bytes": 1.0, "bit": 0.125, "bits": 0.125}
 _RATES = {f"{unit}{per}": factor for unit, factor in _BYTES.items() for per in ("/s", "ps")}
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "days": 86400.0}
+_WORDS = ("min", "h", "day", "days", "d", "year", "years")
 _FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0}
 
 
@@ -50,9 +51,11 @@ def _parse(text: object, kind: _Kind) -> float:
     refused = ValueError(f"is not a quantity with a unit, such as '{example}'")
     if "," in text or len(text) > LONGEST:  # 400,0 Gb/s would be read as 4000 Gb/s
         raise refused
+    number, _, word = text.strip().rpartition(" ")
     try:
-        quantity = Quantity(text, binary=True)
-    except InvalidNumber:
+        # words that begin like a prefix are no units with one: "10 min" would be ten thousandths of an inch
+        quantity = Quantity(float(number), units=word) if word in _WORDS else Quantity(text, binary=True)
+    except ValueError:  # also quantiphy's InvalidNumber
         raise refused from None
     if not quantity.units:
         raise ValueError(f"needs a unit, such as '{example}'")

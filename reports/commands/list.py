@@ -38,11 +38,16 @@ def _catalogues() -> dict[str, Any]:
     from strategies.data_parallel import hooks
     from strategies.frameworks import kernel_sets
     from strategies.models.model import model_names
+    from strategies.resilience.checkpointing import policies
+    from strategies.resilience.intervals import intervals
+    from strategies.resilience.recovery import recoveries
     from strategies.schedules import schedules
     from topologies.board import wirings
     from topologies.cluster import cluster_names, gpu_names
     from topologies.fabric import fabrics
     from topologies.readers import readers
+    from topologies.reliability import reliability_names
+    from topologies.storage import storage_names
 
     return {
         "models": model_names,
@@ -58,4 +63,9 @@ def _catalogues() -> dict[str, Any]:
         "wirings": lambda: list(wirings),
         "fabrics": lambda: list(fabrics),
         "readers": lambda: list(readers),
+        "failures": reliability_names,
+        "storage": storage_names,
+        "checkpoint_policies": lambda: list(policies),
+        "checkpoint_intervals": lambda: list(intervals),
+        "recoveries": lambda: list(recoveries),
     }

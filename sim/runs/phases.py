@@ -34,6 +34,7 @@ class Phases:
         self.spec, self.env = spec, Environment()
         self.fleet = Fleet(spec, draws[0])
         factor = float(np.exp(draws[1].standard_normal() * spec.rate_spread))
+        self._slowly = float(np.exp(draws[1].standard_normal() * spec.initialization_spread))
         self.failures = Failures(self.env, spec, self.fleet, Streams(*draws[2:5]), factor, self._strike)
         self.shop = RepairShop(self.env, spec.repair, self.fleet, (draws[5], draws[6]), self._back)
         self._uniform = buffered(lambda: draws[7].random(BUFFER))
@@ -139,7 +140,9 @@ class Phases:
 
     def _start(self, restored: int | None, here: bool = False) -> Interruptible:
         """Initialise everything and read the checkpoint in a place (None: there is none); here: every node stayed."""
-        failure = yield from self._phase(self._restart() if here else self._initialization(), causes.INITIALIZATION)
+        failure = yield from self._phase(
+            self._slowly * (self._restart() if here else self._initialization()), causes.INITIALIZATION
+        )
         if failure is None and restored is not None:
             failure = yield from self._phase(self.spec.savings[restored].restore, causes.RESTORE)
         return failure

@@ -17,7 +17,7 @@ from sim.runs.run import Outcome, Run
 from sim.runs.spec import RunSpec
 
 BATCH = 20  # runs after which it is looked whether there are enough
-MOST = 2000  # runs, where as many are played as are needed
+MOST = 200  # runs, where as many are played as are needed
 ENOUGH = 0.002  # half of the 95 % confidence interval of the mean goodput
 NORMAL = 1.96  # of a 95 % confidence interval
 LOW, HIGH = 0.1, 0.9  # ends of an 80 % interval

@@ -120,6 +120,7 @@ class RunSpec:
     timeout: float = 0.0
     diagnosis: Spread = NOTHING
     misdiagnosis: float = 0.0
+    initialization_spread: float = 0.0  # sigma of the logarithm of a factor of both below, drawn for each run
     initialization: Spread = NOTHING  # from nothing to the first step, without reading a checkpoint
     restart: Spread | None = None  # where every node stays; None: as `initialization`
     evaluation: float = 0.0

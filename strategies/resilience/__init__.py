@@ -1,0 +1,1 @@
+"""Runs over days: when and where a job saves, how it goes on after a failure, what it delivers."""

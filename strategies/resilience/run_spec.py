@@ -1,0 +1,151 @@
+"""From a job and its section `run` to the numbers that a run is made of: steps as predicted, checkpoints by the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sim.analysis.summary import Summary
+from sim.runs.spec import Component, Repair, RunSpec, Saving
+from strategies.job import Job
+from strategies.predict import predict
+from strategies.resilience.checkpoint_size import CheckpointSize, checkpoint_size
+from strategies.resilience.checkpointing import Place, SaveCosts, policies
+from strategies.resilience.initialization import published
+from strategies.resilience.intervals import intervals
+from strategies.resilience.recovery import recoveries
+from strategies.resilience.save_costs import save_costs
+from strategies.resilience.settings import RunSettings
+from topologies.durations import Spread
+from topologies.reading import UserError
+from topologies.reliability import Reliability
+from topologies.units import duration
+
+NEVER = 10**15  # steps
+HOPELESS = 50  # times as long as the steps alone take: then a run is given up
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job ready to be run over days: what its step and its checkpoint are, and the spec that they make."""
+
+    job: Job
+    settings: RunSettings
+    summary: Summary
+    size: CheckpointSize
+    costs: SaveCosts
+    mtbf: float  # seconds between failures that stop the job, infinite without any
+    restart: float  # seconds of one, in the middle
+    spec: RunSpec
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of the whole job."""
+        return self.summary.tokens_per_second * self.summary.step_seconds
+
+
+def prepare(
+    job: Job, settings: RunSettings, days: float | None = None, tokens: float | None = None, summary: Summary | None = None
+) -> Prepared:
+    """A run of `days` days, or until `tokens` tokens are trained on. summary: of the job's step, where it is known already."""
+    summary = summary or predict(job)
+    if not summary.fits:
+        raise UserError(f"{job.name}: runs out of memory in its first step (shardyard simulate says where)")
+    size = checkpoint_size(job, settings.checkpoint.parallel)
+    costs = save_costs(job, size, settings.checkpoint.storage, settings.checkpoint.overhead)
+    gpus = job.cluster.gpus
+    initialization = settings.initialization or Spread(mean=published().seconds(gpus))
+    restart = initialization.mean + settings.heartbeat + settings.diagnosis.mean
+    mtbf = settings.failures.mtbf(job.cluster.nodes)
+    savings = tuple(_savings(settings, costs, mtbf, restart, summary.step_seconds, job.cluster.nodes))
+    per_step = summary.tokens_per_second * summary.step_seconds
+    if tokens is not None:
+        work = summary.step_seconds * tokens / per_step  # as topologies.costs.cost has it
+        steps, deadline = tokens / per_step, max(HOPELESS * work, 30 * 86400.0)
+    else:
+        deadline = (days or 0.0) * 86400.0
+        steps = deadline / summary.step_seconds + 1
+        work = steps * summary.step_seconds
+    spec = RunSpec(
+        step=summary.step_seconds, work=work, nodes=job.cluster.nodes, gpus_per_node=job.cluster.node.gpus, steps=steps,
+        deadline=deadline, components=tuple(_components(settings.failures)), savings=savings, repair=_repair(settings),
+        spares=settings.spares, pool=settings.pool, reserve=settings.reserve, allocation=settings.allocation,
+        preemption=settings.preemption, bad=settings.failures.bad, bad_factor=settings.failures.bad_factor,
+        rate_spread=settings.failures.rate_spread, heartbeat=settings.heartbeat, timeout=settings.timeout,
+        diagnosis=settings.diagnosis, misdiagnosis=settings.misdiagnosis, initialization=initialization,
+        initialization_spread=0.0 if settings.initialization else published().spread,
+        evaluation=settings.evaluation, evaluation_steps=settings.evaluation_steps, idle_failures=settings.idle_failures,
+    )  # fmt: skip
+    spec = recoveries[settings.recovery](spec, job)
+    return Prepared(job, settings, summary, size, costs, mtbf, restart, spec, tuple(_notes(job, settings)))
+
+
+def _components(failures: Reliability) -> list[Component]:
+    return [
+        Component(name, part.life, part.unit, part.nodes, part.replace, part.hang, part.slow, part.lasts, part.notice)
+        for name, part in failures.parts.items()
+    ]
+
+
+def _repair(settings: RunSettings) -> Repair:
+    repair = settings.repair
+    return Repair(
+        repair.automatic, repair.manual, repair.escalates, repair.cures, repair.cures_manually, technicians=repair.technicians
+    )
+
+
+def _savings(
+    settings: RunSettings, costs: SaveCosts, mtbf: float, restart: float, step: float, nodes: int
+) -> list[Saving]:  # fmt: skip
+    """Each place of the policy with its interval in steps: a rule's for the failures that it is there for."""
+    places = policies[settings.checkpoint.policy](costs)
+    asked = [settings.checkpoint.interval, settings.checkpoint.storage_interval][-len(places) :]
+    if len(places) == 1:
+        asked = [settings.checkpoint.interval]
+    result: list[Saving] = []
+    for place, interval in zip(places, asked, strict=True):
+        between = _mtbf_of(settings.failures, nodes, result[-1].copies) if result else mtbf
+        steps = _steps(interval, place, between, restart, step)
+        if result:  # at every so many saves of the quicker place
+            steps = -(-steps // result[-1].steps) * result[-1].steps
+        result.append(Saving(place.name, steps, place.blocking, place.flush, place.restore, place.copies))
+    return result
+
+
+def _mtbf_of(failures: Reliability, nodes: int, copies: int | None) -> float:
+    """Mean seconds between failures that take at least `copies` nodes away."""
+    rate = 0.0
+    for part in failures.parts.values():
+        if copies is not None and part.nodes >= copies and not part.slow:
+            one = failures.model_copy(update={"parts": {"part": part}})
+            rate += part.replace / one.mtbf(nodes)
+    return 1 / rate if rate else math.inf
+
+
+def _steps(interval: int | str, place: Place, mtbf: float, restart: float, step: float) -> int:
+    if isinstance(interval, int):
+        return interval
+    seconds = intervals[interval](place.blocking, mtbf, restart) if interval in intervals else duration(interval)
+    if interval in intervals:
+        seconds = max(seconds, place.flush)  # saves that are not over cannot be repeated
+    return NEVER if seconds == math.inf else min(NEVER, max(1, round(seconds / step)))
+
+
+def _notes(job: Job, settings: RunSettings) -> list[str]:
+    failures, notes = settings.failures, []
+    if failures.unknown:
+        notes.append(f"failures '{failures.name}': UNKNOWN are {'; '.join(failures.unknown)}")
+    if settings.initialization is None and job.cluster.gpus > published().most:
+        notes.append(f"start-up: beyond the {published().most:,} GPUs of the largest published submission")
+    if settings.pool is None and failures.parts:
+        notes.append("run.pool: there is always a free node; say how many there are to see jobs wait for repairs")
+    return notes
+
+
+def with_interval(prepared: Prepared, steps: int) -> RunSpec:
+    """The same run with its first place saved to every so many steps."""
+    first, *rest = prepared.spec.savings
+    changed = [replace(first, steps=steps)]
+    changed += [replace(saving, steps=max(1, saving.steps // steps) * steps) for saving in rest]
+    return replace(prepared.spec, savings=tuple(changed))

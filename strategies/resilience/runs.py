@@ -1,0 +1,153 @@
+"""A job over days: many runs that differ by chance, what they deliver, what would deliver more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sim.runs import ledger
+from sim.runs.replications import Estimate, Map, half_width, replicate
+from sim.runs.run import Outcome
+from sim.runs.spec import RunSpec
+from strategies.resilience.run_spec import Prepared, prepare, with_interval
+from strategies.resilience.settings import RunSettings
+from topologies.costs import Rates
+from topologies.reading import UserError
+
+FACTORS = (0.25, 0.354, 0.5, 0.707, 1.0, 1.414, 2.0, 2.83, 4.0)  # of the interval, that are tried
+COMPARED = 20  # runs of each alternative, all with the same failures
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """What `runs` runs of a job say. shares: of all GPU-seconds, by cause, summed over the runs; finished: part of them that did
+    all their work.
+    """
+
+    runs: int
+    days: Estimate
+    tokens: Estimate
+    goodput: Estimate
+    ettr: Estimate
+    failures: Estimate
+    usd: Estimate | None
+    kwh: Estimate
+    shares: dict[str, float]
+    failures_by_part: dict[str, float]
+    error: float  # half of the 95 % confidence interval of the mean goodput
+    finished: float
+    closes: float  # largest relative difference of a run's ledger from GPUs · time
+
+
+def run(prepared: Prepared, rates: Rates, seed: int = 0, count: int | None = None, each: Map = map) -> RunAnswer:
+    """Play `count` runs, or as many as are needed."""
+    return answer(prepared, rates, replicate(prepared.spec, seed, count, each))
+
+
+def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnswer:
+    """What runs say together."""
+    spec, per_step = prepared.spec, prepared.tokens_per_step
+    held = math.fsum(outcome.held for outcome in outcomes)
+    shares = {
+        cause: math.fsum(outcome.gpu_seconds[cause] for outcome in outcomes) / held if held else 0.0 for cause in ledger.CAUSES
+    }
+    goodputs = [outcome.goodput for outcome in outcomes]
+    hours = [outcome.held / 3600 for outcome in outcomes]
+    return RunAnswer(
+        runs=len(outcomes),
+        days=Estimate.of([outcome.seconds / 86400 for outcome in outcomes]),
+        tokens=Estimate.of([outcome.steps * per_step for outcome in outcomes]),
+        goodput=Estimate.of(goodputs),
+        ettr=Estimate.of([outcome.ettr for outcome in outcomes]),
+        failures=Estimate.of([float(sum(outcome.failures.values())) for outcome in outcomes]),
+        usd=None if rates.usd is None else Estimate.of([hour * rates.usd for hour in hours]),
+        kwh=Estimate.of([hour * rates.watts / 1000 for hour in hours]),
+        shares=shares,
+        failures_by_part={
+            component.name: sum(outcome.failures[component.name] for outcome in outcomes) / len(outcomes)
+            for component in spec.components
+        },
+        error=half_width(goodputs) if len(goodputs) > 1 else 0.0,
+        finished=sum(outcome.steps >= spec.steps for outcome in outcomes) / len(outcomes),
+        closes=max(abs(outcome.held / _expected(outcome, spec) - 1) for outcome in outcomes),
+    )
+
+
+def _expected(outcome: Outcome, spec: RunSpec) -> float:
+    """GPU-seconds that were held: the job's for the whole time, and spares."""
+    return outcome.seconds * spec.gpus + outcome.gpu_seconds[ledger.SPARES]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something changed, and the mean goodput with it, of runs with the same failures. base: without the change."""
+
+    change: str
+    goodput: float
+    base: float
+
+    @property
+    def gain(self) -> float:
+        """Goodput that the change brings."""
+        return self.goodput - self.base
+
+
+def best_interval(prepared: Prepared, seed: int = 0, each: Map = map) -> list[tuple[int, float]]:
+    """(steps, mean goodput) of intervals around the present one of the first place, from the shortest to the longest."""
+    if not prepared.spec.savings or not prepared.spec.components:
+        return []
+    present = prepared.spec.savings[0].steps
+    tried = sorted({max(1, round(present * factor)) for factor in FACTORS})
+    return [(steps, _goodput(with_interval(prepared, steps), seed, each)) for steps in tried]
+
+
+def _goodput(spec: RunSpec, seed: int, each: Map) -> float:
+    outcomes = replicate(spec, seed, COMPARED, each)
+    return math.fsum(outcome.goodput for outcome in outcomes) / len(outcomes)
+
+
+def alternatives(
+    prepared: Prepared, days: float | None, tokens: float | None, seed: int = 0, each: Map = map
+) -> list[Alternative]:
+    """What to change first: each alone, the largest gain first; those that this job or cluster cannot have are left out."""
+    base = _goodput(prepared.spec, seed, each)
+    result = []
+    for change, settings in _changes(prepared.settings):
+        try:
+            other = prepare(prepared.job, settings, days, tokens, prepared.summary)
+        except UserError:
+            continue
+        if other.spec != prepared.spec:
+            result.append(Alternative(change, _goodput(other.spec, seed, each), base))
+    return sorted(result, key=lambda each: -each.gain)
+
+
+def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
+    checkpoint, failures = settings.checkpoint, settings.failures
+    storage = checkpoint.storage
+    faster = storage.model_copy(
+        update={field: 2 * getattr(storage, field) for field in ("write", "read", "node_write", "node_read")}
+    )
+    halved = {
+        name: part.model_copy(update={"mtbf": part.mtbf.model_copy(update={"mean": 2 * part.mtbf.mean})})
+        for name, part in failures.parts.items()
+    }
+
+    def with_checkpoint(**fields: object) -> RunSettings:
+        return settings.model_copy(update={"checkpoint": checkpoint.model_copy(update=fields)})
+
+    changes = [
+        (f"checkpoint.policy={name}", with_checkpoint(policy=name))
+        for name in ("synchronous", "asynchronous", "multi_tier", "in_memory")
+        if name != checkpoint.policy
+    ]
+    changes += [
+        ("storage twice as fast", with_checkpoint(storage=faster)),
+        ("recovery=elastic", settings.model_copy(update={"recovery": "elastic"})),
+        ("one spare node more", settings.model_copy(update={"spares": settings.spares + 1})),
+        ("one spare node fewer", settings.model_copy(update={"spares": max(0, settings.spares - 1)})),
+        ("hangs noticed in a minute", settings.model_copy(update={"timeout": min(60.0, settings.timeout)})),
+        ("diagnosis in no time", settings.model_copy(update={"diagnosis": settings.diagnosis.model_copy(update={"mean": 0.0})})),
+        ("half as many failures", settings.model_copy(update={"failures": failures.model_copy(update={"parts": halved})})),
+    ]
+    return changes

@@ -1,0 +1,122 @@
+"""The section `run` of a job: what happens over days. Every field has a default with its source, or says that it is assumed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+
+from strategies.resilience.checkpointing import policies
+from strategies.resilience.intervals import intervals
+from strategies.resilience.recovery import recoveries
+from topologies.durations import Duration, Spread, Times
+from topologies.reading import Config, UserError, build, shown
+from topologies.reliability import Reliability, load_reliability
+from topologies.storage import Storage, load_storage
+from topologies.units import duration
+
+__all__ = ["CheckpointSettings", "RepairSettings", "RunSettings", "read_run"]
+
+
+def _reliability(given: object) -> object:
+    return load_reliability(given, "run.failures")
+
+
+def _storage(given: object) -> object:
+    return load_storage(given, "run.checkpoint.storage")
+
+
+def _interval(given: object) -> object:
+    """`daly`, `30 min`, `200 steps` or 200."""
+    if isinstance(given, str) and given not in intervals:
+        words = given.split()
+        if len(words) == 2 and words[1] in ("step", "steps"):
+            return int(words[0])
+        try:
+            duration(given)
+        except ValueError:
+            raise ValueError(f"must be a time such as '30 min', '200 steps', or one of {', '.join(intervals)}") from None
+    return given
+
+
+class CheckpointSettings(Config):
+    """When and where checkpoints are saved."""
+
+    policy: str = "asynchronous"  # a name in strategies/resilience/checkpointing
+    interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # a rule, a time, or a number of steps
+    storage_interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # of storage, where a quicker place comes first
+    storage: Annotated[SerializeAsAny[Storage], BeforeValidator(_storage)] = Field(
+        default_factory=lambda: load_storage("superpod-better", "run.checkpoint.storage")
+    )
+    overhead: Duration = (
+        0.5  # that GPUs wait for each save besides copies: 0.34 to 0.59 s of asynchronous saves of 7B on 1,488 and
+    )
+    # 405B on 8,960 GPUs, copies included (ByteCheckpoint, arXiv 2407.20143, table 8)
+    parallel: bool = True  # every rank writes a part of what it shares with others
+
+    @field_validator("policy")
+    @classmethod
+    def _policy(cls, name: str) -> str:
+        policies[name]
+        return name
+
+    @field_validator("interval", "storage_interval")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1 step")
+        if isinstance(value, str) and value not in intervals and duration(value) <= 0:
+            raise ValueError("must be longer than 0 s")
+        return value
+
+
+class RepairSettings(Config):
+    """Of nodes that were replaced; it matters where spares and pool are limited."""
+
+    automatic: Times = Spread(mean=86400.0, kind="exponential")  # assumed: a day
+    manual: Times = Spread(mean=0.0)  # where a person is needed as well
+    escalates: float = Field(default=0.0, ge=0, le=1)  # probability of that
+    cures: float = Field(default=1.0, ge=0, le=1)  # probability that a bad node is none any more
+    cures_manually: float = Field(default=1.0, ge=0, le=1)
+    technicians: int | None = Field(default=None, ge=1)  # absent: any number of repairs at the same time
+
+
+class RunSettings(Config):
+    """A run over days."""
+
+    failures: Annotated[SerializeAsAny[Reliability], BeforeValidator(_reliability)] = Field(
+        default_factory=lambda: load_reliability("published", "run.failures")
+    )
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    recovery: str = "restart"  # a name in strategies/resilience/recovery
+    spares: int = Field(default=0, ge=0, le=10_000)  # nodes held ready beside the job
+    pool: int | None = Field(default=None, ge=0, le=100_000)  # free nodes elsewhere; absent: always one
+    reserve: int = Field(default=0, ge=0, le=100_000)  # nodes that others have to leave first
+    allocation: Duration = 180.0  # until a free node has joined; 3 min as AIReSim's host selection
+    preemption: Duration = 1200.0  # until a node of the reserve is free; 20 min as there
+    repair: RepairSettings = RepairSettings()
+    heartbeat: Duration = 30.0  # until a crash is noticed; 10 to 30 s with inspection (ByteRobust, arXiv 2509.16293)
+    timeout: Duration = 600.0  # until a hang is: PyTorch's default for NCCL
+    diagnosis: Times = Spread(mean=300.0)  # which node it is; with detection less than 10 min on average (arXiv 2402.15627)
+    misdiagnosis: float = Field(default=0.0, ge=0, le=1)  # probability that the wrong node is replaced first; unknown
+    initialization: Times | None = None  # from nothing to the first step; absent: as MLPerf submissions on so many GPUs
+    evaluation: Duration = 0.0  # of each evaluation
+    evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
+    idle_failures: bool = True  # parts fail also while the job restarts
+
+    @field_validator("recovery")
+    @classmethod
+    def _recovery(cls, name: str) -> str:
+        recoveries[name]
+        return name
+
+
+def read_run(given: object, where: str) -> RunSettings:
+    """The section of a job file; None: all defaults. Raises UserError."""
+    if given is None:
+        return RunSettings()
+    if isinstance(given, RunSettings):
+        return given
+    if not isinstance(given, dict):
+        raise UserError(f"{where}={shown(given)}: must be fields, such as {{spares: 2}}")
+    return build(RunSettings, given, where)

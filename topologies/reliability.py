@@ -1,0 +1,89 @@
+"""How often parts of a cluster fail, as published of real clusters (`ls topologies/failures`) or as a user says.
+
+Rates are mean times between failures (`mtbf`) of one unit: of a node with all its parts, of a leaf switch, or of the whole job.
+What nobody has published is not made up: a file that says `unknown` lists it, and the answer repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from topologies.durations import Duration, Spread, Times
+from topologies.reading import Config, UserError, build, load_yaml, nearest, shown
+
+_FOLDER = Path(__file__).parent / "failures"
+DAY = 86400.0
+
+
+class Part(Config):
+    """Something that fails: a GPU, its memory, a NIC, a switch, a host, software."""
+
+    mtbf: Times  # time to failure of one unit: '100 days' is exponential, or say 'weibull 100 days shape 0.7'
+    unit: Literal["node", "switch", "job"] = "node"
+    nodes: int = Field(default=1, ge=1, le=10_000)  # nodes that one unit takes with it: those behind a leaf switch
+    replace: float = Field(default=1.0, ge=0, le=1)  # probability that nodes have to be replaced; else processes start again
+    hang: float = Field(default=0.0, ge=0, le=1)  # probability that ranks hang until a timeout tells
+    slow: float = Field(default=0.0, ge=1.001, le=100)  # instead of failing, steps take so many times as long …
+    lasts: Times = Spread(mean=0.0)  # … for this time
+    notice: Duration = Field(default=0.0)  # warning before a spot node is taken away
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Part:
+        if self.mtbf.mean <= 0:
+            raise ValueError("mtbf=0: must be greater than 0; leave out what never fails")
+        if bool(self.slow) != bool(self.lasts.mean):
+            raise ValueError("slow and lasts belong together: give both, or none")
+        return self
+
+    @property
+    def life(self) -> Spread:
+        """Time to failure; exponential where only its mean is said."""
+        return self.mtbf if self.mtbf.kind != "constant" else Spread(mean=self.mtbf.mean, kind="exponential")
+
+
+class Reliability(Config):
+    """A cluster's failures. rate_spread: sigma of the logarithm of the factor by which clusters of this kind differ from it; bad,
+    bad_factor: part of the nodes whose parts fail so many times as often.
+    """
+
+    name: str = "failures"
+    parts: dict[str, Part] = Field(default_factory=dict, max_length=50)
+    rate_spread: float = Field(default=0.0, ge=0, le=3)
+    bad: float = Field(default=0.0, ge=0, le=1)
+    bad_factor: float = Field(default=1.0, ge=1, le=1000)
+    unknown: tuple[str, ...] = ()  # what is not published
+    source: str = ""
+
+    def mtbf(self, nodes: int) -> float:
+        """Mean seconds between failures that stop a job of so many nodes; infinite without any."""
+        rate = sum(_units(part, nodes) / part.life.mean for part in self.parts.values() if not part.slow)
+        rate *= 1 + self.bad * (self.bad_factor - 1)
+        return 1 / rate if rate else float("inf")
+
+
+def _units(part: Part, nodes: int) -> int:
+    return {"node": nodes, "switch": -(-nodes // part.nodes), "job": 1}[part.unit]
+
+
+def reliability_names() -> list[str]:
+    """Names in the catalogue, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_reliability(given: object, where: str) -> Reliability:
+    """Failures by their name in the catalogue, by a path, or by fields. Raises UserError."""
+    if isinstance(given, Reliability):
+        return given
+    if isinstance(given, Mapping):
+        return build(Reliability, given, where)
+    if not isinstance(given, str):
+        raise UserError(f"{where}={shown(given)}: must be a name, a file or fields; known: {', '.join(reliability_names())}")
+    if given in reliability_names():
+        return build(Reliability, {"name": given, **load_yaml(_FOLDER / f"{given}.yaml")}, where)
+    if "/" in given or "." in given:
+        return build(Reliability, {"name": Path(given).stem, **load_yaml(Path(given))}, given)
+    raise UserError(f"{where}: unknown failures '{given}'{nearest(given, reliability_names())}")
