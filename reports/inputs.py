@@ -20,18 +20,18 @@ def shardyard_version() -> str:
 def describe(job: Job, command: str = "") -> dict[str, Any]:
     """The job's inputs, its hash, the profile, and the command that asked."""
     from sim.pricing.shipped import describe_profile
-    from strategies.predict import profile_of
+    from strategies.predict import profiles_of
 
     plan = job.resolve()
     return {
         "name": job.name,
         "model": job.model.name,
         "parameters": job.model.parameters,
-        "cluster": f"{job.cluster.nodes} × {job.cluster.name}",
-        "gpu": job.cluster.node.gpu.name,
+        "cluster": job.cluster.described,
+        "gpu": " + ".join(gpu.name for gpu in job.cluster.gpu_kinds),
         "gpus": job.cluster.gpus,
-        "gpus_per_node": job.cluster.node.gpus,
-        "profile": describe_profile(profile_of(job)),
+        "gpus_per_node": max(len(group.gpus) for group in job.cluster.groups),
+        "profile": "; ".join(describe_profile(profile) for profile in profiles_of(job)),
         "plan": {
             **job.plan.model_dump(mode="json"),
             "dp": plan.dp,

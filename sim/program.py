@@ -198,6 +198,7 @@ class Cohort:
     resident: Memory = ()  # held for the whole step
     hosted: Memory = ()  # held in the node by each rank: ("cpu", bytes of its memory), ("nvme", bytes of its disks)
     steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
+    allotment: int = 0  # which of its ranks run this program, where not all have as many microbatches: see `Program`
 
     def add(self, op: Op) -> int:
         """Append `op` to the program; returns its number in the cohort."""
@@ -226,4 +227,8 @@ class Program:
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks
     description: str = ""
+    allotments: tuple[
+        int, ...
+    ] = ()  # of each rank of a cohort, in order, where cohorts with equal `at` share the ranks that they
+    # fix: those of allotment a run the program of the cohort with this number
     masked_flops: float | None = None  # `model_flops` without the part that a causal mask hides; None where nothing is masked

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
+from sim.pricing.prices import Prices
 from sim.program import COMPUTE, CPU, Block, Cohort, Collective, Op, Program
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class Timeline:
         if self.program.cohorts[0].steady:
             return max(self._compute_end(lane, 1) - self._compute_end(lane, 0) for lane in range(len(self.lanes)))
         return max(self.end, default=0.0)
+
+    def prices(self, lane: int) -> Prices:
+        """The prices of a lane's GPU."""
+        return self.op_costs.on(self.lanes[lane].rank)
 
     def cohort(self, lane: int) -> Cohort:
         """The cohort of a lane."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
 from strategies.models.model import Model
+from strategies.plan.allotment import dropped
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
 from strategies.plan.rules.data_parallel import hosted
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, UnequalCluster
 from topologies.reading import UserError
 
 
@@ -37,17 +38,35 @@ class Job:
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
-        peak = self.cluster.node.gpu.peak
         for asked, dtype in (
             (f"precision={self.plan.precision!r}", self.plan.precision),
             ("fp8", "fp8" if self.plan.fp8 else None),
         ):
-            if dtype is not None and dtype not in peak:
-                known = f"{self.cluster.node.gpu.name} computes in {', '.join(peak)}"
-                raise UserError(f"{self.where}: {asked} is not possible: {known}")
-        refuse(self.where, hosted(self.plan, self.cluster.node.cpu))
+            for gpu in self.cluster.gpu_kinds:
+                if dtype is not None and dtype not in gpu.peak:
+                    known = f"{gpu.name} computes in {', '.join(gpu.peak)}"
+                    raise UserError(f"{self.where}: {asked} is not possible: {known}")
+        unequal = isinstance(self.cluster, UnequalCluster)
+        refuse(self.where, self._for_equal_nodes() if unequal else hosted(self.plan, self.cluster.node.cpu))
         hook_of(self.plan.data_parallel).check(self.plan, self.cluster.nodes, self.where)
-        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, self.cluster.node.gpus)
+        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, self._per_node())
+
+    def _for_equal_nodes(self) -> Iterator[str]:
+        """What is not simulated on nodes that are not alike."""
+        deepspeed = self.plan.deepspeed
+        asked = {
+            "offload": self.plan.offload is not None,
+            "deepspeed.cpu_checkpointing": deepspeed is not None and deepspeed.cpu_checkpointing,
+            "deepspeed (ZeRO++)": deepspeed is not None
+            and (deepspeed.zero_hpz_partition_size > 1 or deepspeed.zero_quantized_gradients),
+        }
+        for name in (name for name, given in asked.items() if given):
+            yield f"{name} is for nodes that are alike, and the cluster is {self.cluster.described}"
+
+    def _per_node(self) -> int | None:
+        """GPUs of a node; None where nodes have different numbers."""
+        sizes = {len(group.gpus) for group in self.cluster.groups}
+        return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def global_batch(self) -> int:
@@ -73,6 +92,9 @@ class Job:
         if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
+        dp = self.cluster.gpus // (plan.tp * plan.cp * plan.pp)
+        if dp and (left := dropped(plan, dp)):
+            yield f"uneven_batch=drop_last: {left:,} of {plan.global_batch:,} sequences of a step are not trained on"
         if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:
             yield f"schedule={plan.schedule} with pp=1: there is no pipeline; each rank runs its own passes in that order"
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from sim.analysis.steady_state import extended
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
+from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.shipped import load_profile, profile_for
+from sim.pricing.shipped import load_profile, profile_for, serves
 from strategies.lowering.lower import lower
 from strategies.schedules import schedules
+from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from sim.timeline import Timeline
@@ -24,16 +26,43 @@ if TYPE_CHECKING:
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
 WORTHWHILE = 0.35  # part of the microbatches that is played at most to find a steady state
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
+_FLEETS: dict[tuple[Prices, ...], Prices] = {}
 
 
 def profile_of(job: Job) -> Profile:
-    """The profile that the job names, or else the shipped one of its GPU. Raises UserError."""
-    return load_profile(job.profile) if job.profile else profile_for(job.cluster.node.gpu.name)
+    """The profile that the job names, or else the shipped one of its GPU. Raises UserError, also for GPUs of several kinds."""
+    every = profiles_of(job)
+    if len(every) > 1:
+        raise UserError(f"cluster {job.cluster.described}: several kinds of GPUs, which are not supported here")
+    return every[0]
+
+
+def profiles_of(job: Job) -> tuple[Profile, ...]:
+    """The profile of each kind of GPU: of several kinds, a profile that the job names ("a100+mine.yaml") is for the GPUs that it
+    names, and the others have shipped ones. Raises UserError.
+    """
+    gpus = job.cluster.gpu_kinds
+    if len(gpus) == 1:
+        return (load_profile(job.profile) if job.profile else profile_for(gpus[0].name),)
+    own = [load_profile(name) for name in (job.profile or "").split("+") if name]
+    for profile in own:
+        if not any(serves(profile, gpu.name) for gpu in gpus):
+            names = ", ".join(gpu.name for gpu in gpus)
+            raise UserError(f"{job.where}: profile {profile.name} is for {profile.gpu}, which the cluster has none of ({names})")
+    return tuple(next((each for each in own if serves(each, gpu.name)), None) or profile_for(gpu.name) for gpu in gpus)
 
 
 def prices_of(job: Job) -> Prices:
     """Prices remember what they have worked out, so jobs share them."""
-    profile, gpu = profile_of(job), job.cluster.node.gpu
+    members = tuple(_known(profile, gpu) for profile, gpu in zip(profiles_of(job), job.cluster.gpu_kinds, strict=True))
+    if len(members) == 1:
+        return members[0]
+    if members not in _FLEETS:
+        _FLEETS[members] = FleetPrices(members)
+    return _FLEETS[members]
+
+
+def _known(profile: Profile, gpu: Gpu) -> Prices:
     known = _PRICES.get((profile.name, gpu))
     if known is None or known.profile != profile:
         known = _PRICES[profile.name, gpu] = Prices(profile, gpu)
@@ -71,7 +100,11 @@ def predict(job: Job, profile: Profile | None = None) -> Summary:
 
 
 def _prices(job: Job, profile: Profile | None) -> Prices:
-    return prices_of(job) if profile is None else Prices(profile, job.cluster.node.gpu)
+    if profile is None:
+        return prices_of(job)
+    if len(job.cluster.gpu_kinds) > 1:
+        raise UserError(f"cluster {job.cluster.described}: one profile for several kinds of GPUs is not supported here")
+    return Prices(profile, job.cluster.gpu_kinds[0])
 
 
 def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:
@@ -81,7 +114,7 @@ def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | No
 
 def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Timeline | None:
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
-    if job.effects or not _repeats(resolved):
+    if job.effects or resolved.allotted or not _repeats(resolved):
         return None
     played = 0
     for counts in _counts(resolved):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from topologies.cluster import Cluster
 from topologies.hardware import Gpu
 from topologies.reading import UserError, load_yaml
 
@@ -71,6 +72,23 @@ def rates(gpu: Gpu, price: float | None = None, where: str = "--price") -> Rates
         usd, source = float(offers[0]["usd"]), f"{offers[0]['offer']}, {offers[0]['date']}: {offers[0]['source']}"
     watts = (float(power["watts"]), str(power["source"])) if power else (gpu.power, "the board's limit alone")
     return Rates(usd, source, *watts)
+
+
+def mean_rates(cluster: Cluster, price: float | None = None, where: str = "--price") -> Rates:
+    """Rates of a GPU of the cluster; the mean where they differ (no price where one of them has none)."""
+    counts: dict[Gpu, int] = {}
+    for group in cluster.groups:
+        counts[group.node.gpu] = counts.get(group.node.gpu, 0) + group.count * len(group.gpus)
+    each = [(rates(gpu, price, where), count) for gpu, count in counts.items()]
+    if len(each) == 1 or price is not None:
+        return each[0][0]
+    total = sum(counts.values())
+    usd = [rate.usd * count / total for rate, count in each if rate.usd is not None]
+    prices, powers = ({getattr(rate, name): None for rate, _ in each} for name in ("usd_source", "watts_source"))
+    watts = sum(rate.watts * count for rate, count in each) / total
+    return Rates(
+        sum(usd) if len(usd) == len(each) else None, f"mean of {' + '.join(prices)}", watts, f"mean of {' + '.join(powers)}"
+    )
 
 
 def cost(rates: Rates, gpus: int, step: float, tokens_per_step: float, tokens: float) -> Cost:

@@ -83,6 +83,16 @@ class Unequal(Protocol):
         """Index into `gpu_kinds` for each GPU."""
 
 
+def gpu_kind(topology: Topology, gpu: Ids) -> Ids:
+    """The kind of each GPU, 0 where all are alike."""
+    return topology.gpu_kind(gpu) if isinstance(topology, Unequal) else np.zeros(np.shape(gpu), dtype=np.int64)
+
+
+def node_kind(topology: Topology, gpu: Ids) -> Ids:
+    """The kind of each GPU's node, 0 where all are alike."""
+    return topology.node_kind(gpu) if isinstance(topology, Unequal) else np.zeros(np.shape(gpu), dtype=np.int64)
+
+
 def kind_of_link(name: str) -> str:
     """`nic` of `nic h100-sxm`: the kind of a link without the GPU whose nodes have it."""
     return name.partition(" ")[0]

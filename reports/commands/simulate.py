@@ -39,10 +39,10 @@ def command(
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
     from strategies.read_job import read_job
-    from topologies.costs import rates
+    from topologies.costs import mean_rates
 
     asked = read_job(job, **given)
-    of_training = {"tokens": tokens_of(tokens), "rates": rates(asked.cluster.node.gpu, price)}
+    of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))

@@ -14,6 +14,7 @@ from sim.timeline import Timeline
 AXES = ("tp", "cp", "ep", "dp", "replica", "pp", "host", "nvme", CPU)  # by priority in explaining an idle moment
 PHASES = ("forward", "backward", "recompute", "optimizer")
 EXPOSED = tuple(f"{axis} exposed" for axis in AXES)
+IDLE = ("bubble", "wait", "launch")  # components in which compute is idle, besides exposed communication
 COMPONENTS = (*PHASES, *EXPOSED, "launch", "slowdown", "bubble", "wait")
 
 Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
@@ -53,6 +54,11 @@ def mean_breakdown(timeline: Timeline, per_lane: list[dict[str, float]]) -> dict
     largest = max(mean, key=lambda name: mean[name])
     mean[largest] += timeline.step - sum(mean.values())
     return mean
+
+
+def idle_seconds(parts: dict[str, float]) -> float:
+    """Seconds of a lane's breakdown in which compute is idle."""
+    return sum(seconds for name, seconds in parts.items() if name in IDLE or name.endswith(" exposed"))
 
 
 def busy_seconds(timeline: Timeline, per_lane: list[dict[str, float]]) -> list[float]:

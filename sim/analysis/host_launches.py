@@ -12,7 +12,7 @@ from sim.timeline import Timeline
 
 def host_launches(timeline: Timeline, lane: int) -> Iterator[tuple[Op, float, float]]:
     """Each op of a lane with the start and end of its launch, in seconds; equal where launching takes no time (a CPU)."""
-    per_launch = on_grid(timeline.op_costs.prices.profile.launching(timeline.program.eager))
+    per_launch = on_grid(timeline.prices(lane).profile.launching(timeline.program.eager))
     for number, op in timeline.ops(lane):
         cost, launched = timeline.cost[number], timeline.launched[number]
         # a block is launched from `launched` on, a collective or send has been launched by then

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, mean_breakdown
+from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, idle_seconds, mean_breakdown
 from sim.analysis.link_load import LinkLoad, hottest
 from sim.analysis.memory import ledger
 from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.timeline import Timeline
 from topologies.reading import UserError
-from topologies.topology import Hosted
+from topologies.topology import Hosted, gpu_kind
 
 FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
@@ -40,6 +40,7 @@ class StageMemory:
     op: str  # during which op
     overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
     cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
+    capacity: float | None = None  # of its GPU, where GPUs differ
 
     @property
     def allocated(self) -> float:
@@ -102,6 +103,22 @@ class EffectsCost:
 
 
 @dataclass(frozen=True)
+class GpuKind:
+    """The ranks on one kind of GPU. Seconds, means over these ranks: idle, of their compute streams; bytes: the highest peak, of
+    `rank` on `node`.
+    """
+
+    gpu: str
+    profile: str
+    ranks: int
+    idle: float
+    capacity: float
+    peak: float
+    rank: int
+    node: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
 
@@ -130,17 +147,22 @@ class Summary:
     interval: Interval | None = None  # of step_seconds, where the spread of the prices was asked for
     offloaded: NodeMemory | None = None  # where anything is offloaded
     effects: EffectsCost | None = None  # where there are any
+    gpu_kinds: tuple[GpuKind, ...] = ()  # where there are several
 
     @property
     def worst(self) -> StageMemory:
-        """The stage with the highest peak."""
-        return max(self.memory, key=lambda stage: stage.peak)
+        """The stage with the highest peak, relative to its GPU where GPUs differ."""
+        return max(self.memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         data = asdict(self)
         if self.effects is None:
             del data["effects"]
+        if not self.gpu_kinds:
+            del data["gpu_kinds"]
+            for stage in data["memory"]:
+                del stage["capacity"]
         worst = self.worst
         data["memory_peak"] = worst.peak
         data["memory_over"] = max(0.0, worst.peak - self.memory_capacity)
@@ -158,13 +180,19 @@ def summarise(timeline: Timeline) -> Summary:
     per_lane = breakdowns(timeline)
     breakdown = _mean(mean_breakdown(timeline, per_lane), program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
-    capacity, host = prices.gpu.memory, _host(timeline)
-    peak = world * prices.gpu.peak[program.dtype] * step
+    host, peaks = _host(timeline), np.array([member.gpu.peak[program.dtype] for member in prices.members])
+    counts = (
+        np.bincount(gpu_kind(timeline.op_costs.topology, np.arange(world)), minlength=len(peaks)) if len(peaks) > 1 else [world]
+    )
+    peak = float(counts @ peaks) * step
     notes = [*_masked(program, peak), *timeline.op_costs.notes]
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
         notes.append(f"HFU above 100 %: {_above(timeline)}")
+    kinds = tuple(_gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
+    notes = [*_waiting(kinds), *notes]
+    limiting = max(memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
     return Summary(
         gpus=world,
         step_seconds=step,
@@ -183,18 +211,45 @@ def summarise(timeline: Timeline) -> Summary:
         volume=_volumes(timeline),
         links=hottest(timeline),
         memory=memory,
-        memory_capacity=capacity,
-        fits=max(stage.peak for stage in memory) <= capacity and (host is None or host.fits),
+        memory_capacity=limiting.capacity or prices.gpu.memory,
+        fits=all(stage.peak <= (stage.capacity or prices.gpu.memory) for stage in memory) and (host is None or host.fits),
         events=timeline.events,
         profile=prices.profile.name,
         notes=tuple(notes),
         offloaded=host,
+        gpu_kinds=kinds,
     )
+
+
+def _gpu_kinds(timeline: Timeline, per_lane: list[dict[str, float]], memory: tuple[StageMemory, ...]) -> Iterator[GpuKind]:
+    """The ranks on each kind of GPU, as the topology numbers them."""
+    steps, topology = timeline.program.steps, timeline.op_costs.topology
+    for prices in timeline.op_costs.prices.members:
+        lanes = [number for number in range(len(timeline.lanes)) if timeline.prices(number) is prices]
+        ranks = sum(timeline.lanes[lane].ranks for lane in lanes)
+        if not ranks:
+            continue
+        idle = sum(timeline.lanes[lane].ranks * idle_seconds(per_lane[lane]) for lane in lanes) / ranks / steps
+        fullest = max((memory[lane] for lane in lanes), key=lambda stage: stage.peak)
+        node = int(topology.node_of(np.array([fullest.rank]))[0])
+        yield GpuKind(prices.gpu.name, prices.profile.name, ranks, idle, prices.gpu.memory, fullest.peak, fullest.rank, node)
+
+
+def _waiting(kinds: tuple[GpuKind, ...]) -> Iterator[str]:
+    """A note that says which GPUs wait for which."""
+    if len(kinds) > 1:
+        least, most = (pick(kinds, key=lambda kind: kind.idle) for pick in (min, max))
+        idle = f"{most.gpu} is idle for {most.idle:.3g} s of a step, {least.gpu} for {least.idle:.3g} s"
+        yield f"GPUs of several kinds: {idle}"
+    tight = [kind for kind in kinds if kind.peak > kind.capacity]
+    if tight and len(tight) < len(kinds):
+        where = ", ".join(f"{kind.gpu} (rank {kind.rank} on node {kind.node})" for kind in tight)
+        yield f"out of memory only on {where}"
 
 
 def _above(timeline: Timeline) -> str:
     """The reason why a step counts more FLOPs than the peak allows."""
-    dtype, peak = timeline.program.dtype, timeline.op_costs.prices.gpu.peak
+    dtype, peak = timeline.program.dtype, timeline.op_costs.prices.members[0].gpu.peak
     blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
     items = {id(run.items): run.items for block in blocks for run in block.runs}
     others = {item.dtype for sequence in items.values() for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
@@ -225,8 +280,8 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
 
 
 def _memory(timeline: Timeline, lane: int) -> StageMemory:
-    book = ledger(timeline, lane)
-    overhead, expandable = timeline.op_costs.prices.profile.overhead, timeline.program.expandable
+    book, prices = ledger(timeline, lane), timeline.prices(lane)
+    overhead, expandable = prices.profile.overhead, timeline.program.expandable
     every = {
         "context": overhead.context,
         "communicators": timeline.program.grid.communicators * overhead.communicator,
@@ -238,9 +293,10 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
         time += timeline.periods * (time - ledger(timeline.before, lane).when[0])
     actor = timeline.lanes[lane]
     stage = timeline.stage(lane)
-    peak, capacity = book.peak + extra, timeline.op_costs.prices.gpu.memory
+    peak, capacity = book.peak + extra, prices.gpu.memory
     cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
-    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached)
+    own = capacity if len(timeline.op_costs.prices.members) > 1 else None
+    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached, own)
 
 
 def _host(timeline: Timeline) -> NodeMemory | None:

@@ -20,7 +20,7 @@ from sim.engine.perturbed_device import PerturbedDevice, Price
 from sim.pricing.sibling_groups import numbered
 from sim.program import Program
 from topologies.impaired import ImpairedTopology, LinkChange
-from topologies.topology import Ids, Topology
+from topologies.topology import Ids, Topology, gpu_kind
 
 EVERY = 1009  # see `Perturbation.vary`: more than there may be effects
 
@@ -43,14 +43,18 @@ class Perturbation:
         self.topology = ImpairedTopology(topology, changes, detours) if changes or detours else topology
 
     def unlike(self, program: Program) -> Ids:
-        """Equal numbers for places on which equal effects act; a place is a rank of each cohort."""
-        if not self.effects:
-            return np.zeros(program.grid.groups((), program.cohorts[0].at).size, dtype=np.int64)
+        """Equal numbers for places on which equal effects act, with equal GPUs and as many microbatches; a place is a rank of
+        each cohort.
+        """
         ranks = [program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts]
+        own = [np.array([program.allotments])] if program.allotments else []
+        own += [kinds[None] for each in ranks if (kinds := gpu_kind(self.topology, each)).any()]
+        if not self.effects:
+            return numbered(np.concatenate(own).T) if own else np.zeros(len(ranks[0]), dtype=np.int64)
         colour = np.zeros((self.topology.gpus, len(self.effects)), dtype=np.int64)
         for number, (effect, gpus) in enumerate(zip(self.effects, self._gpus, strict=True)):
             colour[gpus, number] = 1 if effect.alike else 1 + np.arange(len(gpus))
-        return numbered(np.concatenate([colour[each] for each in ranks], axis=1))
+        return numbered(np.concatenate([*(colour[each] for each in ranks), *(each.T for each in own)], axis=1))
 
     def device(self, env: Environment, rank: int, slowdown: float, synchronous: bool, price: Price) -> Device:
         """The device of a rank, with its host."""

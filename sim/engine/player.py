@@ -6,6 +6,7 @@ of scheduling, so that runs repeat exactly.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,7 +75,7 @@ def _folded(program: Program, op_costs: OpCosts, perturbation: Perturbation) -> 
             return whole, lane
     if perturbed:
         number = "more" if lane is None else f"{int(lane.max()) + 1} of each stage"
-        raise UserError(f"effects make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs")
+        raise UserError(f"effects and nodes make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs")
     return expand(program, touched) if touched else program, None
 
 
@@ -120,41 +121,43 @@ class _Player:
         lane = self.op_costs.lane
         if lane is None:
             lane = np.zeros(self.program.grid.groups((), self.program.cohorts[0].at).size, np.int64)
-        # the place among its cohort's ranks of the first rank of each lane, and how many share the lane
-        _, self.example, sizes = np.unique(lane, return_index=True, return_counts=True)
+        _, example, sizes = np.unique(lane, return_index=True, return_counts=True)
+        allotments = np.array(self.program.allotments or np.zeros(len(lane), np.int64))[example]
+        self.place: list[int] = []  # of the first rank of each lane among its cohort's ranks
         self.offset: list[int] = []
         total = 0
         for number, cohort in enumerate(self.program.cohorts):
             ranks = self.program.grid.groups((), cohort.at).ravel()
             self.first.append(len(self.lanes))
-            for rank, size in zip(ranks[self.example].tolist(), sizes.tolist(), strict=True):
+            mine = np.flatnonzero(allotments == cohort.allotment)
+            self.place += example[mine].tolist()
+            for rank, size in zip(ranks[example[mine]].tolist(), sizes[mine].tolist(), strict=True):
                 self.lanes.append(Lane(number, rank, size))
                 self.offset.append(total)
                 total += len(cohort.ops)
-        profile = self.op_costs.prices.profile
+        profiles = [self.op_costs.on(lane.rank).profile for lane in self.lanes]
         self.devices = [
-            self.perturbation.device(
-                self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane.cohort)
-            )
-            for lane in self.lanes
+            self.perturbation.device(self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane))
+            for lane, profile in zip(self.lanes, profiles, strict=True)
         ]
         self.perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
 
-    def _slower(self, cohort: int, task: Compute, factor: float) -> BlockCost:
+    def _slower(self, lane: Lane, task: Compute, factor: float) -> BlockCost:
         """The cost of a block whose kernels take `factor` times as long."""
-        return self.op_costs.block(cast(Block, task.work), cohort, factor)
+        return self.op_costs.block(cast(Block, task.work), lane.cohort, factor, lane.rank)
 
     def _launch(self, number: int) -> None:
         """A task for each op of a lane, priced, and launched by the lane's host in program order."""
         lane, device = self.lanes[number], self.devices[number]
-        example = int(self.example[number - self.first[lane.cohort]]) if self.op_costs.lane is not None else -1
+        example = self.place[number] if self.op_costs.lane is not None else -1
+        profile, met = self.op_costs.on(lane.rank).profile, Counter[tuple[str, ...]]()
         # by work: its cost, and the host's seconds before and after the launch
         known: dict[Work, tuple[BlockCost | TransferCost, float, float]] = {}
-        launch = on_grid(self.op_costs.prices.profile.launching(self.program.eager) * self.program.turns)
+        launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
         for index, op in enumerate(self.program.cohorts[lane.cohort].ops):
             priced = known.get(op.work)
             if priced is None:
-                priced = known[op.work] = self._priced(op.work, lane.cohort, example, launch)
+                priced = known[op.work] = self._priced(op.work, lane, example, launch)
             cost, ahead, behind = priced
             task: Task
             if isinstance(cost, BlockCost):
@@ -162,30 +165,39 @@ class _Player:
             elif cost.is_send:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
+                turn = index
+                if self.program.allotments:  # ops of one number are others in programs with more microbatches
+                    axes = cast(Collective, op.work).axes
+                    turn = met[axes] = met[axes] + 1
                 task = CollectiveTransfer(
-                    self.env, self.network, cost.parts, cost.latency, device, cost.working, self._meeting(lane, index, op, cost)
+                    self.env, self.network, cost.parts, cost.latency, device, cost.working, self._meeting(lane, turn, op, cost)
                 )
             self.tasks.append(task)
             self.cost.append(cost)
             device.host.launch(task, ahead, behind, op.held)
 
     def _priced(
-        self, work: Block | Collective | Send, cohort: int, example: int, launch: float
+        self, work: Block | Collective | Send, lane: Lane, example: int, launch: float
     ) -> tuple[BlockCost | TransferCost, float, float]:
-        """Work of rank number `example` of a cohort (−1: of all) with the seconds of the host before its launch and after it."""
+        """Work of a lane with the seconds of the host before its launch and after it. example: the place of its rank in its
+        cohort, −1: it is that of all.
+        """
+        cohort, prices = lane.cohort, self.op_costs.on(lane.rank)
         if isinstance(work, Block):
-            fused = self.op_costs.block(work, cohort)
+            fused = self.op_costs.block(work, cohort, rank=lane.rank)
             return fused, 0.0, fused.host
-        wrapping = on_grid(self.op_costs.wrapping(work))
+        wrapping = on_grid(self.op_costs.wrapping(work, prices))
         priced = self.op_costs.collective(work, cohort, -1 if example < 0 else int(self.op_costs.groups(work, cohort)[example]))
-        if not self.op_costs.prices.profile.synchronous:
+        if not prices.profile.synchronous:
             return priced, launch + wrapping, 0.0
         if wrapping:  # a CPU waits for its own work
             priced = replace(priced, latency=priced.latency + wrapping)
         return priced, 0.0, 0.0
 
-    def _meeting(self, lane: Lane, index: int, op: Op, cost: TransferCost) -> Callable[[], Rendezvous[CollectiveTransfer]] | None:
-        """Where a lane meets the other ranks of op number `index`, a collective; None: it has them all."""
+    def _meeting(self, lane: Lane, turn: int, op: Op, cost: TransferCost) -> Callable[[], Rendezvous[CollectiveTransfer]] | None:
+        """Where a lane meets the other ranks of a collective, its op number `turn` or the collective of this turn along its axes;
+        None: it has them all.
+        """
         collective = op.work
         assert isinstance(collective, Collective)
         traffic = cost.traffic
@@ -196,7 +208,7 @@ class _Player:
         elif collective.axis in self.program.cohorts[lane.cohort].at:
             expected, key = self.program.grid.degree(collective.axis), (collective.label, where)
         else:
-            expected, key = cost.lanes, (lane.cohort, index, where)
+            expected, key = cost.lanes, (tuple(self.program.cohorts[lane.cohort].at.items()), turn, where)
         return partial(self._rendezvous, expected, key) if expected > 1 else None
 
     def _rendezvous(self, expected: int, key: Hashable) -> Rendezvous[CollectiveTransfer]:

@@ -10,6 +10,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from sim.clock import on_grid
 from sim.collectives import offered
 from sim.engine.network import FlowPart
@@ -17,13 +19,13 @@ from sim.grid import Grid
 from sim.pricing.link_merging import wire
 from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import SIMPLE, Shape, collective_seconds, considered, own_piece, rates, split, usable
+from sim.pricing.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
 from sim.pricing.sibling_groups import kinds, placements, together
-from sim.pricing.wiring import Traffic, applicable, extent, fullest, ranks_of, sent
+from sim.pricing.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
 from sim.program import Collective, Send
 from topologies.impaired import ImpairedTopology
 from topologies.reading import UserError
-from topologies.topology import Topology
+from topologies.topology import Topology, gpu_kind
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
@@ -55,22 +57,45 @@ class Choice(NamedTuple):
     alone: float  # seconds without contention
 
 
+class GroupRates(NamedTuple):
+    """The prices of groups of ranks, with their protocols' numbers by kind of link, and those of copies."""
+
+    prices: Prices
+    protocols: dict[str, Rates]
+    copies: Rates
+
+
 class AlgorithmChoice:
     """Prices of collectives and sends, each on its own or (`_lay`) with others on the same links."""
 
     def __init__(self, topology: Topology, grid: Grid, prices: Prices) -> None:
         self.topology, self.grid, self.prices = topology, grid, prices
-        profile = prices.profile
-        self._rates = {
-            name: rates(protocol.base, protocol.links, topology.kinds, profile.copy_rate)
-            for name, protocol in profile.every_protocol().items()
-        }
-        # a copy has no steps: its links carry what Simple reaches on them
-        kinds, simple = len(topology.kinds), self._rates[SIMPLE]
-        self._copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
+        self._priced: dict[Prices, GroupRates] = {}
+        self._groups_of: dict[Traffic, GroupRates] = {}
         # what is cheapest does not depend on the program: it is remembered for the next one with the same prices
         self._chosen = prices.choices.setdefault((topology, grid), {})
         self._trials: dict[tuple[Traffic, ...], Self] = {}
+
+    def _of(self, traffic: Traffic) -> GroupRates:
+        """The prices of groups by the kinds of their GPUs."""
+        if len(self.prices.members) == 1:
+            return self._rates(self.prices)
+        rates = self._groups_of.get(traffic)
+        if rates is None:
+            ranks = np.unique(members(self.grid, traffic))
+            kinds = np.unique(gpu_kind(self.topology, ranks)).tolist()
+            rates = self._groups_of[traffic] = self._rates(self.prices.among(tuple(kinds)))
+        return rates
+
+    def _rates(self, prices: Prices) -> GroupRates:
+        rates = self._priced.get(prices)
+        if rates is None:
+            protocols = prices.rates(self.topology.kinds)
+            kinds, simple = len(self.topology.kinds), protocols[SIMPLE]
+            # a copy has no steps: its links carry what Simple reaches on them
+            copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
+            rates = self._priced[prices] = GroupRates(prices, protocols, copies)
+        return rates
 
     def choose(self, work: Collective | Send, siblings: Traffic) -> tuple[Choice, ...]:
         """For each kind of the sibling groups of `work` the cheapest algorithm and protocol, with nothing else on the links.
@@ -129,13 +154,17 @@ class AlgorithmChoice:
         if isinstance(work, Send) and work.route:
             pairs = [(traffic, COPY) for traffic in able]
         else:
-            pairs = [(traffic, protocol) for traffic in able for protocol in usable(traffic.algorithm, requested, self._rates)]
+            pairs = [
+                (traffic, protocol)
+                for traffic in able
+                for protocol in usable(traffic.algorithm, requested, self._of(traffic).protocols)
+            ]
         if not pairs and requested == "auto":  # an algorithm of hardware that the profile does not price
             pairs = [(traffic, SIMPLE) for traffic in able]
         if not pairs:
             raise UserError(
                 f"protocol '{requested}': not for these algorithms, or not priced by the profile, which has "
-                f"{', '.join(self._rates)}"
+                f"{', '.join(self._of(able[0]).protocols)}"
             )
         return [self.alone(traffic).price(work, traffic, protocol, traffic.at) for traffic, protocol in pairs]
 
@@ -150,7 +179,7 @@ class AlgorithmChoice:
             return [placed]
         names = offered(work.operation, split(work.algorithm, work.operation)[0])
         each = fullest(self.topology, self.grid, placed)
-        priced = self.prices.profile.protocols
+        priced = self._of(placed).prices.profile.protocols
         if names == offered(work.operation):
             names = considered(work.operation, names, priced, each)
             table = self._table(work.operation, placed)
@@ -160,7 +189,7 @@ class AlgorithmChoice:
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Wire `traffics` onto the links: see `sim.pricing.link_merging`."""
         self.wiring = wire(self.topology, self.grid, traffics)
-        price = self.prices.profile.link
+        price = self.prices.link
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
         self.capacity = [nominal * price(kind).efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches
         self._binding = self._binding_links()
@@ -193,9 +222,8 @@ class AlgorithmChoice:
 
     def _table(self, operation: str, traffic: Traffic) -> CollectiveTable | None:
         """The measured prices of `operation` among such groups."""
-        if not self.prices.profile.tables:
-            return None
-        return self.prices.table(operation, *self._extent(traffic))
+        prices = self._of(traffic).prices
+        return prices.table(operation, *self._extent(traffic)) if prices.profile.tables else None
 
     def _extent(self, traffic: Traffic) -> tuple[int, int]:
         return extent(self.topology, self.grid, traffic)
@@ -228,7 +256,8 @@ class AlgorithmChoice:
         played: some groups of `traffic`, which take the time and send the bytes of all groups, but load their own links only.
         """
         repeat = work.repeat if isinstance(work, Collective) else 1
-        price = self._copies if protocol == COPY else self._rates[protocol]
+        rates = self._of(traffic)
+        price = rates.copies if protocol == COPY else rates.protocols[protocol]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         own = self.wiring.demands[played] if played else demands
         if played and len(own) != len(demands):  # many stretches, fewer of them distinct where the others are absent
@@ -243,7 +272,7 @@ class AlgorithmChoice:
         elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
         if isinstance(work, Collective) and work.pieces:
-            latency += self._listed(work)
+            latency += _listed(work, rates.prices)
         alone = latency = on_grid(repeat * latency)
         parts, short = [], min(sum(transfers) / SHORT, max(transfers, default=0.0))
         for demand, mine, transfer in zip(demands, own, transfers, strict=True):
@@ -257,17 +286,18 @@ class AlgorithmChoice:
         volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
         return TransferCost(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
 
-    def _listed(self, work: Collective) -> float:
-        """Seconds in which the GPU copies the pieces of a list, one by one."""
-        memory, bandwidth = self.prices.profile.memory, self.prices.gpu.memory_bandwidth
-        return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
-
     def _wire(self, operation: str, traffic: Traffic) -> float:
         """The factor by which the library keeps links busy for longer than the data need."""
-        factors = self.prices.profile.wire
+        factors = self._of(traffic).prices.profile.wire
         if not factors:
             return 1.0
         return factors.get(f"{operation}/{self._extent(traffic)[0]}", factors.get(operation, 1.0))
+
+
+def _listed(work: Collective, prices: Prices) -> float:
+    """Seconds in which the GPU copies the pieces of a list, one by one."""
+    memory, bandwidth = prices.profile.memory, prices.gpu.memory_bandwidth
+    return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
 
 
 def cost_key(work: Collective | Send) -> Hashable:

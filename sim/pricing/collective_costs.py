@@ -39,7 +39,8 @@ class CollectiveCosts(AlgorithmChoice):
         super().__init__(topology, program.grid, prices)
         self.program, self.lane = program, lane
         self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
-        self.notes |= dict.fromkeys(notes.of_machine(prices, topology, program.grid.world))
+        for member in prices.members:
+            self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
         self._inside: dict[int, tuple[Collective, ...]] = {}
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
         self._values: dict[Hashable, TransferCost] = {}
@@ -134,8 +135,9 @@ class CollectiveCosts(AlgorithmChoice):
         if cost is None:
             traffic = shared.traffic
             table = self._table(traffic.algorithm.partition("/")[0], traffic)
-            remarks = notes.of_collective(self.prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
-            self.notes |= dict.fromkeys((*remarks, *notes.of_sockets(self.prices, self._kinds(traffic))))
+            prices = self._of(traffic).prices
+            remarks = notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+            self.notes |= dict.fromkeys((*remarks, *notes.of_sockets(prices, self._kinds(traffic))))
             cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
             cost = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost
         return cost

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sim.clock import on_grid
 from sim.collectives import Ids
+from sim.pricing.algorithm_choice import At, TransferCost
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
-from topologies.topology import Topology
+from topologies.topology import Topology, gpu_kind
 
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
+
+
+class Where(NamedTuple):
+    """Whose prices a block has: those of a cohort's ranks, or of one rank, and with lanes its place among its cohort's ranks."""
+
+    cohort: int
+    rank: int = -1
+    place: int = -1
 
 
 class OpCosts(CollectiveCosts):
@@ -20,61 +31,89 @@ class OpCosts(CollectiveCosts):
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(program, topology, prices, lane)
-        self._blocks: dict[tuple[Block, int, float], BlockCost] = {}
-        self._runs: dict[tuple[int, int, float], BlockCost] = {}
-        self._equal: dict[tuple[int, float, tuple[float, ...]], BlockCost] = {}
+        self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
+        self._runs: dict[tuple[int, Where, float], BlockCost] = {}
+        self._equal: dict[tuple[int, float, Prices, tuple[float, ...]], BlockCost] = {}
 
-    def block(self, block: Block, cohort: int, factor: float = 1.0) -> BlockCost:
-        """`block` as one sequence, its collectives at their price without contention. factor: by which kernels take longer."""
-        key = (block, cohort, factor)
+    def on(self, rank: int) -> Prices:
+        """The prices of a rank's GPU."""
+        members = self.prices.members
+        return members[int(gpu_kind(self.topology, np.array([rank]))[0])] if len(members) > 1 else self.prices
+
+    def _where(self, cohort: int, rank: int) -> Where:
+        """Whose prices a block on a rank has: all ranks of its cohort have the same where all GPUs are of one kind."""
+        if rank < 0 or len(self.prices.members) == 1:
+            return Where(cohort)
+        if self.lane is None:
+            return Where(cohort, rank)
+        ranks = self.grid.groups((), dict(self._at[cohort])).ravel()
+        return Where(cohort, rank, int(np.searchsorted(ranks, rank)))
+
+    def block(self, block: Block, cohort: int, factor: float = 1.0, rank: int = -1) -> BlockCost:
+        """`block` as one sequence, its collectives at their price without contention, on a rank (−1: the first kind of GPU).
+        factor: by which kernels take longer.
+        """
+        key = (block, self._where(cohort, rank), factor)
         cost = self._blocks.get(key)
         if cost is None:
-            cost = self._blocks[key] = chained([(times, self._items(items, cohort, factor)) for times, items in block.runs])
+            cost = self._blocks[key] = chained([(times, self._items(items, key[1], factor)) for times, items in block.runs])
         return cost
 
-    def _items(self, items: tuple[Item, ...], cohort: int, factor: float) -> BlockCost:
+    def _items(self, items: tuple[Item, ...], where: Where, factor: float) -> BlockCost:
         """One run of `items`; the layers of a stage share theirs, and stages whose collectives take as long."""
-        key = (id(items), cohort, factor)
+        key = (id(items), where, factor)
         cost = self._runs.get(key)
         if cost is None:
-            equal = id(items), factor, tuple(self.collective(work, cohort).alone for work in self._collectives_in(items))
+            alone = tuple(self._inside_block(work, where).alone for work in self._collectives_in(items))
+            equal = id(items), factor, self._prices(where), alone
             cost = self._equal.get(equal)
             if cost is None:
-                cost = self._equal[equal] = self._play(items, cohort, factor)
+                cost = self._equal[equal] = self._play(items, where, factor)
             self._runs[key] = cost
         return cost
 
-    def _play(self, items: tuple[Item, ...], cohort: int, factor: float) -> BlockCost:
-        profile = self.prices.profile
+    def _prices(self, where: Where) -> Prices:
+        return self.prices.members[0] if where.rank < 0 else self.on(where.rank)
+
+    def _inside_block(self, work: Collective, where: Where) -> TransferCost:
+        """A collective that the rank's block waits for: of its own group, where groups are on GPUs of several kinds."""
+        group = int(self.groups(work, where.cohort)[where.place]) if where.place >= 0 else -1
+        return self.collective(work, where.cohort, group)
+
+    def _play(self, items: tuple[Item, ...], where: Where, factor: float) -> BlockCost:
+        prices = self._prices(where)
+        profile = prices.profile
         ahead = profile.launching(self.program.eager) * self.program.turns
-        wrapping = [self.wrapping(item) for item in items]
+        wrapping = [self.wrapping(item, prices) for item in items]
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
             each = profile.launch * self.program.turns if profile.synchronous else ahead
-            works = [(item, self._seconds(item, cohort, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
+            works = [(item, self._seconds(item, where, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
             return fused(works, 0.0, profile.slowdown)
-        return fused([(item, self._seconds(item, cohort, factor)) for item in items], ahead, profile.slowdown, wrapping)
+        return fused([(item, self._seconds(item, where, factor)) for item in items], ahead, profile.slowdown, wrapping)
 
-    def _seconds(self, item: Item, cohort: int, factor: float, extra: float = 0.0) -> float:
+    def _seconds(self, item: Item, where: Where, factor: float, extra: float = 0.0) -> float:
         """Seconds of an item by itself. factor: by which a kernel takes longer; extra: seconds besides."""
         if isinstance(item, Kernel):
-            self._note(item)
-            return on_grid(self.prices.seconds(item) * factor + extra)
+            prices = self._prices(where)
+            self._note(item, prices)
+            return on_grid(prices.seconds(item) * factor + extra)
         if isinstance(item, Join):
             return 0.0
-        return on_grid(self.collective(item.collective if isinstance(item, Start) else item, cohort).alone + extra)
+        return on_grid(self._inside_block(item.collective if isinstance(item, Start) else item, where).alone + extra)
 
-    def wrapping(self, item: Item | Send) -> float:
+    def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
         """Host seconds that PyTorch's wrapper adds to a collective when it is started: to a list a view and a copy per piece."""
         work = item.collective if isinstance(item, Start) else item
         if not isinstance(work, Collective):
             return 0.0
-        measured, listed = self.prices.profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
+        profile = (prices or self.prices).profile
+        measured, listed = profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
         if work.pieces:
-            listed = work.pieces * (VIEW + self.prices.profile.launch)
+            listed = work.pieces * (VIEW + profile.launch)
         return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
 
-    def _note(self, kernel: Kernel) -> None:
-        outside = self.prices.extrapolation(kernel)
+    def _note(self, kernel: Kernel, prices: Prices) -> None:
+        outside = prices.extrapolation(kernel)
         if outside:
             self.notes[outside] = None
 
@@ -85,17 +124,18 @@ class OpCosts(CollectiveCosts):
         Collectives inside blocks of one cohort run one after the other, on its compute stream or its side stream, and cannot
         meet each other, except on another side stream. Links that change while the step runs are like those with other traffic.
         """
-        users: dict[int, set[tuple[int, str, int]]] = {}
+        users: dict[int, set[tuple[At, str, int]]] = {}  # by link; cohorts that share their ranks have their own groups each
         for work, cohort, inside in self._communications:
             for kind, priced in enumerate(self.each(work, cohort)):
                 for link in {link for part in priced.parts for link, _ in part.flows}:
-                    users.setdefault(link, set()).add((cohort, inside, kind))
+                    users.setdefault(link, set()).add((self._at[cohort], inside, kind))
         shared = [uses for link, uses in users.items() if len(uses) > 1 or self.wiring.varying[link]]
-        return {cohort for uses in shared for cohort, inside, _ in uses if inside}
+        where = {at for uses in shared for at, inside, _ in uses if inside}
+        return {cohort for cohort, at in enumerate(self._at) if at in where}
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:
-        they must be played item by item.
+        they must be played item by item. With GPUs of several kinds each lane's blocks are priced by its own groups.
         """
         result = set()
         for work, cohort, inside in self._communications:
@@ -103,6 +143,7 @@ class OpCosts(CollectiveCosts):
                 group = self.groups(work, cohort)
                 first = np.zeros(int(group.max()) + 1, np.int64)
                 first[group] = lane
-                if len(self.kinds(work, cohort)) > 1 or (first[group] != lane).any():
+                unlike = len(self.kinds(work, cohort)) > 1 and len(self.prices.members) == 1
+                if unlike or (first[group] != lane).any():
                     result.add(cohort)
         return result

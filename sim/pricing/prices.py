@@ -8,7 +8,7 @@ training steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -33,10 +33,13 @@ from sim.pricing.kernel_curves import (
 )
 from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
+from sim.pricing.protocols import Rates as LinkRates
+from sim.pricing.protocols import rates as link_rates
 from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster import gpu_names, load_gpu
 from topologies.reading import Config, UserError, nearest
+from topologies.topology import kind_of_link
 from topologies.units import Bytes, BytesPerSecond, Seconds
 
 _PART = {
@@ -154,6 +157,28 @@ class Prices:
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # sim.pricing.collective_costs: algorithms, by topology and grid
+
+    @property
+    def members(self) -> tuple[Prices, ...]:
+        """Prices by kind of GPU: see `sim.pricing.fleet_prices`."""
+        return (self,)
+
+    def among(self, kinds: tuple[int, ...]) -> Prices:
+        """Prices of a group of GPUs of these kinds."""
+        return self
+
+    def link(self, kind: str) -> LinkPrice:
+        """The price of a kind of link."""
+        return self.profile.link(kind_of_link(kind))
+
+    def rates(self, kinds: Sequence[str]) -> dict[str, LinkRates]:
+        """By protocol, its numbers by kind of link."""
+        return {
+            name: link_rates(
+                protocol.base, {kind: protocol.links[kind_of_link(kind)] for kind in kinds}, kinds, self.profile.copy_rate
+            )
+            for name, protocol in self.profile.every_protocol().items()
+        }
 
     def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:
         """The measured prices of `operation` among exactly so many ranks on so many nodes."""

@@ -23,6 +23,7 @@ from pydantic import Field
 from sim.collectives import OPERATIONS
 from topologies.fabric import nominal_latency
 from topologies.reading import Config, nearest
+from topologies.topology import kind_of_link
 from topologies.units import Seconds
 
 SIMPLE = "simple"
@@ -116,7 +117,8 @@ class Shape(NamedTuple):
 def rates(base: float, links: Mapping[str, LinkPrice], kinds: Sequence[str], copy: float) -> Rates:
     """`Rates` of a profile's numbers. A measured step includes the catalogue's wire latency; a cluster's own counts by link."""
     priced = [links[kind] for kind in kinds]
-    latency = [max(0.0, price.latency - nominal_latency(kind)) for kind, price in zip(kinds, priced, strict=True)]
+    nominal = [nominal_latency(kind_of_link(kind)) for kind in kinds]
+    latency = [max(0.0, price.latency - wire) for wire, price in zip(nominal, priced, strict=True)]
     return Rates(base, latency, [price.efficiency for price in priced], [price.fill for price in priced], copy)
 
 

@@ -42,9 +42,14 @@ def profile_for(gpu_name: str) -> Profile:
     """The shipped profile whose `applies_to` lists `gpu_name`; the generic one, which says so, when none does."""
     for name in profile_names():
         profile = _shipped(name)
-        if gpu_name == profile.gpu or gpu_name in profile.applies_to:
+        if serves(profile, gpu_name):
             return profile
     return _shipped(GENERIC)
+
+
+def serves(profile: Profile, gpu_name: str) -> bool:
+    """Whether a profile names a GPU."""
+    return gpu_name == profile.gpu or gpu_name in profile.applies_to
 
 
 def describe_profile(profile: Profile) -> str:

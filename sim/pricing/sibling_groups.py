@@ -18,7 +18,7 @@ from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
 from sim.pricing.wiring import Traffic, endpoints, members, rings, schedule
 from topologies.impaired import varying
-from topologies.topology import Topology
+from topologies.topology import Topology, node_kind
 
 _VARYING = np.uint64(0xD6E8FEB86659FD93)
 
@@ -39,6 +39,8 @@ def placements(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[tuple[
     """
     groups = members(grid, traffic)
     where = _pattern(topology.node_of(groups))
+    if (kind := node_kind(topology, groups)).any():
+        where = np.concatenate([where, kind], axis=1)
     if not 2 < groups.shape[1] <= MEMBERS:  # no rings along direct links
         return _classes(numbered(where))
     _, first, each = np.unique(topology.node_of(np.arange(topology.gpus)), return_index=True, return_inverse=True)

@@ -61,6 +61,10 @@ class StepReplay:
         self.timeline, self.program = timeline, timeline.program
         if self.program.cohorts[0].steady:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
+        if len(timeline.op_costs.prices.members) > 1 or self.program.allotments:
+            raise UserError(
+                "a step on GPUs of several kinds, or of ranks with different numbers of microbatches, is not replayed"
+            )
         self.places = _Places(timeline)
         self._first = np.cumsum([0, *(len(cohort.ops) for cohort in self.program.cohorts)]).tolist()
         self.nodes = [node for number in range(len(self.program.cohorts)) for node in self._cohort(number)]

@@ -8,6 +8,7 @@ from sim.program import Cohort, Collective, Memory, Op, Program
 from strategies.data_parallel.hook import hook_of
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
+from strategies.lowering.allotments import merged
 from strategies.lowering.pipeline import Flow, Passes
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.models.model import Model
@@ -19,6 +20,8 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
     """The program of one training step, or of a step that has only so many of its microbatches, each as in the whole step: FLOPs
     and tokens are then of the whole step.
     """
+    if plan.allotted and microbatches is None:
+        return _unevenly(model, plan)
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
     played = plan if microbatches is None else plan.with_microbatches(microbatches)
@@ -33,6 +36,20 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
         hardware_flops=hardware_flops,
         masked_flops=masked,
         expandable=plan.options.expandable_segments,
+    )
+
+
+def _unevenly(model: Model, plan: Resolved) -> Program:
+    """The program of a step in which dp ranks have different numbers of microbatches."""
+    counts = sorted(set(plan.allotted))
+    programs = [lower(model, plan.with_microbatches(count)) for count in counts]
+    flops = _flops(parts(model, plan), plan)
+    return replace(
+        merged(programs, [counts.index(count) for count in plan.allotted], plan),
+        tokens=float(plan.global_batch * plan.sequence),
+        model_flops=flops[0],
+        hardware_flops=flops[1],
+        masked_flops=_masked_flops(model, plan, flops[0]),
     )
 
 
@@ -170,7 +187,7 @@ class _Lowering:
 
 def _flops(work: ModelCosts, plan: Resolved) -> tuple[float, float]:
     """(model FLOPs, hardware FLOPs) of the whole job: recomputation counts in the second, by the same rule."""
-    passes = float(plan.microbatches * plan.dp)
+    passes = float(plan.passes)
     every = [work.embedding, work.head]
     for number, count in enumerate(plan.layers):
         every += work.stage(sum(plan.layers[:number]), count)

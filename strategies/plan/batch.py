@@ -17,7 +17,7 @@ def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tu
     GPU, rounded up to whole microbatches of all dp ranks. framework: the plan is of a framework's settings, where it is then one
     microbatch of each dp rank (DeepSpeed, Megatron-LM, torchtitan, accelerate).
     """
-    if plan.global_batch or plan.accumulation or schedules[plan.schedule].microbatches:
+    if plan.global_batch or plan.accumulation or plan.microbatches_per_replica or schedules[plan.schedule].microbatches:
         return plan, ()
     if framework:
         return plan.model_copy(update={"accumulation": 1}), ()

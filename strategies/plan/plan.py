@@ -23,6 +23,7 @@ from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.options import Offload, PowerSGD
 from strategies.schedules import schedules
+from topologies.cluster import MAX_GPUS
 from topologies.reading import nearest
 from topologies.units import Bytes
 
@@ -31,6 +32,15 @@ SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
 GradientSync = Literal["every", "last"]
+UnevenBatch = Literal["refuse", "drop_last", "join"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_refused(value: object) -> bool:
+    return value == "refuse"
 
 
 class Plan(Degrees, Computing):
@@ -73,6 +83,20 @@ class Plan(Degrees, Computing):
     )
     accumulation: PositiveInt | None = Field(
         None, le=10**15, description="microbatches per step and dp rank, instead of global_batch"
+    )
+    microbatches_per_replica: tuple[Annotated[int, Field(ge=1, le=10**9)], ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_GPUS,
+        exclude_if=_is_none,
+        description="microbatches of each dp rank in a step, in order, instead of global_batch: those on faster GPUs take more",
+    )
+    uneven_batch: UnevenBatch = Field(
+        "refuse",
+        exclude_if=_is_refused,
+        description="a global_batch that dp·microbatch does not divide: refuse it; drop_last, the sequences that are left over"
+        " are not trained on (PyTorch's DistributedSampler); join, the first dp ranks have a microbatch more than the others,"
+        " which only take part in the collectives then (DDP's Join)",
     )
     sequence: Tokens | None = Field(
         None,

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.grid import Grid
 from strategies.models.model import Model
+from strategies.plan.allotment import allotment
 from strategies.plan.layer_placement import placement
 from strategies.plan.plan import Plan
 from strategies.plan.rules import refuse
@@ -33,6 +34,7 @@ class Resolved(Plan):
     local_steps: int  # played one after the other; 1 unless dp ranks train by themselves
     chunks: int  # virtual stages of each pipeline rank
     layers: tuple[int, ...]  # per virtual stage
+    allotted: tuple[int, ...] = ()  # microbatches of each dp rank where not all have as many; `microbatches` is the most
     inner: int = 1  # ZeRO++: dp ranks of a node, which gather or reduce among themselves; 1 without
 
     @classmethod
@@ -43,16 +45,18 @@ class Resolved(Plan):
         """
         dp, per_node = _data_parallel(plan, gpus, where), per_node or gpus
         sequence = plan.sequence_of(model)
-        microbatches = _microbatches(plan, dp, where)
+        allotted = allotment(plan, dp, where)
+        microbatches = max(allotted)
+        _playable(microbatches, plan, where)
         refuse(where, divides(model, plan, sequence), exchanges(plan))
         chunks = _chunks(plan, where)
         refuse(
             where,
             shares(plan, dp),
-            asynchronous(plan, model, microbatches),
+            *(asynchronous(plan, model, count) for count in sorted(set(allotted))),
             belongs(plan, model),
             computes(plan, model),
-            blocks(plan, microbatches, chunks),
+            *(blocks(plan, count, chunks) for count in sorted(set(allotted))),
             experts(model, plan, dp),
         )
         local = _local_steps(plan, microbatches, where)
@@ -62,7 +66,8 @@ class Resolved(Plan):
             "dp": dp,
             "sequence": sequence,
             "microbatches": microbatches,
-            "global_batch": dp * plan.microbatch * microbatches,
+            "global_batch": plan.microbatch * (sum(allotted) if len(allotted) > 1 else dp * microbatches),
+            "allotted": allotted if len(set(allotted)) > 1 else (),
             "chunks": chunks,
             "local_steps": local,
             "layers": layers,
@@ -73,7 +78,12 @@ class Resolved(Plan):
     def with_microbatches(self, microbatches: int) -> Resolved:
         """The same plan with so many microbatches in a step."""
         batch = self.dp * self.microbatch * microbatches
-        return self._filled(self, {"microbatches": microbatches, "global_batch": batch})
+        return self._filled(self, {"microbatches": microbatches, "global_batch": batch, "allotted": ()})
+
+    @property
+    def passes(self) -> int:
+        """Microbatches of all dp ranks together in a step."""
+        return sum(self.allotted) or self.microbatches * self.dp
 
     @classmethod
     def _filled(cls, plan: Plan, filled: dict[str, Any]) -> Resolved:
@@ -182,18 +192,6 @@ def _local_steps(plan: Plan, microbatches: int, where: str) -> int:
         raise UserError(f"{where}: local_steps={plan.local_steps} contradicts data_parallel={plan.data_parallel}")
     _playable(microbatches * (plan.local_steps or 1), plan, where)
     return plan.local_steps or 1
-
-
-def _microbatches(plan: Plan, dp: int, where: str) -> int:
-    if plan.global_batch is None:
-        return _playable(plan.accumulation or schedules[plan.schedule].microbatches or 1, plan, where)
-    quotient, rest = divmod(plan.global_batch, dp * plan.microbatch)
-    if rest or not quotient:
-        raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
-    if plan.accumulation not in (None, quotient):
-        product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
-        raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
-    return _playable(quotient, plan, where)
 
 
 def _playable(microbatches: int, plan: Plan, where: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.analysis.breakdown import breakdowns
+from sim.analysis.breakdown import breakdowns, idle_seconds
 from sim.analysis.summary import EffectsCost, Summary
 from strategies.predict import simulate
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from strategies.job import Job
 
 APART = 8  # effects up to which each is left out by itself
-IDLE = ("bubble", "wait", "launch")  # components in which compute is idle, besides exposed communication
 
 
 def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
@@ -26,10 +25,7 @@ def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
     each = {}
     if 1 < len(job.effects) <= APART:
         each = {str(effect): _step(job, tuple(other for other in job.effects if other is not effect)) for effect in job.effects}
-    idle = [
-        sum(seconds for name, seconds in parts.items() if name in IDLE or name.endswith(" exposed"))
-        for parts in breakdowns(timeline)
-    ]
+    idle = [idle_seconds(parts) for parts in breakdowns(timeline)]
     least = min(range(len(idle)), key=lambda lane: idle[lane])
     world = sum(lane.ranks for lane in timeline.lanes)
     mean = sum(lane.ranks * seconds for lane, seconds in zip(timeline.lanes, idle, strict=True)) / world

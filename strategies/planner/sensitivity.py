@@ -18,6 +18,7 @@ from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
 from sim.program import Block, Kernel
 from strategies.schedules import schedules
+from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from sim.pricing.protocols import LinkPrice
@@ -137,6 +138,8 @@ class Play:
     def __init__(self, job: Job, prices: Prices) -> None:
         from strategies.lowering.lower import lower
 
+        if len(prices.members) > 1:
+            raise UserError(f"cluster {job.cluster.described}: several kinds of GPUs, whose prices are not varied together")
         self.prices, self.topology = prices, job.cluster.topology()
         pairs = [(weight, lower(brief.model, brief.resolve())) for weight, brief in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
@@ -212,7 +215,7 @@ def _brief(job: Job) -> list[tuple[float, Job]]:
     schedule, ranks = schedules[resolved.schedule], resolved.pp
     period = ranks * -(-SETTLED // ranks)  # a host that is slower than the GPU is ahead of it in the first microbatches
     short, longer = schedule.settled * period, (schedule.settled + 1) * period
-    if resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
+    if resolved.allotted or resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)
     return [(-rest, _with(job, short)), (1 + rest, _with(job, longer))]

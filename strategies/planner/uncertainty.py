@@ -59,7 +59,11 @@ STEP = 1.1  # factor by which a price is moved to find its elasticity
 
 
 def with_interval(job: Job, summary: Summary) -> Summary:
-    """The summary of `job` with the interval around its step. Raises UserError for impossible jobs."""
+    """The summary of `job` with the interval around its step; without one where GPUs are of several kinds: what their profiles
+    have in common is not known. Raises UserError for impossible jobs.
+    """
+    if summary.gpu_kinds:
+        return summary
     return replace(summary, interval=interval(job, summary.step_seconds))
 
 
