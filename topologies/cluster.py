@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from math import gcd
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +87,11 @@ class Cluster(Config):
     def gpu_kinds(self) -> tuple[Gpu, ...]:
         """The different GPUs."""
         return tuple(dict.fromkeys(group.node.gpu for group in self.groups))
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node; where nodes have different numbers, the most that divides all of them."""
+        return gcd(*(len(group.gpus) for group in self.groups))
 
     @property
     def described(self) -> str:
@@ -177,7 +183,7 @@ class UnequalCluster(Cluster):
 
 
 def _not_alike(cluster: Cluster) -> str:
-    return f"cluster {cluster.described}: its nodes are not alike, which is not supported here; give a cluster of equal nodes"
+    return f"cluster {cluster.described}: its nodes are not alike, which simulate, advise, whatif and compare take, but not this"
 
 
 def _no_node(cluster: Cluster) -> Node:

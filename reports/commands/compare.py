@@ -35,9 +35,9 @@ def command(jobs: tuple[str, ...], as_json: bool, variants: tuple[str, ...], ove
         echo(json.dumps([{"job": inputs, **summary.to_dict()} for _, summary, inputs in rows], indent=2))
     else:
         from reports.tables.comparison import comparison
-        from topologies.costs import rates
+        from topologies.costs import mean_rates
 
-        priced = [{**inputs, "rates": rates(job.cluster.node.gpu)} for job, (_, _, inputs) in zip(asked, rows, strict=True)]
+        priced = [{**inputs, "rates": mean_rates(job.cluster)} for job, (_, _, inputs) in zip(asked, rows, strict=True)]
         show(comparison([(name, summary, inputs) for (name, summary, _), inputs in zip(rows, priced, strict=True)]))
     if not any(summary.fits for _, summary, _ in rows):
         sys.exit(2)

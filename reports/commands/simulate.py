@@ -47,6 +47,8 @@ def command(
     timeline = simulate(asked, fold=not unfolded)
     summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     summary = with_effects(asked, timeline, summary)
+    if (note := _dealt_out(asked, timeline, summary)) is not None:
+        summary = replace(summary, notes=(note, *summary.notes))
     if summary.uneven > UNEVEN:
         summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:
@@ -76,17 +78,33 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     from reports.formatting import percent, seconds, signed
     from sim.analysis.breakdown import breakdowns, busy_seconds
     from strategies.planner.arguments import as_arguments, differences
-    from strategies.planner.balance import balanced
+    from strategies.planner.balance import balanced, paces
     from strategies.predict import predict
 
     busy = busy_seconds(timeline, breakdowns(timeline))
     most = max(range(len(busy)), key=lambda stage: busy[stage])
     what = f"stage {most} is busy for {seconds(busy[most])}, the mean stage for {seconds(sum(busy) / len(busy))}"
     message = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"
-    other = balanced(job, busy)
+    other = balanced(job, busy, paces(job, timeline))
     better = predict(other) if other is not None else None
     if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
         return message
     change = signed(better.step_seconds / summary.step_seconds - 1)
     setting = as_arguments(differences(job, other))
     return f"{message}; with {setting} the step takes {seconds(better.step_seconds)} ({change})"
+
+
+def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
+    """What the step takes, played, when dp ranks on faster GPUs have more microbatches; None where that is no shorter."""
+    from reports.formatting import seconds, signed
+    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.balance import allotted
+    from strategies.predict import simulate
+
+    better = allotted(job, timeline, simulate) if summary.gpu_kinds else None
+    if better is None:
+        return None
+    other, played = better
+    change = signed(played.step / timeline.step - 1)
+    setting = as_arguments(differences(job, other))
+    return f"with {setting} the step takes {seconds(played.step / timeline.program.steps)} ({change})"

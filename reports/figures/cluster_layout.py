@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topologies.overview import Shape
-from topologies.topology import Topology
+from topologies.topology import Topology, kind_of_link
 
 Place = tuple[float, float]
 Near = Mapping[int, set[int]]  # joint -> joints at the other end of its links
@@ -57,7 +57,7 @@ class _Rows:
         self.kinds: dict[int, set[str]] = defaultdict(set)
         inside: dict[int, set[int]] = defaultdict(set)
         for link, *ends in form.links:
-            kind = net.kinds[int(net.kind(np.array([link]))[0])]
+            kind = kind_of_link(net.kinds[int(net.kind(np.array([link]))[0])])
             for joint, other in (ends, ends[::-1]):
                 self.near[joint].add(other)
                 self.kinds[joint].add(kind)
@@ -89,8 +89,8 @@ class _Rows:
     def _label(self, joint: int) -> str:
         """GPUs and NICs by their number in the node, switches by what meets there."""
         if joint in self.gpus:
-            per_node = self.net.gpus // (int(self.net.node_of(np.array([self.net.gpus - 1]))[0]) + 1)
-            return str(joint % per_node)
+            node = self.net.node_of(np.array(self.gpus))
+            return str(joint - int((node < node[joint]).sum()))
         kinds, names = self.kinds[joint], [self.net.name(link).split() for link in self.form.joints[joint].leaving]
         if self.row.get(joint, 0) > self.top:
             known = {" ".join(name[:2]) for name in names if name[0] in ("leaf", "pod") and name[-1] != "down"}

@@ -10,11 +10,11 @@ import numpy as np
 from reports.figures import BLUE, DARK, GREEN, ORANGE, PURPLE, RED, SKY, WHITE, canvas, figure
 from reports.figures.cluster_layout import Layout, arrange
 from reports.formatting import digits
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, UnequalCluster
 from topologies.fabric import fabrics
 from topologies.overview import Shape, shape
 from topologies.reading import UserError
-from topologies.topology import Topology
+from topologies.topology import Topology, kind_of_link
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +42,11 @@ def topology(cluster: Cluster) -> Figure:
     named = [(f"{kind} {digits(rate / 1e9)} GB/s", LINKS[kind], width) for kind, rate, width in used]
     handles = [Line2D([], [], color=colour, linewidth=width, label=label) for label, colour, width in named]
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(5, max(1, len(handles))), fontsize=9)
-    nodes = f"{cluster.nodes} nodes of " if cluster.nodes > 1 else ""
-    ax.set_title(f"{cluster.name}: {nodes}{cluster.node.gpus} {cluster.node.gpu.name}")
+    groups = [
+        (f"{group.count} nodes of " if group.count > 1 else "") + f"{len(group.gpus)} {group.node.gpu.name}"
+        for group in cluster.groups
+    ]
+    ax.set_title(f"{cluster.name}: {', '.join(groups)}")
     return drawn
 
 
@@ -75,7 +78,7 @@ def joints(ax: Axes, form: Shape, layout: Layout) -> None:
 
 def _seen(cluster: Cluster) -> tuple[Topology, Shape]:
     """The topology and the links to draw; of one node also those that only traffic to a second one would use."""
-    if cluster.nodes > 1 or not cluster.node.nics:
+    if cluster.nodes > 1 or isinstance(cluster, UnequalCluster) or not cluster.node.nics:
         net = cluster.topology()
         return net, shape(net)
     net = cluster.model_copy(update={"nodes": 2, "fabric": fabrics["single"]()}).topology()
@@ -90,7 +93,7 @@ def _seen(cluster: Cluster) -> tuple[Topology, Shape]:
 def rates_of(net: Topology, form: Shape) -> tuple[Floats, list[str]]:
     """Bytes per second and kind of every link of a drawing."""
     links = np.array([link for link, _, _ in form.links], dtype=np.int64)
-    return net.capacity(links), [net.kinds[kind] for kind in net.kind(links)]
+    return net.capacity(links), [kind_of_link(net.kinds[kind]) for kind in net.kind(links)]
 
 
 def _widths(rates: Floats) -> list[float]:

@@ -68,7 +68,7 @@ def verdict(answer: Advice, job: Job) -> str:
     """The winner, and what it saves against the next one."""
     best, cluster = answer.best, job.cluster
     batch = step_of(answer.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
-    what = f"{job.model.name} on {cluster.nodes} × {cluster.name} ({plural(cluster.gpus, 'GPU')}), {batch}"
+    what = f"{job.model.name} on {cluster.described} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
         return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
     bar = best.summary.interval

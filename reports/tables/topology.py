@@ -11,22 +11,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from reports.formatting import digits
-from topologies.cluster import Cluster
+from topologies.cluster import Cluster, Node, NodeGroup, UnequalCluster
 from topologies.overview import across, link_sorts
 from topologies.units import show
 
 
 def overview(cluster: Cluster) -> RenderableType:
     """GPUs, links by kind, what crosses the middle, which GPU uses which NIC, and what was ignored or assumed."""
-    topology, node = cluster.topology(), cluster.node
+    topology = cluster.topology()
     table = Table(box=box.SIMPLE, pad_edge=False)
     for name in ("links", "count", "GB/s each way", "latency", "the first of them"):
         table.add_column(name, justify="left" if name in ("links", "the first of them") else "right")
     for sort in link_sorts(topology):
         rate, wait = digits(sort.capacity / 1e9), show(sort.latency, "s", 3)
         table.add_row(sort.kind, f"{sort.number:,}", rate, wait, sort.example)
-    gpus = f"{cluster.gpus:,} GPU{'s' * (cluster.gpus > 1)} {node.gpu.name}"
-    title = f"{cluster.name}: {cluster.nodes:,} × {node.gpus} = {gpus}, wiring {node.wiring}, fabric {cluster.fabric.kind}"
+    parts = [_nodes(group) for group in cluster.groups]
+    title = f"{cluster.name}: {'; '.join(parts)}, fabric {cluster.fabric.kind}"
+    if len(parts) > 1:
+        title += f"; {cluster.gpus:,} GPUs in all"
     lines = []
     if cluster.gpus > 1:
         total = across(topology) / 1e9
@@ -34,38 +36,57 @@ def overview(cluster: Cluster) -> RenderableType:
         lines.append(f"across the middle: {digits(total)} GB/s each way, {each} GB/s per GPU, all sending to all")
     if topology.multicast:
         lines.append("the switch of a node adds and copies (NVLink SHARP)")
-    if node.nics:
-        lines.append(f"NICs of a node: {node.nics} × {digits(node.nic / 1e9)} GB/s; {affinity(cluster)}")
+    for node in dict.fromkeys(group.node for group in cluster.groups):
+        if node.nics:
+            lines.append(f"NICs of a node: {node.nics} × {digits(node.nic / 1e9)} GB/s; {affinity(node)}")
     return Group(title, table, *lines, *cluster.notes)
+
+
+def _nodes(group: NodeGroup) -> str:
+    """Nodes of one description in a few words."""
+    node, each = group.node, len(group.gpus)
+    gpus = group.count * each
+    without = f" without {', '.join(group.missing)}" if group.missing else ""
+    return f"{group.count:,} × {each}{without} = {gpus:,} GPU{'s' * (gpus > 1)} {node.gpu.name}, wiring {node.wiring}"
 
 
 def as_data(cluster: Cluster) -> dict[str, Any]:
     """For machines, with stable keys; bytes per second of one direction, seconds."""
-    topology, node = cluster.topology(), cluster.node
-    board = node.board()
-    return {
+    topology = cluster.topology()
+    whole = {
         "name": cluster.name,
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
-        "gpus_per_node": node.gpus,
-        "gpu": node.gpu.name,
-        "wiring": node.wiring,
         "fabric": cluster.fabric.kind,
-        "nics_per_node": node.nics,
-        "nic": node.nic,
         "links": [sort._asdict() for sort in link_sorts(topology)],
         "across": across(topology),
         "multicast": topology.multicast,
-        "nics_of_gpu": [list(board.bundles[board.rail[gpu]]) if node.nics else [] for gpu in range(node.gpus)],
         "notes": list(cluster.notes),
+    }
+    if isinstance(cluster, UnequalCluster):
+        groups = [{"nodes": group.count, "missing": list(group.missing), **_node(group.node)} for group in cluster.groups]
+        return {**whole, "groups": groups}
+    return {**whole, **_node(cluster.node)}
+
+
+def _node(node: Node) -> dict[str, Any]:
+    """A node, whole."""
+    board = node.board()
+    return {
+        "gpus_per_node": node.gpus,
+        "gpu": node.gpu.name,
+        "wiring": node.wiring,
+        "nics_per_node": node.nics,
+        "nic": node.nic,
+        "nics_of_gpu": [list(board.bundles[board.rail[gpu]]) if node.nics else [] for gpu in range(node.gpus)],
     }
 
 
-def affinity(cluster: Cluster) -> str:
+def affinity(node: Node) -> str:
     """Which GPUs of a node use which NIC: `GPU 0–1 → NIC 0, GPU 2–3 → NIC 1`."""
-    board = cluster.node.board()
+    board = node.board()
     parts = []
-    for rail, users in groupby(range(cluster.node.gpus), key=lambda gpu: board.rail[gpu]):
+    for rail, users in groupby(range(node.gpus), key=lambda gpu: board.rail[gpu]):
         parts.append(f"GPU {_span(tuple(users))} → NIC {_span(board.bundles[rail])}")
     return ", ".join(parts if len(parts) <= 8 else [*parts[:4], "…", parts[-1]])
 

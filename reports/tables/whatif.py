@@ -44,7 +44,7 @@ def overview(
     """What moves, on one screen."""
     from strategies.planner.whatif import crossovers
 
-    where = f"{job.model.name} on {job.cluster.nodes} × {job.cluster.name} ({plural(job.cluster.gpus, 'GPU')})"
+    where = f"{job.model.name} on {job.cluster.described} ({plural(job.cluster.gpus, 'GPU')})"
     first = base[0]
     reason = first.refused
     if first.summary is not None:

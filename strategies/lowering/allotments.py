@@ -31,7 +31,7 @@ def merged(programs: Sequence[Program], allotted: Sequence[int], plan: Resolved)
     for number, program in enumerate(programs):
         behind = _Behind(len(cohorts))
         cohorts += [replace(cohort, ops=list(map(behind, cohort.ops)), allotment=number) for cohort in program.cohorts]
-    return replace(first, cohorts=cohorts, allotments=tuple(np.array(allotted)[_replica(first.grid, first.cohorts[0])].tolist()))
+    return replace(first, cohorts=cohorts, allotments=tuple(np.array(allotted)[replicas(first.grid, first.cohorts[0])].tolist()))
 
 
 class _Behind:
@@ -75,7 +75,7 @@ def _inside(block: Block) -> Iterator[object]:
                 yield item.collective if isinstance(item, Start) else None if isinstance(item, Join) else item
 
 
-def _replica(grid: Grid, cohort: Cohort) -> np.ndarray:
+def replicas(grid: Grid, cohort: Cohort) -> np.ndarray:
     """The dp rank of each rank of a cohort."""
     ranks = grid.groups((), cohort.at).ravel()
     names, degrees = [axis for axis, _ in reversed(grid.sizes)], [degree for _, degree in reversed(grid.sizes)]

@@ -20,6 +20,7 @@ from strategies.planner.applicable import applicable
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import rank
 from strategies.planner.search.space import MICROBATCHES, doubling
+from topologies.cluster import Cluster, Node
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
@@ -121,7 +122,7 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
 
 def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
     """The candidate; None when it is refused."""
-    wanted = {"dp": None, "accumulation": None} | changes
+    wanted = {"dp": None, "accumulation": None, "microbatches_per_replica": None} | changes
     try:
         asked, _, dropped = applicable(job, wanted)
         return Candidate(name, wanted | dropped, asked, answer(asked), tuple(dropped))
@@ -135,7 +136,7 @@ def _own(job: Job) -> tuple[str, Changes]:
 
 
 def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
-    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    gpus, node = job.cluster.gpus, job.cluster.gpus_per_node
     for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
         yield name, _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1}
     if job.cluster.nodes > 1:
@@ -150,7 +151,7 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
 
 def _contexts(job: Job) -> Iterator[tuple[str, Changes]]:
     """Ranks that share long sequences, each with at least SEQUENCE tokens of one."""
-    gpus, node = job.cluster.gpus, job.cluster.node.gpus
+    gpus, node = job.cluster.gpus, job.cluster.gpus_per_node
     for cp in doubling(min(gpus, job.plan.sequence_of(job.model) // SEQUENCE))[1:]:
         for tp in doubling(min(node, gpus // cp)):
             degrees = f"TP{tp} × CP{cp}" if tp > 1 else f"CP{cp}"
@@ -168,10 +169,11 @@ def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
 
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     """Does it fit a GPU, does its largest layer, does it fit a node?"""
-    memory = job.cluster.node.gpu.memory
+    node = _tightest(job.cluster)
+    memory = node.gpu.memory
     small = {"accumulation": 1, "recompute": "full"}
     on_one_gpu = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
-    alone = replace(job, plan=on_one_gpu, cluster=_cluster(job, 1, 1))
+    alone = replace(job, plan=on_one_gpu, cluster=_cluster(job, 1), profile=_profile(job))
     peak = answer(alone).worst.peak
     yield "fits one GPU", _fits(peak, memory)
     work = parts(job.model, alone.resolve())
@@ -179,18 +181,30 @@ def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
     held = largest.parameters * width + largest.saved + largest.restored + largest.backward_workspace
     yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
-    if job.cluster.node.gpus > 1:
+    if node.gpus > 1:
         sharded = on_one_gpu.model_copy(update={"data_parallel": "zero3"})
-        whole = answer(replace(job, plan=sharded, cluster=_cluster(job, job.cluster.node.gpus, 1)))
+        whole = answer(replace(job, plan=sharded, cluster=_cluster(job, node.gpus), profile=_profile(job)))
         yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
 
 
-def _cluster(job: Job, gpus: int, nodes: int) -> Any:
-    """The first GPUs of the job's cluster; one GPU alone has no links that matter."""
-    if gpus == job.cluster.node.gpus:
-        return job.cluster.model_copy(update={"nodes": nodes})
-    node = job.cluster.node.model_copy(update={"gpus": gpus, "nics": min(job.cluster.node.nics, gpus)})
-    return job.cluster.model_copy(update={"nodes": nodes, "node": node})
+def _tightest(cluster: Cluster) -> Node:
+    """The node whose GPUs have least memory."""
+    return min((group.node for group in cluster.groups), key=lambda node: node.gpu.memory)
+
+
+def _profile(job: Job) -> str | None:
+    """The job's profile, where it is for the GPUs with least memory."""
+    return job.profile if len(job.cluster.gpu_kinds) == 1 else None
+
+
+def _cluster(job: Job, gpus: int) -> Cluster:
+    """GPUs of one node of the job's cluster; one GPU alone has no links that matter."""
+    node = _tightest(job.cluster)
+    if gpus < node.gpus:
+        node = node.model_copy(update={"gpus": gpus, "nics": min(node.nics, gpus)})
+    return Cluster.model_construct(
+        name=job.cluster.name, node=node, nodes=1, fabric=job.cluster.fabric, source=job.cluster.source, notes=job.cluster.notes
+    )
 
 
 def _fits(size: float, memory: float) -> str:

@@ -11,12 +11,14 @@ from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.plan.options import Offload
 from strategies.planner.arguments import as_arguments, differences
+from topologies.cluster import UnequalCluster
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
 Ideas = Callable[[Job], Iterator[Changes]]
 OPTIMIZER = Offload.model_validate({"optimizer": "cpu"})
 DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
+_FREE: Changes = {"dp": None, "accumulation": None, "microbatches_per_replica": None}  # they follow from the others
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
 
 
@@ -40,7 +42,9 @@ def fixes(job: Job, summary: Summary, answer: Callable[[Job], Summary], effort: 
     for ideas in (_ideas, _with_offload):
         if fitting := _best_first(job, summary, answer, effort, limit, ideas):
             return fitting
-    return _larger(job, {"dp": None, "accumulation": None, "global_batch": job.resolve().global_batch}, answer)
+    if isinstance(job.cluster, UnequalCluster):  # more of which nodes?
+        return []
+    return _larger(job, _FREE | {"global_batch": job.resolve().global_batch}, answer)
 
 
 def _best_first(
@@ -52,7 +56,7 @@ def _best_first(
     ideas: Ideas,
 ) -> list[Fix]:
     start = job.resolve()
-    kept = {"dp": None, "accumulation": None, "global_batch": start.global_batch}
+    kept = _FREE | {"global_batch": start.global_batch}
     open_: list[tuple[float, int, Changes]] = [(summary.worst.peak, 0, {})]
     seen: list[Changes] = [{}]
     fitting: list[Fix] = []
@@ -103,13 +107,15 @@ def _fix(job: Job, changes: Changes, kept: Changes, summary: Summary) -> Fix:
 
 def _changed(job: Job, changes: Changes) -> Job:
     plan = {name: value for name, value in changes.items() if name != "nodes"}
-    nodes = changes.get("nodes", job.cluster.nodes)
-    return replace(job, plan=job.plan.model_copy(update=plan), cluster=job.cluster.model_copy(update={"nodes": nodes}))
+    other = replace(job, plan=job.plan.model_copy(update=plan))
+    if changes.get("nodes", job.cluster.nodes) == job.cluster.nodes:
+        return other
+    return replace(other, cluster=job.cluster.model_copy(update={"nodes": changes["nodes"]}))
 
 
 def _ideas(job: Job) -> Iterator[Changes]:
     """Single changes that lower memory and that the plan does not make yet."""
-    plan, model, node = job.plan, job.model, job.cluster.node.gpus
+    plan, model, node = job.plan, job.model, job.cluster.gpus_per_node
     dp = max(1, job.cluster.gpus // (plan.tp * plan.cp * plan.pp))
     if dp > 1 and plan.data_parallel in _NEXT_ZERO:
         yield {"data_parallel": _NEXT_ZERO[plan.data_parallel]}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, BeforeValidator
 
 from strategies.planner.search.space import Axis
-from topologies.costs import rates
+from topologies.costs import mean_rates
 from topologies.reading import UserError
 from topologies.units import flops, rate, seconds, show, size
 
@@ -49,7 +49,7 @@ def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
 def _own(field: str, job: Job, price: float | None) -> tuple[Any, str]:
     """What the job has, and the unit that it is written in."""
     if field == "price":
-        return rates(job.cluster.node.gpu, price).usd, ""
+        return mean_rates(job.cluster, price).usd, ""
     room, _, rest = ("cluster.nodes" if field == "nodes" else field).partition(".")
     resolved = job.resolve()
     filled = {"sequence": resolved.sequence, "global_batch": resolved.global_batch, "accumulation": resolved.microbatches}

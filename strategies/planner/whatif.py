@@ -12,7 +12,7 @@ from strategies.job import Job
 from strategies.planner.search.executors import Engine
 from strategies.planner.search.space import Axis
 from strategies.predict import predict
-from topologies.costs import Cost, cost, rates
+from topologies.costs import Cost, cost, mean_rates
 from topologies.reading import UserError
 
 Changes = Mapping[str, Any]
@@ -55,7 +55,7 @@ def ask(
         if isinstance(outcome, str) or isinstance(job, str):
             result.append(Case(changes, name, None, None, str(outcome)))
             continue
-        rate = rates(job.cluster.node.gpu, changes.get("price", price), "price")
+        rate = mean_rates(job.cluster, changes.get("price", price), "price")
         whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
         result.append(Case(changes, name, outcome, whole))
     return result

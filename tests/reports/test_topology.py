@@ -52,11 +52,11 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_affinity() -> None:
-    assert affinity(load_cluster("aws-p4d")) == "GPU 0–1 → NIC 0, GPU 2–3 → NIC 1, GPU 4–5 → NIC 2, GPU 6–7 → NIC 3"
-    assert affinity(load_cluster("aws-p5")).startswith("GPU 0 → NIC 0–3, GPU 1 → NIC 4–7")
-    assert affinity(load_cluster("gb200-nvl72")).endswith("GPU 3 → NIC 3, …, GPU 71 → NIC 71")
+    assert affinity(load_cluster("aws-p4d").node) == "GPU 0–1 → NIC 0, GPU 2–3 → NIC 1, GPU 4–5 → NIC 2, GPU 6–7 → NIC 3"
+    assert affinity(load_cluster("aws-p5").node).startswith("GPU 0 → NIC 0–3, GPU 1 → NIC 4–7")
+    assert affinity(load_cluster("gb200-nvl72").node).endswith("GPU 3 → NIC 3, …, GPU 71 → NIC 71")
     machine = load_cluster(str(DATA / "h100.topo.txt"), overrides={"node.gpu": "h100-sxm"})
-    assert "GPU 2 → NIC 3, GPU 3 → NIC 4" in affinity(machine)
+    assert "GPU 2 → NIC 3, GPU 3 → NIC 4" in affinity(machine.node)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_only_nodes_with_a_switch_that_adds_have_one() -> None:
 def test_what_is_for_equal_nodes_is_refused() -> None:
     mixed = inline_cluster(MIXED, "mixed")
     assert isinstance(mixed, UnequalCluster)
-    line = "cluster mixed (2 × 8 a100-sxm-80gb, 2 × 8 h100-sxm): its nodes are not alike, which is not supported here"
+    line = "cluster mixed (2 × 8 a100-sxm-80gb, 2 × 8 h100-sxm): its nodes are not alike, which simulate"
     for ask in (lambda: mixed.node, lambda: mixed.model_copy(update={"nodes": 9})):
         with pytest.raises(UserError) as error:
             ask()
