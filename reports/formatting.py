@@ -149,12 +149,17 @@ def held(stage: StageMemory) -> dict[str, float]:
 
 
 def stages(summary: Summary) -> list[StageMemory]:
-    """One entry per stage, in order: the rank of it that holds most."""
+    """One entry per stage, in order: the rank of it that holds most, relative to its GPU."""
     most: dict[int, StageMemory] = {}
     for entry in summary.memory:
-        if entry.stage not in most or entry.peak > most[entry.stage].peak:
+        if entry.stage not in most or filled(entry, summary) > filled(most[entry.stage], summary):
             most[entry.stage] = entry
     return [most[stage] for stage in sorted(most)]
+
+
+def filled(entry: StageMemory, summary: Summary) -> float:
+    """The part of a rank's GPU that is full at its peak."""
+    return entry.peak / (entry.capacity or summary.memory_capacity)
 
 
 def components(breakdowns: Iterable[Mapping[str, float]]) -> list[str]:

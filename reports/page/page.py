@@ -28,6 +28,7 @@ from reports.formatting import (
     components,
     count,
     digits,
+    filled,
     gigabytes,
     held,
     percent,
@@ -284,7 +285,7 @@ def _memory(summary: Summary) -> dict[str, Any]:
             str(entry.stage),
             *(gigabytes(held(entry)[kind]) for kind in used),
             gigabytes(entry.peak),
-            percent(entry.peak / summary.memory_capacity),
+            percent(filled(entry, summary)),
             seconds(entry.time),
             entry.op,
         ]

@@ -16,6 +16,7 @@ from reports.formatting import (
     components,
     count,
     digits,
+    filled,
     gigabytes,
     held,
     percent,
@@ -44,8 +45,9 @@ def verdict(summary: Summary, job: Job) -> str:
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({plural(summary.gpus, 'GPU')}){batch}"
     speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {mfu(summary)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
+    where = next((f" ({kind.gpu}, node {kind.node})" for kind in summary.gpu_kinds if kind.rank == worst.rank), "")
     if summary.fits:
-        return f"{what}: {speed}, fits: {of} on stage {worst.stage}"
+        return f"{what}: {speed}, fits: {of} on stage {worst.stage}{where}"
     fixes = job.get("fixes", [])
     hopeless = "; no small change of the plan makes it fit, nor do more nodes" if "fixes" in job else ""
     hint = f"; fits with {', or '.join(fixes)}" if fixes else hopeless
@@ -55,7 +57,7 @@ def verdict(summary: Summary, job: Job) -> str:
     if worst.peak > capacity:
         most = sorted(((bytes_, kind) for kind, bytes_ in held(worst).items()), reverse=True)[:2]
         why = ", ".join(f"{kind} {gigabytes(bytes_)} GB" for bytes_, kind in most)
-        reasons.insert(0, f"out of memory on stage {worst.stage} by {size(worst.peak - capacity)}: {of}, mostly {why}")
+        reasons.insert(0, f"out of memory on stage {worst.stage}{where} by {size(worst.peak - capacity)}: {of}, mostly {why}")
     return f"{what}: {'; '.join(reasons)}{hint}; {speed} if it fitted"
 
 
@@ -179,9 +181,9 @@ def _memory(summary: Summary) -> RenderableType:
     more = f"; stages not shown hold no more than stage {summary.worst.stage}" if left else ""
     table = _table("stage", *used, "peak", "used", gap=1 if len(used) > 5 else 2)
     for entry in shown:
-        style = "red" if entry.peak > capacity else ""
+        style = "red" if filled(entry, summary) > 1 else ""
         sizes = (gigabytes(held(entry)[kind]) for kind in used)
-        table.add_row(str(entry.stage), *sizes, gigabytes(entry.peak), f"{100 * entry.peak / capacity:.0f} %", style=style)
+        table.add_row(str(entry.stage), *sizes, gigabytes(entry.peak), f"{100 * filled(entry, summary):.0f} %", style=style)
     return Group(Text(f"peak memory of one GPU in GB, of {gigabytes(capacity)}{more}", "bold"), table)
 
 

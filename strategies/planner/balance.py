@@ -118,7 +118,7 @@ def _replicas(timeline: Timeline, number: int) -> list[int]:
 
 
 def _shared_out(total: int, rates: Sequence[float]) -> list[int]:
-    """`total` in the ratio of `rates`, each at least 1: whole numbers, the last ones to whoever is through first with one more."""
+    """`total` in the ratio of `rates`, each at least 1: whole numbers, the last to whoever is through first with one more."""
     shares = [max(1, int(total * rate / sum(rates))) for rate in rates]
     while sum(shares) < total:
         shares[min(range(len(shares)), key=lambda place: ((shares[place] + 1) / rates[place], place))] += 1

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardyard
 from strategies.job import Job
-from strategies.planner.balance import balanced
+from strategies.planner.balance import allotted, balanced
 from strategies.read_job import read_job
 
 
@@ -50,3 +50,39 @@ def test_waiting_for_uneven_stages_is_told_and_even_ones_are_faster() -> None:
     assert json.loads(CliRunner().invoke(shardyard.main, [*options, "--set", setting]).output)["uneven"] < answer["uneven"] / 2
     even = json.loads(CliRunner().invoke(shardyard.main, [*options, "--set", "model.head=false"]).output)
     assert even["uneven"] < 0.05
+
+
+def test_a_stage_on_a_gpu_of_half_the_speed_gets_half_the_layers() -> None:
+    """32 layers that take 2 s on the first stage's GPU and 1 s elsewhere: 4 + 3 · 9.33 layers."""
+    other = balanced(job(), [16.0, 8.0, 8.0, 8.0], [2.0, 1.0, 1.0, 1.0])
+    assert other is not None
+    assert other.resolve().layers[0] == 5
+    assert sorted(other.resolve().layers[1:]) == [9, 9, 9]
+
+
+def test_microbatches_in_the_ratio_of_speeds_are_found_by_playing() -> None:
+    mixed = read_job("examples/mixed-gpus.yaml", {"plan.microbatches_per_replica": [16] * 4})
+    equal = shardyard.simulate(mixed)
+    better = allotted(mixed, equal, shardyard.simulate)
+    assert better is not None
+    other, timeline = better
+    counts = other.plan.microbatches_per_replica
+    assert counts is not None
+    assert sum(counts) == 64
+    assert counts[0] == counts[1] < counts[2] == counts[3]
+    assert timeline.step == shardyard.simulate(read_job("examples/mixed-gpus.yaml")).step < 0.65 * equal.step
+    for fewer in (counts[0] - 1, counts[0] + 1):  # no neighbour is better
+        near = read_job("examples/mixed-gpus.yaml", {"plan.microbatches_per_replica": [fewer] * 2 + [32 - fewer] * 2})
+        assert shardyard.simulate(near).step > timeline.step
+
+
+def test_the_answer_says_what_would_balance_unlike_gpus() -> None:
+    found = CliRunner().invoke(
+        shardyard.main, ["simulate", "examples/mixed-gpus.yaml", "--set", "plan.microbatches_per_replica=[16, 16, 16, 16]"]
+    )
+    assert "plan.microbatches_per_replica=[9, 9, 23, 23]' the step takes" in found.output
+    stages = ["--set", "plan.order=tp-cp-ep-dp-pp", "--set", "plan.global_batch=64"]
+    found = CliRunner().invoke(
+        shardyard.main, ["simulate", "examples/mixed-gpus.yaml", "--set", "plan.microbatches_per_replica=null", *stages]
+    )
+    assert "plan.layers_per_stage=[23, 57]' the step takes" in found.output

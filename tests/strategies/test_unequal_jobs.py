@@ -1,0 +1,143 @@
+"""Jobs on clusters whose nodes are not alike, through the commands that take them and those that do not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import shardyard
+from shardyard import UserError, predict, read_job, simulate
+from strategies.job import Job
+
+MIXED = "examples/clusters/a100-and-h100.yaml"
+
+
+def job(**fields: object) -> Job:
+    plan = {"tp": 8, "data_parallel": "zero1", "sequence": 4096, "global_batch": 32}
+    return read_job(None, model="llama-3.1-8b", cluster=MIXED, plan=plan | fields)
+
+
+def test_no_faster_than_the_slow_half_and_no_slower_than_if_all_were_slow() -> None:
+    """A batch is shared out equally: the step is that of A100 alone, with a synchronisation over H100 too."""
+    step = predict(job()).step_seconds
+    a100, h100 = (
+        predict(read_job(None, model="llama-3.1-8b", cluster=name, nodes=8, plan=job().plan.model_dump(exclude_unset=True)))
+        for name in ("dgx-a100", "dgx-h100")
+    )
+    assert h100.step_seconds < step
+    assert step == pytest.approx(a100.step_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}, {"tp": 4, "data_parallel": "zero3"}, {"pp": 4, "tp": 4}])
+def test_folded_is_unfolded_to_the_bit(plan: dict) -> None:
+    played = [simulate(job(**plan), fold=fold) for fold in (True, False)]
+    assert played[0].step == played[1].step
+    assert len(played[0].lanes) < len(played[1].lanes)
+
+
+def test_which_gpus_limit_is_said() -> None:
+    answer = predict(job(tp=1, microbatch=8, global_batch=512))
+    assert not answer.fits
+    assert {kind.gpu for kind in answer.gpu_kinds} == {"a100-sxm-80gb", "h100-sxm"}
+    assert sum(kind.ranks for kind in answer.gpu_kinds) == answer.gpus == 64
+    assert (
+        "out of memory"
+        in CliRunner()
+        .invoke(
+            shardyard.main,
+            [
+                "simulate",
+                "--model",
+                "llama-3.1-8b",
+                "--cluster",
+                MIXED,
+                "--set",
+                "plan.microbatch=8",
+                "--set",
+                "plan.global_batch=512",
+            ],
+        )
+        .output.partition("(a100-sxm-80gb, node 0)")[0]
+    )
+
+
+def test_a_profile_is_for_the_gpus_that_it_names() -> None:
+    usual, named = (
+        predict(job()),
+        predict(
+            read_job(
+                None, model="llama-3.1-8b", cluster=MIXED, profile="h100+a100", plan=job().plan.model_dump(exclude_unset=True)
+            )
+        ),
+    )
+    assert usual.step_seconds == named.step_seconds
+    with pytest.raises(UserError, match="profile b200 is for b200-sxm, which the cluster has none of"):
+        predict(read_job(None, model="llama-3.1-8b", cluster=MIXED, profile="b200", plan={"tp": 8, "global_batch": 32}))
+
+
+def test_a_missing_gpu_leaves_63() -> None:
+    nodes = [{"count": 7}, {"count": 1, "missing": ["gpu 7"]}]
+    answer = predict(
+        read_job(None, model="llama-3.1-8b", cluster="dgx-h100", nodes=nodes, plan={"data_parallel": "zero1", "microbatch": 1})
+    )
+    assert answer.gpus == 63
+    assert answer.gpu_kinds == ()
+    assert answer.interval is None
+
+
+def test_json_has_the_kinds_of_gpus_only_where_there_are_several() -> None:
+    base = ["simulate", "--model", "llama-3.1-8b", "--set", "plan.tp=8", "--set", "plan.global_batch=32", "--json"]
+    mixed, usual = (
+        json.loads(CliRunner().invoke(shardyard.main, [*base, *more]).stdout)
+        for more in (["--cluster", MIXED], ["--cluster", "dgx-h100", "--nodes", "8"])
+    )
+    assert [kind["gpu"] for kind in mixed["gpu_kinds"]] == ["a100-sxm-80gb", "h100-sxm"]
+    assert mixed["interval"] is None
+    assert set(mixed) - set(usual) == {"gpu_kinds"}
+    assert set(mixed["memory"][0]) - set(usual["memory"][0]) == {"capacity"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "whatif --vary plan.schedule=1f1b,gpipe --workers 1",
+        "compare examples/demo.yaml",
+        "topology",
+        "topology --json",
+    ],
+)
+def test_commands_that_take_them(command: str) -> None:
+    name, *options = command.split()
+    source = [MIXED] if name == "topology" else ["examples/mixed-gpus.yaml"]
+    result = CliRunner().invoke(shardyard.main, [name, *source, *options])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan examples/mixed-gpus.yaml --workers 1",
+        "sensitivity examples/mixed-gpus.yaml",
+        "variability examples/mixed-gpus.yaml",
+        "server examples/mixed-gpus.yaml",
+        "execute examples/mixed-gpus.yaml",
+        "collective all_reduce --cluster examples/clusters/a100-and-h100.yaml",
+        "simulate examples/mixed-gpus.yaml --nodes 9",
+        "simulate examples/mixed-gpus.yaml --set cluster.node.nic=100Gb/s",
+        "simulate examples/mixed-gpus.yaml --set plan.offload={optimizer: cpu}",
+        "simulate examples/mixed-gpus.yaml --set plan.fp8={}",
+        "whatif examples/mixed-gpus.yaml --vary cluster.node.nic=x2",
+    ],
+)
+def test_the_others_say_so_in_one_line(command: str) -> None:
+    words = command.split()
+    if "--set" in words:
+        at = words.index("--set")
+        words = [*words[: at + 1], " ".join(words[at + 1 :])]
+    result = CliRunner().invoke(shardyard.main, words)
+    assert result.exit_code == 2, result.output
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1, result.output
+    assert lines[0].startswith("error: ")
