@@ -122,7 +122,9 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
 
 def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
     """The candidate; None when it is refused."""
-    wanted = {"dp": None, "accumulation": None, "microbatches_per_replica": None} | changes
+    wanted = {"dp": None, "accumulation": None} | changes
+    if job.plan.microbatches_per_replica is not None:
+        wanted = {"microbatches_per_replica": None} | wanted
     try:
         asked, _, dropped = applicable(job, wanted)
         return Candidate(name, wanted | dropped, asked, answer(asked), tuple(dropped))
