@@ -147,7 +147,8 @@ class Run(Phases):
         out = tuple(node for node in out if self.fleet.place[node] >= 0)
         self._remove(out)
         if elastic is not None and out and self._may_shrink():
-            self.missing += len(out) - self._fill(len(out))
+            self.missing += len(out)
+            self.missing -= self._fill(self.missing)
             place = self.progress.roll_back(len(out), warned, written) if elastic.rollback else None
             self.progress.forget(len(out))
             again = again or (yield from self._phase(elastic.reconfigure, causes.INITIALIZATION))
