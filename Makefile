@@ -46,6 +46,8 @@ docs: $(VENV)/ready  ## pictures and pages of docs/ that the program writes
 	$(BIN)/shardyard collective broadcast --cluster dgx-a100 --nodes 8 --algorithm "flat, binomial, chain" --sizes 1MiB:1MiB \
 	    --by-ranks docs/broadcast_by_ranks.png
 	$(BIN)/shardyard validate --published --plot docs/published.png
+	$(BIN)/shardyard run examples/run-llama-3.1-405b.yaml --tokens 1e12 --plot docs/runs.png
+	$(BIN)/python tests/test_runs_page.py
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s

@@ -24,7 +24,7 @@ from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
-from strategies.resilience.settings import RunSettings, read_run
+from strategies.resilience.settings import RunSettings, complete, read_run
 from topologies.cluster import Cluster, inline_cluster, load_cluster
 from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
 
@@ -210,7 +210,9 @@ def _run(value: Any, changes: Mapping[str, Any] | None, where: str) -> RunSettin
     """The section about days; None when nothing is said."""
     if value is None and not changes:
         return None
-    return read_run(_merge(value or {}, changes) if changes and isinstance(value, Mapping | None) else value, where)
+    if changes and isinstance(value, Mapping | None):
+        value = _merge(complete(dict(value or {})), changes)
+    return read_run(value, where)
 
 
 def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str]:

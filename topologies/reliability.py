@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,13 +55,14 @@ class Reliability(Config):
     rate_spread: float = Field(default=0.0, ge=0, le=3)
     bad: float = Field(default=0.0, ge=0, le=1)
     bad_factor: float = Field(default=1.0, ge=1, le=1000)
+    mtbf_factor: float = Field(default=1.0, gt=0, le=1e6)  # all of it is so many times as rare
     unknown: tuple[str, ...] = ()  # what is not published
     source: str = ""
 
     def mtbf(self, nodes: int) -> float:
         """Mean seconds between failures that stop a job of so many nodes; infinite without any."""
         rate = sum(_units(part, nodes) / part.life.mean for part in self.parts.values() if not part.slow)
-        rate *= 1 + self.bad * (self.bad_factor - 1)
+        rate *= (1 + self.bad * (self.bad_factor - 1)) / self.mtbf_factor
         return 1 / rate if rate else float("inf")
 
 
@@ -79,11 +80,21 @@ def load_reliability(given: object, where: str) -> Reliability:
     if isinstance(given, Reliability):
         return given
     if isinstance(given, Mapping):
-        return build(Reliability, given, where)
+        own = {field: value for field, value in given.items() if field != "based_on"}
+        base = _file(given["based_on"], where) if "based_on" in given else {}
+        if isinstance(own.get("parts"), Mapping):
+            own["parts"] = {**base.get("parts", {}), **own["parts"]}
+        return build(Reliability, {**base, **own}, where)
     if not isinstance(given, str):
         raise UserError(f"{where}={shown(given)}: must be a name, a file or fields; known: {', '.join(reliability_names())}")
-    if given in reliability_names():
-        return build(Reliability, {"name": given, **load_yaml(_FOLDER / f"{given}.yaml")}, where)
-    if "/" in given or "." in given:
-        return build(Reliability, {"name": Path(given).stem, **load_yaml(Path(given))}, given)
-    raise UserError(f"{where}: unknown failures '{given}'{nearest(given, reliability_names())}")
+    return build(Reliability, _file(given, where), where if given in reliability_names() else given)
+
+
+def _file(name: object, where: str) -> dict[str, Any]:
+    """The fields behind a name or a path."""
+    known = reliability_names()
+    if name in known:
+        return {"name": name, **load_yaml(_FOLDER / f"{name}.yaml")}
+    if isinstance(name, str) and ("/" in name or "." in name):
+        return {"name": Path(name).stem, **load_yaml(Path(name))}
+    raise UserError(f"{where}: unknown failures '{name}'{nearest(str(name), known)}")

@@ -136,10 +136,13 @@ class Run(Phases):
         if spec.idle_failures:
             self.failures.resume()
         warned = bool(failure.component.notice) and any(saving.blocking <= failure.component.notice for saving in spec.savings)
-        seconds = spec.timeout if failure.hangs else 0.0 if failure.component.notice else spec.heartbeat
-        again = yield from self._phase(seconds, causes.DETECTION)
+        if warned:
+            again = yield from self._phase(min(saving.blocking for saving in spec.savings), causes.SAVE)
+        else:
+            seconds = spec.timeout if failure.hangs else spec.heartbeat
+            again = yield from self._phase(seconds, causes.DETECTION)
         again = again or (yield from self._phase(self._diagnosis(), causes.DIAGNOSIS))
-        written = struck + seconds if failure.hangs else struck
+        written = struck + spec.timeout if failure.hangs else struck
         wrong = spec.misdiagnosis > 0 and failure.replaces and self._uniform() < spec.misdiagnosis
         out: tuple[int, ...] = ()
         if failure.replaces and self.fleet.active:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, BeforeValidator
 
 from strategies.planner.search.space import Axis
+from strategies.resilience.settings import RunSettings
 from topologies.costs import mean_rates
 from topologies.reading import UserError
-from topologies.units import flops, rate, seconds, show, size
+from topologies.units import duration, flops, rate, seconds, show, size
 
 if TYPE_CHECKING:
     from strategies.job import Job
 
 _MULTIPLE = re.compile(r"[x×](\d+\.?\d*|\.\d+)")
-_UNITS = {size: "B", rate: "B/s", seconds: "s", flops: "FLOP/s"}
+_UNITS = {size: "B", rate: "B/s", seconds: "s", duration: "s", flops: "FLOP/s"}
 
 
 def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
@@ -55,7 +56,7 @@ def _own(field: str, job: Job, price: float | None) -> tuple[Any, str]:
     filled = {"sequence": resolved.sequence, "global_batch": resolved.global_batch, "accumulation": resolved.microbatches}
     if room == "plan" and rest in filled:
         return filled[rest], ""
-    here: Any = {"plan": job.plan, "model": job.model, "cluster": job.cluster}.get(room)
+    here: Any = {"plan": job.plan, "model": job.model, "cluster": job.cluster, "run": job.run or RunSettings()}.get(room)
     annotation: Any = None
     for name in rest.split("."):
         if isinstance(here, Mapping) and name in here:

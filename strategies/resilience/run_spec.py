@@ -74,6 +74,7 @@ def prepare(
         preemption=settings.preemption, bad=settings.failures.bad, bad_factor=settings.failures.bad_factor,
         rate_spread=settings.failures.rate_spread, heartbeat=settings.heartbeat, timeout=settings.timeout,
         diagnosis=settings.diagnosis, misdiagnosis=settings.misdiagnosis, initialization=initialization,
+        restart=settings.restart,
         initialization_spread=0.0 if settings.initialization else published().spread,
         evaluation=settings.evaluation, evaluation_steps=settings.evaluation_steps, idle_failures=settings.idle_failures,
     )  # fmt: skip
@@ -82,10 +83,12 @@ def prepare(
 
 
 def _components(failures: Reliability) -> list[Component]:
-    return [
-        Component(name, part.life, part.unit, part.nodes, part.replace, part.hang, part.slow, part.lasts, part.notice)
-        for name, part in failures.parts.items()
-    ]
+    result = []
+    for name, part in failures.parts.items():
+        life = part.life.model_copy(update={"mean": failures.mtbf_factor * part.life.mean})
+        more = (part.replace, part.hang, part.slow, part.lasts, part.notice)
+        result.append(Component(name, life, part.unit, part.nodes, *more))
+    return result
 
 
 def _repair(settings: RunSettings) -> Repair:

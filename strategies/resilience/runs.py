@@ -128,10 +128,7 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
     faster = storage.model_copy(
         update={field: 2 * getattr(storage, field) for field in ("write", "read", "node_write", "node_read")}
     )
-    halved = {
-        name: part.model_copy(update={"mtbf": part.mtbf.model_copy(update={"mean": 2 * part.mtbf.mean})})
-        for name, part in failures.parts.items()
-    }
+    halved = failures.model_copy(update={"mtbf_factor": 2 * failures.mtbf_factor})
 
     def with_checkpoint(**fields: object) -> RunSettings:
         return settings.model_copy(update={"checkpoint": checkpoint.model_copy(update=fields)})
@@ -148,6 +145,6 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
         ("one spare node fewer", settings.model_copy(update={"spares": max(0, settings.spares - 1)})),
         ("hangs noticed in a minute", settings.model_copy(update={"timeout": min(60.0, settings.timeout)})),
         ("diagnosis in no time", settings.model_copy(update={"diagnosis": settings.diagnosis.model_copy(update={"mean": 0.0})})),
-        ("half as many failures", settings.model_copy(update={"failures": failures.model_copy(update={"parts": halved})})),
+        ("half as many failures", settings.model_copy(update={"failures": halved})),
     ]
     return changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
@@ -16,6 +16,9 @@ from topologies.storage import Storage, load_storage
 from topologies.units import duration
 
 __all__ = ["CheckpointSettings", "RepairSettings", "RunSettings", "read_run"]
+
+
+FAILURES, STORAGE = "published", "superpod-better"  # of which nothing else is said
 
 
 def _reliability(given: object) -> object:
@@ -46,7 +49,7 @@ class CheckpointSettings(Config):
     interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # a rule, a time, or a number of steps
     storage_interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # of storage, where a quicker place comes first
     storage: Annotated[SerializeAsAny[Storage], BeforeValidator(_storage)] = Field(
-        default_factory=lambda: load_storage("superpod-better", "run.checkpoint.storage")
+        default_factory=lambda: load_storage(STORAGE, "run.checkpoint.storage")
     )
     overhead: Duration = (
         0.5  # that GPUs wait for each save besides copies: 0.34 to 0.59 s of asynchronous saves of 7B on 1,488 and
@@ -85,7 +88,7 @@ class RunSettings(Config):
     """A run over days."""
 
     failures: Annotated[SerializeAsAny[Reliability], BeforeValidator(_reliability)] = Field(
-        default_factory=lambda: load_reliability("published", "run.failures")
+        default_factory=lambda: load_reliability(FAILURES, "run.failures")
     )
     checkpoint: CheckpointSettings = CheckpointSettings()
     recovery: str = "restart"  # a name in strategies/resilience/recovery
@@ -100,6 +103,7 @@ class RunSettings(Config):
     diagnosis: Times = Spread(mean=300.0)  # which node it is; with detection less than 10 min on average (arXiv 2402.15627)
     misdiagnosis: float = Field(default=0.0, ge=0, le=1)  # probability that the wrong node is replaced first; unknown
     initialization: Times | None = None  # from nothing to the first step; absent: as MLPerf submissions on so many GPUs
+    restart: Times | None = None  # where every node stayed; absent: as initialization
     evaluation: Duration = 0.0  # of each evaluation
     evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
     idle_failures: bool = True  # parts fail also while the job restarts
@@ -109,6 +113,14 @@ class RunSettings(Config):
     def _recovery(cls, name: str) -> str:
         recoveries[name]
         return name
+
+
+def complete(given: dict[str, Any]) -> dict[str, Any]:
+    """The section with names of catalogues as descriptions based on them, so that single fields can be changed."""
+    checkpoint = dict(given.get("checkpoint") or {})
+    storage, failures = checkpoint.get("storage", STORAGE), given.get("failures", FAILURES)
+    checkpoint["storage"] = {"based_on": storage} if isinstance(storage, str) else storage
+    return {**given, "checkpoint": checkpoint, "failures": {"based_on": failures} if isinstance(failures, str) else failures}
 
 
 def read_run(given: object, where: str) -> RunSettings:

@@ -214,3 +214,57 @@ def test_the_section_is_part_of_the_job() -> None:
     changed = read_job({**JOB, "run": {"spares": 2, "pool": 3}}, {"run.spares": 5, "run.checkpoint.interval": "10 min"})
     assert changed.run is not None
     assert (changed.run.spares, changed.run.pool, changed.run.checkpoint.interval) == (5, 3, "10 min")
+
+
+def test_inputs_are_compared_under_the_same_failures() -> None:
+    """Twice as many failures, other storage, a plan that does not fit: a row each, and the reason of what is refused."""
+    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "20", "--replications", "6", "--workers", "1")
+    vary = ("--vary", "run.failures.mtbf_factor=0.5,1", "--vary", "run.checkpoint.storage.write=x0.5,x1")
+    half, _, one, base = call(*words, *vary, "--json")
+    assert half["failures"]["mean"] > 1.5 * base["failures"]["mean"]
+    assert half["changes"] == {"run.failures.mtbf_factor": 0.5, "run.checkpoint.storage.write": "50 GB/s"}
+    assert one["failures"] == base["failures"]  # of the same seeds
+    assert one["goodput"]["mean"] < base["goodput"]["mean"]
+    alone = call(*words, "--no-advice", "--json")
+    assert base["goodput"] == alone["goodput"]
+    text = CliRunner().invoke(shardyard.main, (*words, "--vary", "plan.recompute_layers=1,4"))
+    assert text.exit_code == 0
+    assert "plan.recompute_layers=1: " in text.output
+    assert "runs out of memory" in text.output
+    assert CliRunner().invoke(shardyard.main, (*words, "--vary", "plan.recompute_layers=1")).exit_code == 2
+
+
+def test_figures_are_the_same_bytes(tmp_path: Path) -> None:
+    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "20", "--replications", "4", "--workers", "1")
+    for number in range(2):
+        for name, more in (("run", ("--no-advice",)), ("spares", ("--vary", "run.spares=0,2"))):
+            result = CliRunner().invoke(shardyard.main, (*words, *more, "--plot", str(tmp_path / f"{name}{number}.png")))
+            assert result.exit_code == 0, result.output
+    for name in ("run", "spares"):
+        first, second = ((tmp_path / f"{name}{number}.png").read_bytes() for number in range(2))
+        assert first == second
+        assert len(first) > 10_000
+
+
+def test_one_field_of_a_description_changes_and_the_others_stay() -> None:
+    job = read_job(JOB, {"run.checkpoint.storage.write": "1 GB/s", "run.failures.mtbf_factor": 2})
+    assert job.run is not None
+    assert (job.run.checkpoint.storage.write, job.run.checkpoint.storage.node_write) == (1e9, 4e9)
+    assert job.run.failures.mtbf(16) == pytest.approx(2 * load_reliability("published", "").mtbf(16))
+    own = load_reliability({"based_on": "rsc-1", "parts": {"switch": {"mtbf": "500 days", "unit": "switch", "nodes": 4}}}, "")
+    rate = 1 / load_reliability("rsc-1", "").mtbf(16) + 4 / (500 * 86400)
+    assert own.mtbf(16) == pytest.approx(1 / rate)
+
+
+def test_spot_nodes_are_warned() -> None:
+    """Two minutes of notice are enough for a save of half a second: nothing is lost; a second is not."""
+    lost = []
+    for notice in ("2 min", "100 ms"):
+        part = {"mtbf": "20 days", "notice": notice}
+        prepared = prepare(read_job(JOB), read_run({"failures": {"parts": {"spot": part}}, "initialization": "5 min"}, "run"), 30)
+        outcomes = replicate(prepared.spec, 0, 5)
+        lost.append(sum(outcome.gpu_seconds["wasted progress"] for outcome in outcomes) / prepared.spec.gpus)
+        assert sum(sum(outcome.failures.values()) for outcome in outcomes) > 50
+    warned, surprised = lost
+    assert warned < 2 * 120 * prepared.summary.step_seconds  # steps under way
+    assert surprised > 3 * warned

@@ -1,0 +1,82 @@
+"""Runs of a job with other inputs, side by side: a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from reports.formatting import digits, dollars, percent, plural, span
+from strategies.job import Job
+from strategies.resilience.compare_runs import RunCase
+from topologies.reading import argument
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("change", "GPUs", "step", "failures", "saved every", "goodput", "80 % of runs", "ETTR", "days", "tokens", "cost")
+
+
+def table(job: Job, cases: Sequence[RunCase], seed: int) -> RenderableType:
+    """A row per case; the highest goodput and the lowest price of a token are marked."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        result.add_column(column, justify="left" if column == "change" else "right", no_wrap=True)
+    played = [case for case in cases if case.answer is not None]
+    best = max((case.answer.goodput.mean for case in played if case.answer), default=0.0)
+    for case in played:
+        result.add_row(*_row(case, best))
+    lines: list[RenderableType] = [Text(f"{job.name}: runs with other inputs, all with the same failures", "bold"), result]
+    lines += [Text(f"{_change(case)}: {case.refused}") for case in cases if case.refused]
+    count = played[0].answer.runs if played and played[0].answer else 0
+    return Group(*lines, Text(f"{plural(count, 'run')} each, seed {seed}; * the highest goodput"))
+
+
+def _change(case: RunCase) -> str:
+    return " ".join(argument(name, value) for name, value in case.changes.items())
+
+
+def _row(case: RunCase, best: float) -> list[str]:
+    answer, prepared = case.answer, case.prepared
+    assert answer is not None
+    assert prepared is not None
+    goodput = answer.goodput
+    mark = " *" if goodput.mean == best else ""
+    savings = prepared.spec.savings
+    between = span(savings[0].steps * prepared.summary.step_seconds) if savings and savings[0].steps < 1e12 else "never"
+    return [
+        _change(case),
+        f"{prepared.spec.gpus:,}",
+        span(prepared.summary.step_seconds),
+        digits(answer.failures.mean),
+        between,
+        f"{percent(goodput.mean)}{mark}",
+        f"{percent(goodput.low)}–{percent(goodput.high)}",
+        percent(answer.ettr.mean),
+        digits(answer.days.mean),
+        f"{answer.tokens.mean:.3g}",
+        dollars(answer.usd.mean) if answer.usd is not None else "",
+    ]
+
+
+def as_data(case: RunCase) -> dict[str, Any]:
+    """Plain data with stable keys."""
+    if case.answer is None or case.prepared is None:
+        return {"changes": dict(case.changes), "refused": case.refused}
+    answer = case.answer
+    data = {name: asdict(getattr(answer, name)) for name in ("days", "tokens", "goodput", "ettr", "failures", "kwh")}
+    money = None if answer.usd is None else asdict(answer.usd)
+    return {
+        "changes": dict(case.changes),
+        "gpus": case.prepared.spec.gpus,
+        "step_seconds": case.prepared.summary.step_seconds,
+        **data,
+        "usd": money,
+        "ledger": answer.shares,
+        "runs": answer.runs,
+    }
