@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "mutants"
 MUTATED = ("sim", "strategies")
 WANTED = 0.9  # part of the mutants that tests must kill
-ANSWERS = "test_answers"  # a few seconds of tests that see most of what changes answers
+KEPT = "test_answers", "test_programs"  # a few seconds of tests that see most of what changes answers
 SECONDS = 90.0  # of tests that a mutant must pass to survive, by their usual time
 SLOWER, START = 5.0, 60.0  # tests that take SLOWER times as long as usual, and START seconds, are taken to wait forever
 
@@ -157,7 +157,7 @@ class Reach:
 
     def of(self, mutant: Mutant) -> list[str]:
         """Tests that reach the mutant's line, nearest and quickest first, SECONDS of them."""
-        names = Path(mutant.path).stem, ANSWERS
+        names = Path(mutant.path).stem, *KEPT
         folder = Path("tests", mutant.path).parent
         reaching = {test for test in self.tests.get(mutant.path, {}).get(mutant.line, []) if test in self.seconds}
         first = {test for test in reaching if any(name in test for name in names)}
