@@ -110,6 +110,17 @@ def test_tiles_overlap_update_and_copy(played) -> None:
     assert whole.step - tiled.step == pytest.approx(28 * psi / 50e9, rel=0.05)
 
 
+def test_of_states_on_disks_three_tiles_are_in_memory(played) -> None:
+    """The fourth tile is read when the first has been written, the fifth when the second has been, and so on."""
+    ops = played("zero1", {"optimizer": "nvme", "tile": 20_000}, 2).program.cohorts[0].ops
+    reads = [op for op in ops if op.stream == "nvme read"]
+    writes = [number for number, op in enumerate(ops) if op.stream == "nvme write"]
+    assert len(reads) == len(writes) > 4
+    for tile, read in enumerate(reads):
+        waits = [ref.op for ref in read.after if ref.op in writes]
+        assert waits == ([] if tile < 3 else [writes[tile - 3]])
+
+
 def test_gpus_of_a_switch_share_its_uplink(played) -> None:
     """Four GPUs behind one uplink of 1 GB/s: their copies take four times as long."""
     alone, shared = (played("zero2", OPTIMIZER, node=node) for node in ({}, {"gpus_per_switch": 4}))

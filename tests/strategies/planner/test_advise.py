@@ -52,6 +52,24 @@ def test_a_model_that_needs_its_states_sharded() -> None:
     assert "faster than" in text
 
 
+def test_questions_are_answered_by_one_gpu_and_by_one_node() -> None:
+    """Full recomputation and one microbatch, on 1 GPU as it is and on the 8 of a node with everything sharded."""
+    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2)
+    played = []
+
+    def answer(asked):
+        if asked.plan.recompute == "full" and asked.plan.accumulation == 1:
+            played.append((asked.cluster.nodes, asked.cluster.node.gpus, asked.cluster.node.nics, asked.plan.data_parallel))
+        return summarise(shardyard.simulate(asked))
+
+    questions = dict(advise(job, answer).questions)
+    assert played[:2] == [(1, 1, 1, "ddp"), (1, 8, 8, "zero3")]
+    one, largest, node = (float(text.split()[1]) for text in questions.values())
+    assert largest < one  # the embedding alone against the whole model
+    assert node < one
+    assert [text.split(" of ")[1] for text in questions.values()] == ["85.1 GB"] * 3
+
+
 def test_nothing_fits() -> None:
     result = CliRunner().invoke(
         shardyard.main,
