@@ -58,10 +58,10 @@ def odd(chance: random.Random, data: Any) -> Any:
     """The data with some values replaced, removed, doubled or moved."""
     data = copy.deepcopy(data)
     for _ in range(chance.choice((1, 1, 2, 4))):
-        found = list(places(data))
-        if not found:
+        known = list(places(data))
+        if not known:
             return chance.choice(VALUES)
-        container, key = chance.choice(found)
+        container, key = chance.choice(known)
         how, old = chance.random(), container[key]
         if how < 0.6:
             container[key] = copy.deepcopy(chance.choice(VALUES))

@@ -206,5 +206,5 @@ def test_all_fields_of_a_plan_can_be_unset() -> None:
     for name, info in Plan.model_fields.items():
         default = info.get_default(call_default_factory=True)
         text = f"{default!r} B" if name == "bucket" and default is not None else json.dumps(default)
-        made = read_job(model="llama-3.1-8b", cluster="dgx-h100", overrides=[f"plan.{name}={text}"])
-        assert getattr(made.plan, name) == default or name == "global_batch"
+        job = read_job(model="llama-3.1-8b", cluster="dgx-h100", overrides=[f"plan.{name}={text}"])
+        assert getattr(job.plan, name) == default or name == "global_batch"

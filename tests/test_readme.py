@@ -34,4 +34,4 @@ def test_the_sample_is_what_the_command_prints() -> None:
 
 if __name__ == "__main__":
     text = README.read_text(encoding="utf-8")
-    README.write_text(SAMPLE.sub(lambda found: f"{found[1]}{printed(found[2])}```", text), encoding="utf-8")
+    README.write_text(SAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}```", text), encoding="utf-8")

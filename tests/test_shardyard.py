@@ -225,11 +225,11 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
 
     now = iter((0.0, 9.0, 11.0, 11.0, 12.0, 22.0, 22.0))
     monkeypatch.setattr(_common.time, "monotonic", lambda: next(now))
-    told: list[str] = []
-    tell = _common.throttled(told.append)
+    lines: list[str] = []
+    tell = _common.throttled(lines.append)
     for text in "abcd":
         tell(text)
-    assert told == ["b", "d"]
+    assert lines == ["b", "d"]
 
 
 def test_unknown_fields_of_a_job_in_python() -> None:

@@ -153,16 +153,16 @@ def test_of_several_launches_the_median_counts(validated, monkeypatch):
     steps, asked = iter([0.5, 0.9, 0.4, 0.7, 0.6, 0.8]), []
 
     def execute(jobs, seconds, heard, nodes):
-        for number, (job, one) in enumerate(zip(jobs, validated, strict=True), 1):
+        for number, (job, row) in enumerate(zip(jobs, validated, strict=True), 1):
             asked.append((job.name, seconds))
-            times = {**one.execution.times, "step": next(steps)}
-            heard({"done": number, "job": job.name, "execution": replace(one.execution, times=times)})
+            times = {**row.execution.times, "step": next(steps)}
+            heard({"done": number, "job": job.name, "execution": replace(row.execution, times=times)})
 
     monkeypatch.setattr("calibration.validate.execute", execute)
-    told = []
-    done = validate([row.job for row in validated], 6.0, told.append, launches=3)
+    messages = []
+    done = validate([row.job for row in validated], 6.0, messages.append, launches=3)
     assert asked == [(row.job.name, 2.0) for _ in range(3) for row in validated]
     assert [row.launches for row in done] == [(0.5, 0.4, 0.6), (0.9, 0.7, 0.8)]
     assert [row.execution.times["step"] for row in done] == [0.5, 0.8]
-    assert [message["done"] for message in told] == [1, 2, 3, 4, 5, 6]
+    assert [message["done"] for message in messages] == [1, 2, 3, 4, 5, 6]
     assert "launches: 3 of each, of which the median counts; slowest over fastest +39" in printed(validation(done))

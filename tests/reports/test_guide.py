@@ -23,9 +23,9 @@ def test_every_strategy_has_an_example_with_its_paragraph_and_its_picture() -> N
     assert {plan.data_parallel for plan in plans} == set(hooks)
     assert {plan.schedule for plan in plans} >= {name for name in schedules if not name.endswith(".csv")}
     guide = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
-    for one in every:
-        assert f"### {one.title}\n" in guide, "run `make docs`"
-        assert (ROOT / f"docs/strategies/{one.path.stem}.png").exists()
+    for shown in every:
+        assert f"### {shown.title}\n" in guide, "run `make docs`"
+        assert (ROOT / f"docs/strategies/{shown.path.stem}.png").exists()
 
 
 def test_what_cannot_be_combined_says_why() -> None:

@@ -27,13 +27,13 @@ class Links(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, str]] = []
+        self.targets: list[tuple[str, str]] = []
         self.tags: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.found += [(tag, value or "") for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.targets += [(tag, value or "") for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(folder: Path) -> None:
     links = Links(text)
     assert "script" not in links.tags  # without a table to sort
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
-    for tag, where in links.found:
+    for tag, where in links.targets:
         assert where.startswith("data:image/png;base64,") if tag == "img" else (folder / where).is_file()
 
 

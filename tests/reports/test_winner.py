@@ -63,10 +63,10 @@ def test_compare_names_what_advise_finds_best() -> None:
     answer = json.loads(CliRunner().invoke(shardyard.main, ["advise", *given, "--json"]).stdout)["candidates"]
     fitting = [candidate for candidate in answer if candidate["fits"]][:4]
     runs = []
-    for one in reversed(fitting):
-        changes = {f"plan.{field}": value for field, value in one["changes"].items()}
-        job = read_job(None, changes | {"model.layers": 8}, model="gpt2-1.5b", cluster="dgx-a100", name=one["name"])
-        runs.append((one["name"], predict(job), describe(job)))
+    for plan in reversed(fitting):
+        changes = {f"plan.{field}": value for field, value in plan["changes"].items()}
+        job = read_job(None, changes | {"model.layers": 8}, model="gpt2-1.5b", cluster="dgx-a100", name=plan["name"])
+        runs.append((plan["name"], predict(job), describe(job)))
     assert starred(runs) == answer[0]["name"]
 
 

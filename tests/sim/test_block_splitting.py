@@ -106,26 +106,26 @@ def test_a_collective_that_kernels_wait_for_comes_after_the_latest_one_beside() 
 
 
 def test_what_a_block_waits_for_and_takes_is_of_its_first_piece_and_what_it_frees_of_its_last() -> None:
-    taken, freed = (("activation", 3.0),), (("temporary", 2.0),)
+    allocated, freed = (("activation", 3.0),), (("temporary", 2.0),)
     ops = (
         Op("pp", Send(1.0, 1, "send")),
-        Op(COMPUTE, block(A, SUM, B), (Ref(0, 0),), taken, freed, microbatch=4, chunk=1, held=True),
+        Op(COMPUTE, block(A, SUM, B), (Ref(0, 0),), allocated, freed, microbatch=4, chunk=1, held=True),
         Op("pp", Send(1.0, 1, "send"), (Ref(0, 1),)),
     )
     (cohort, _) = split(*ops)
     assert [tuple(map(tuple, op.after)) for op in cohort.ops] == [(), ((0, 0),), (), (), ((0, 3),)]
     first, middle, last = cohort.ops[1:4]
-    assert (first.allocate, first.free, first.held) == (taken, (), True)
+    assert (first.allocate, first.free, first.held) == (allocated, (), True)
     assert (middle.allocate, middle.free, middle.held) == ((), (), False)
     assert (last.allocate, last.free, last.held) == ((), freed, False)
     assert {(op.microbatch, op.chunk) for op in (first, middle, last)} == {(4, 1)}
 
 
 def test_a_block_of_one_piece_both_takes_and_frees() -> None:
-    taken, freed = (("activation", 3.0),), (("temporary", 2.0),)
-    (cohort, _) = split(Op(COMPUTE, block(A, B), (), taken, freed, held=True))
+    allocated, freed = (("activation", 3.0),), (("temporary", 2.0),)
+    (cohort, _) = split(Op(COMPUTE, block(A, B), (), allocated, freed, held=True))
     (op,) = cohort.ops
-    assert (op.allocate, op.free, op.held) == (taken, freed, True)
+    assert (op.allocate, op.free, op.held) == (allocated, freed, True)
 
 
 def test_collectives_beside_have_the_microbatch_and_chunk_of_their_block() -> None:

@@ -44,13 +44,13 @@ def rehearse() -> Callable[..., Rehearsed]:
         from torch._subclasses import FakeTensorMode
 
         torch.set_num_threads(1)  # tensors are tiny, and threads that wait for each other take long on a busy machine
-        one, plan = Model(**model), Plan(**{"kernels": "torch"} | fields)
-        resolved = Resolved.of(plan, one, gpus)
+        built, plan = Model(**model), Plan(**{"kernels": "torch"} | fields)
+        resolved = Resolved.of(plan, built, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
             meshes = _meshes(resolved)
             # DTensor asks for shapes with fake tensors of its own, which must not count
             with contextlib.nullcontext() if plan.tp > 1 else FakeTensorMode(allow_non_fake_inputs=True):
-                return _steps(one, resolved, meshes, stage)
+                return _steps(built, resolved, meshes, stage)
 
     return step
 
@@ -234,7 +234,7 @@ def _pipeline(module: Any, plan: Resolved, mesh: Any, stage: int, tokens: Any, m
 
         _warmup_backward_result = _warmup_forward_vote
 
-    one = Voted(
+    schedule_of = Voted(
         module,
         stage,
         fields.pp,
@@ -244,7 +244,7 @@ def _pipeline(module: Any, plan: Resolved, mesh: Any, stage: int, tokens: Any, m
         group=mesh["pp"].get_group(),
     )
     kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[fields.schedule]
-    schedule = kind(one, plan.microbatches, loss, scale_grads=False)
+    schedule = kind(schedule_of, plan.microbatches, loss, scale_grads=False)
     given = (tokens,) if stage == 0 else ()
     target = {"target": tokens} if stage == fields.pp - 1 else {}
     return lambda: schedule.step(*given, **target, return_outputs=False)

@@ -87,17 +87,17 @@ FOUR = {
 @pytest.mark.parametrize("jobs", [TWO, FOUR], ids=["two ranks", "four ranks"])
 def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs):
     """One start of processes for all jobs. `validate` compares losses, gradients and parameters, and raises."""
-    for one in validate(list(jobs.values()), seconds=0):
-        name, compared = one.job.name, one.execution.compared
+    for validated in validate(list(jobs.values()), seconds=0):
+        name, compared = validated.job.name, validated.execution.compared
         assert compared["losses"][0] > compared["losses"][-1], name
         assert max(compared["loss"], compared["gradient"] or 0.0, compared["update"]) <= compared["tolerance"], name
-        volumes = {row.of: (row.predicted, row.measured) for row in one.rows if row.what == "volume"}
+        volumes = {row.of: (row.predicted, row.measured) for row in validated.rows if row.what == "volume"}
         assert volumes, name
         for axis, (predicted, measured) in volumes.items():
             assert measured == pytest.approx(predicted, abs=1e-6), (name, axis)
         if name in HELD:  # bytes a parameter between steps; activations
-            row = next(row for row in one.rows if row.what == "memory")
-            assert row.measured > HELD[name] * one.job.model.parameters
+            row = next(row for row in validated.rows if row.what == "memory")
+            assert row.measured > HELD[name] * validated.job.model.parameters
             assert row.error == pytest.approx(0, abs=0.05), name
 
 
@@ -199,7 +199,7 @@ def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):
     from calibration.execute import worker
 
     monkeypatch.setattr(worker, "under_launcher", lambda: True)
-    monkeypatch.setattr(worker.dist, "all_gather_object", lambda found, _: found.__setitem__(slice(None), [0, 0]))
+    monkeypatch.setattr(worker.dist, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), [0, 0]))
     place = Place(0, 2, 0, "cpu", (), print)
     with pytest.raises(UserError, match="the launcher started rank 1 as number 0 of its node; --nodes 2 and --set cluster.node"):
         worker._laid_out(place, [TWO["zero3"]])
@@ -207,8 +207,8 @@ def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):
 
 
 def test_a_port_in_use_is_said(monkeypatch):
-    with socket.create_server(("localhost", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("localhost", 0)) as listener:
+        port = str(listener.getsockname()[1])
         given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         for name, value in given.items():
             monkeypatch.setenv(name, value)

@@ -36,8 +36,8 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v, o, gate, up, down = self.matrices
         normed = self.norms[0](x)
-        heads = [one(normed).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for one in (q, k, v)]
-        heads[:2] = [one * 0.5 for one in heads[:2]]  # in place of rotary positions
+        heads = [matrix(normed).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for matrix in (q, k, v)]
+        heads[:2] = [head * 0.5 for head in heads[:2]]  # in place of rotary positions
         core = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         x = x + o(core.transpose(1, 2).flatten(-2))
         normed = self.norms[1](x)
@@ -78,7 +78,7 @@ def ran() -> Iterator[tuple[float, float]]:
     with FlopCounterMode(display=False) as backward:
         out.sum().backward()
     product = torch.ops.aten.mm
-    counted = [one.get_flop_counts()["Global"][product] for one in (forward, backward)]
+    counted = [counter.get_flop_counts()["Global"][product] for counter in (forward, backward)]
     return counted[1] - 2 * counted[0], kept
 
 

@@ -79,7 +79,7 @@ def test_zero_redundancy_optimizer(sent, rehearse, gpus, plan) -> None:
     assert ours["dp"] == pytest.approx(theirs.sent["dp"], abs=1e-6)
     assert ours["dp"] == 1.5 * sent(LLAMA, gpus, **plan | {"data_parallel": "zero1"})["dp"]
     count = {
-        operation: sum(n for (_, one, _), n in theirs.operations.items() if one == operation)
+        operation: sum(n for (_, name, _), n in theirs.operations.items() if name == operation)
         for _, operation, _ in theirs.operations
     }
     assert count["broadcast"] == gpus

@@ -74,16 +74,16 @@ def test_operators_are_priced_as_measured_between_sizes() -> None:
     kinds = ("gelu", "copy", "scale", "softmax")
     truth = {size: 1e-6 + size / 7e9 for size in sizes}
     samples = [case("memory", LAUNCH + truth[size], kind=kind, bytes=float(size)) for kind in kinds for size in sizes]
-    made, points = operator_tables(samples, LAUNCH)
-    assert set(made) == {"gelu", "softmax"}
-    assert made["gelu"].seconds(sizes[5]) == pytest.approx(1e-6 + sizes[5] / 7e9)
-    assert made["gelu"].seconds(2 * sizes[-1]) == pytest.approx(2 * (1e-6 + sizes[-1] / 7e9), rel=1e-3)
+    tables, points = operator_tables(samples, LAUNCH)
+    assert set(tables) == {"gelu", "softmax"}
+    assert tables["gelu"].seconds(sizes[5]) == pytest.approx(1e-6 + sizes[5] / 7e9)
+    assert tables["gelu"].seconds(2 * sizes[-1]) == pytest.approx(2 * (1e-6 + sizes[-1] / 7e9), rel=1e-3)
     assert max(abs(point.error) for point in points if point.heldout) < 0.05
-    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": made})
+    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": tables})
     profile = load_profile("cpu-gloo").model_copy(update={"memory": curve, "launch": LAUNCH})
     prices = Prices(profile, CORE)
     named, plain = (Kernel("memory", "activation", "forward", 0.0, float(sizes[5]), "fp32", (), name) for name in ("gelu", ""))
-    assert prices.seconds(named) == made["gelu"].seconds(sizes[5])
+    assert prices.seconds(named) == tables["gelu"].seconds(sizes[5])
     assert prices.seconds(plain) != prices.seconds(named)
 
 

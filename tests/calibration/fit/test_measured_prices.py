@@ -52,13 +52,13 @@ def test_prediction_says_when_it_leaves_what_was_measured(ranks: int, operation:
     cluster = load_cluster("cpu-gloo", overrides={"node.gpus": ranks})
     pricing, (work,) = lone(cluster.topology(), Prices(with_tables(), cluster.node.gpu), operation, ranks, [size])
     pricing.collective(work, 0)
-    assert any(note in one for one in pricing.notes) if note else not pricing.notes
+    assert any(note in text for text in pricing.notes) if note else not pricing.notes
 
 
 def test_another_algorithm_than_the_measured_is_priced_by_the_formula() -> None:
     cluster = load_cluster("cpu-gloo")
     bare, measured = (Prices(profile, cluster.node.gpu) for profile in (load_profile("cpu-gloo"), with_tables()))
-    asked = [sweep(cluster.topology(), one, "all_reduce", 2, [1e6], "direct")[0][0].seconds for one in (bare, measured)]
+    asked = [sweep(cluster.topology(), price, "all_reduce", 2, [1e6], "direct")[0][0].seconds for price in (bare, measured)]
     if not load_profile("cpu-gloo").tables:
         assert asked[0] == asked[1]
 
@@ -101,11 +101,11 @@ def test_compute_is_slowed_only_while_a_collective_works() -> None:
     job = shardyard.read_job("examples/demo.yaml", {"plan.microbatch": 4})
 
     def slowed(share: float) -> float:
-        made = [
+        tables = [
             table.model_copy(update={"prices": tuple(e.model_copy(update={"alone": share * e.step}) for e in table.prices)})
             for table in profile.tables
         ]
-        prices = Prices(profile.model_copy(update={"tables": tuple(made)}), job.cluster.node.gpu)
+        prices = Prices(profile.model_copy(update={"tables": tuple(tables)}), job.cluster.node.gpu)
         timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), prices)
         return summarise(timeline).breakdown["slowdown"] / summarise(timeline).step_seconds
 

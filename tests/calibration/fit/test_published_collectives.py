@@ -20,7 +20,7 @@ raw = pytest.mark.skipif(not RAW.is_dir(), reason="the raw measurements are not 
 SIZES = [2.0**e for e in range(10, 31, 2)]
 
 
-def made(name: str, profile: str, ranks: int, nodes: int, operation: str) -> list[Row]:
+def predicted(name: str, profile: str, ranks: int, nodes: int, operation: str) -> list[Row]:
     """Rows that are exactly what a profile predicts."""
     cluster = load_cluster(name).model_copy(update={"nodes": nodes})
     table = sweep(cluster.topology(), Prices(load_profile(profile), cluster.node.gpu), operation, ranks, SIZES)
@@ -35,7 +35,7 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
         row
         for n in (2, 4, 8)
         for operation in ("all_gather", "reduce_scatter")
-        for row in made("dgx-h100", "h100", n, 1, operation)
+        for row in predicted("dgx-h100", "h100", n, 1, operation)
     ]
     free, kept = alternate(rows)
     numbers, profile = inside(start, ("nvlink",))
@@ -49,7 +49,7 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
 def test_fit_between_nodes_finds_what_made_the_times() -> None:
     pytest.importorskip("scipy")
     cluster, start = load_cluster("dgx-h100").model_copy(update={"nodes": 2}), load_profile("h100")
-    rows = made("dgx-h100", "h100", 16, 2, "all_gather")
+    rows = predicted("dgx-h100", "h100", 16, 2, "all_gather")
     numbers, profile = network(start, rings=True)
     fitted = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds))
     assert fitted.links["nic"].efficiency == pytest.approx(start.links["nic"].efficiency, rel=0.05)
@@ -89,4 +89,4 @@ def test_a_machine_that_was_not_fitted_to() -> None:
 def test_every_sweep_is_a_series_or_excluded_with_a_reason() -> None:
     rows = sweep_rows(RAW)
     assert set(EXCLUDED) <= set(rows)
-    assert all(row.seconds > 0 and row.ranks >= 2 for those in rows.values() for row in those)
+    assert all(row.seconds > 0 and row.ranks >= 2 for several in rows.values() for row in several)

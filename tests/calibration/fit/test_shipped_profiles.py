@@ -106,11 +106,11 @@ def test_stated_error_on_heldout_products(name: str) -> None:
     stayed in the cache, which `beside` has the numbers of.
     """
     profile, gpu = load_profile(name), load_gpu(load_profile(name).gpu)
-    table, told = products(RAW, name, "bf16"), profile.provenance["gemm"]
+    table, stated = products(RAW, name, "bf16"), profile.provenance["gemm"]
     table = table[heldout(table.m, table.n, table.k) & (table.m >= 512)]
     m, n, k, seconds = (table[column].to_numpy(float) for column in ("m", "n", "k", "seconds"))
-    free, limited = benchmarked(profile.gemm["bf16"], told.beside, gpu, "bf16", (m, n, k), profile.throttling)
-    found = np.where(table.sustained, limited, nearest(free, limited, seconds))
-    error = float(np.median(np.abs(found / seconds - 1)))
-    assert error == pytest.approx(told.heldout_error, abs=0.002)
+    free, limited = benchmarked(profile.gemm["bf16"], stated.beside, gpu, "bf16", (m, n, k), profile.throttling)
+    predicted = np.where(table.sustained, limited, nearest(free, limited, seconds))
+    error = float(np.median(np.abs(predicted / seconds - 1)))
+    assert error == pytest.approx(stated.heldout_error, abs=0.002)
     assert error < 0.055

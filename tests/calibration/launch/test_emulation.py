@@ -57,8 +57,8 @@ def test_where_the_network_dominates_a_step_is_its_bytes_over_its_bandwidth() ->
     """
     asked = Emulation.model_validate({"nodes": 2, "bandwidth": "10 Mb/s"})
     for job, volume in zip(read_set(None, (), ["DDP", "ZeRO-3"]), (1.0, 1.0 + 1.5), strict=True):
-        made = replace(asked.on(job), plan=job.plan.model_copy(update={"overlap": False}))
-        step = predict(made, asked.priced(profile_of(job), job.cluster.node.loopback)).step_seconds
+        emulated = replace(asked.on(job), plan=job.plan.model_copy(update={"overlap": False}))
+        step = predict(emulated, asked.priced(profile_of(job), job.cluster.node.loopback)).step_seconds
         assert step == pytest.approx(volume * 4 * job.model.parameters / (asked.bandwidth * data_share()), rel=0.05)
 
 

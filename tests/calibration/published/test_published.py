@@ -90,12 +90,12 @@ def test_a_row_is_the_job_that_was_measured() -> None:
 
 def test_every_row_is_a_job_or_says_why_not() -> None:
     names = tuple(name for name in sources() if name not in ("vtrain-2024", "llm-foundry-2023", "bloom-2022"))  # which are above
-    found = [(row, _reason(row)) for row in published(names)]
-    reasons = {reason for _, reason in found}
+    reasoned = [(row, _reason(row)) for row in published(names)]
+    reasons = {reason for _, reason in reasoned}
     assert "tp·pp·dp = 4·8·1 = 32 ≠ 16 GPUs" in {reason.removeprefix("plan: ") for reason in reasons}
     assert "encoder and decoder" in reasons
-    assert sum(not reason for _, reason in found) >= 65
-    assert all(row.where for row, _ in found)
+    assert sum(not reason for _, reason in reasoned) >= 65
+    assert all(row.where for row, _ in reasoned)
 
 
 def _reason(row: Row) -> str:

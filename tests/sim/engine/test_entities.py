@@ -41,8 +41,8 @@ def ends(env: Environment, *tasks: Task) -> list[float | None]:
 
 def test_a_stream_is_in_order_and_waits_for_what_it_is_told() -> None:
     env = Environment()
-    one, other = Stream(), Stream()
-    a, b = one.add(Wait(env, 2.0)), one.add(Wait(env, 1.0))
+    stream, other = Stream(), Stream()
+    a, b = stream.add(Wait(env, 2.0)), stream.add(Wait(env, 1.0))
     c = other.add(Wait(env, 1.0))
     d = other.add(Wait(env, 1.0), after=(a, a, c))  # named twice, waited for once
     assert ends(env, a, b, c, d) == [2.0, 3.0, 1.0, 3.0]

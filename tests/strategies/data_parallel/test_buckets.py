@@ -98,7 +98,7 @@ def test_buckets_are_those_of_ddp(toy_job, bucket, overlap) -> None:
     tensors = [torch.empty(shape, device="meta") for shape in shapes]
     first, other = (int(job.plan.bucket),) * 2 if bucket else (dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20)
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [first, other], [False] * len(shapes), list(range(len(shapes))))
-    assert buckets(job) == [sum(math.prod(shapes[index]) for index in one) for one in theirs]
+    assert buckets(job) == [sum(math.prod(shapes[index]) for index in bucket) for bucket in theirs]
     assert sum(buckets(job)) == job.model.parameters
 
 

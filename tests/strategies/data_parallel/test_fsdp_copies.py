@@ -21,10 +21,10 @@ def job(**plan: Any) -> Any:
 
 def copied(**plan: Any) -> float:
     """Bytes per parameter and microbatch that pass through memory around collectives."""
-    one = job(**plan)
-    blocks = [op.work for op in lower(one.model, one.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
+    asked = job(**plan)
+    blocks = [op.work for op in lower(asked.model, asked.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
     kernels = [item for block in blocks for run in block.runs for item in run.items if isinstance(item, Kernel)]
-    return sum(kernel.bytes for kernel in kernels if kernel.variant == WRAPPER_COPY) / one.model.parameters
+    return sum(kernel.bytes for kernel in kernels if kernel.variant == WRAPPER_COPY) / asked.model.parameters
 
 
 def test_fsdp2_copies_what_it_gathered_and_gradients() -> None:
@@ -63,11 +63,11 @@ def test_flat_parameters_are_pytorch_s() -> None:
 
 def test_an_operator_at_a_time_passes_over_memory_more_often() -> None:
     """Adam: 22 numbers read or written where one pass has 7 (gradient, parameter and two states both ways)."""
-    one, many = (
+    fused, many = (
         sum(moved for _, moved in passes_of(Plan(precision="fp32", clip_gradients=False, fused_optimizer=fused)))
         for fused in (True, False)
     )
-    assert (one, many) == (7 * 4, 22 * 4)
+    assert (fused, many) == (7 * 4, 22 * 4)
 
 
 def test_copies_of_gathered_parameters_belong_to_the_pass_that_they_are_made_for(toy_job) -> None:

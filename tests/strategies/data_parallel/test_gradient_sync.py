@@ -58,9 +58,9 @@ def test_what_bounds_count_as_moved_is_what_is_played(played, toy_job, plan) -> 
     resolved = job.resolve()
     moves = hook_of(resolved.data_parallel).moves(resolved)
     every = [op.work for op in timeline.program.cohorts[0].ops if isinstance(op.work, Collective)]
-    found = {kind: sum(work.bytes for work in every if work.operation == kind) for kind in ("all_gather", "reduce_scatter")}
-    assert found["all_gather"] == (moves.gathered + moves.last) * job.model.parameters
-    assert found["reduce_scatter"] == moves.reduced * job.model.parameters
+    moved = {kind: sum(work.bytes for work in every if work.operation == kind) for kind in ("all_gather", "reduce_scatter")}
+    assert moved["all_gather"] == (moves.gathered + moves.last) * job.model.parameters
+    assert moved["reduce_scatter"] == moves.reduced * job.model.parameters
 
 
 def test_whole_gradients_and_parameters_are_kept_for_it(played) -> None:
@@ -121,7 +121,7 @@ def test_the_answer_says_that_every_microbatch_reduces(plan, said) -> None:
     """Where nobody asked for it, and a pipeline has many microbatches."""
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan)
     note = "gradients are reduced in every microbatch; plan.gradient_sync=last reduces them once"
-    assert any(note in one for one in job.notes) == said
+    assert any(note in text for text in job.notes) == said
 
 
 def test_deepspeeds_pipelines_are_refused_with_sharded_gradients() -> None:
@@ -166,7 +166,7 @@ def test_a_pipelines_gradients_are_reduced_after_its_last_backward_pass(played) 
 @pytest.mark.parametrize("hook", ["zero2", "zero3"])
 def test_gradients_are_given_back_as_often_as_they_are_made(played, hook: str, sync: str) -> None:
     ops = played(data_parallel=hook, gradient_sync=sync).program.cohorts[0].ops
-    taken, given = (
+    allocated, given = (
         sum(size for op in ops for kind, size in getattr(op, way) if kind == "gradient") for way in ("allocate", "free")
     )
-    assert taken == given
+    assert allocated == given

@@ -56,9 +56,9 @@ def test_memory(played) -> None:
 def test_rounds_of_a_pipeline(played) -> None:
     """Every local step is a whole pipeline flush: without dp, H of them take H times as long."""
     shape = {"pp": 4, "accumulation": 3, "data_parallel": "local_sgd", "gpus": 4}
-    one, five = (played(local_steps=steps, **shape) for steps in (1, 5))
-    assert summarise(five).step_seconds <= summarise(one).step_seconds
-    assert five.step > 4 * one.step
+    every, five = (played(local_steps=steps, **shape) for steps in (1, 5))
+    assert summarise(five).step_seconds <= summarise(every).step_seconds
+    assert five.step > 4 * every.step
     assert played(local_steps=2, fold=False, **shape | {"gpus": 8}).step == played(local_steps=2, **shape | {"gpus": 8}).step
 
 

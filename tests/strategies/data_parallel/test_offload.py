@@ -124,7 +124,9 @@ def test_of_states_on_disks_three_tiles_are_in_memory(played) -> None:
 def test_gpus_of_a_switch_share_its_uplink(played) -> None:
     """Four GPUs behind one uplink of 1 GB/s: their copies take four times as long."""
     alone, shared = (played("zero2", OPTIMIZER, node=node) for node in ({}, {"gpus_per_switch": 4}))
-    seconds = [sum(end - start for stream, start, end, _ in rows(one) if stream == "from host") for one in (alone, shared)]
+    seconds = [
+        sum(end - start for stream, start, end, _ in rows(timeline) if stream == "from host") for timeline in (alone, shared)
+    ]
     assert seconds[1] == pytest.approx(4 * seconds[0])
 
 
@@ -201,10 +203,10 @@ def test_what_a_rank_holds_outside_of_its_gpu(toy_job) -> None:
         job = toy_job(4, 1, {"tied": False}, {"cpu": CPU}, data_parallel="zero3", offload=offload)
         program = lower(job.model, job.resolve())
         assert program.parameters == psi
-        found = {"cpu": 0.0, "nvme": 0.0}
+        hosted = {"cpu": 0.0, "nvme": 0.0}
         for place, size in program.cohorts[0].hosted:
-            found[place] += size
-        return found
+            hosted[place] += size
+        return hosted
 
     layer = 12 * 64**2 + 13 * 64
     psi = 4 * layer + 512 * 64 * 2 + 32 * 64 + 2 * 64

@@ -107,13 +107,13 @@ def test_compute_of_one_matrix(played) -> None:
 def test_flops_of_the_thin_products(played) -> None:
     """P = MQ, Q = MᵀP and PQᵀ of an n × m matrix with rank r: 2·n·m·r each, for all that are compressed."""
     timeline = played(overlap=False, powersgd={"matrix_approximation_rank": 4}, bucket="1 GB")
-    found = dict.fromkeys(("P", "Q", "gradient"), 0.0)
+    flops = dict.fromkeys(("P", "Q", "gradient"), 0.0)
     for _, op in timeline.ops(0):
         for times, item in op.work.items() if isinstance(op.work, Block) else ():
-            if item.label.startswith("PowerSGD ") and isinstance(item, Kernel) and item.label[9:] in found:
-                found[item.label[9:]] += times * item.flops
+            if item.label.startswith("PowerSGD ") and isinstance(item, Kernel) and item.label[9:] in flops:
+                flops[item.label[9:]] += times * item.flops
     compressed = [n * m for n, m in MATRICES if (n + m) * 4 * 2 < n * m]
-    assert found == dict.fromkeys(found, 2 * 4 * sum(compressed))
+    assert flops == dict.fromkeys(flops, 2 * 4 * sum(compressed))
 
 
 def test_one_rank_sends_nothing(played) -> None:

@@ -46,7 +46,10 @@ def test_owners_are_those_of_torch(ranks) -> None:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         stock = ZeroRedundancyOptimizer([torch.zeros(size, requires_grad=True) for size in sizes], torch.optim.SGD, lr=0.1)
-        owned = [sum(one.numel() for group in groups for one in group["params"]) for groups in stock._partition_parameters()]
+        owned = [
+            sum(parameter.numel() for group in groups for parameter in group["params"])
+            for groups in stock._partition_parameters()
+        ]
     finally:
         dist.destroy_process_group()
     assert most_owned(tuple(sizes), ranks) == max(owned)

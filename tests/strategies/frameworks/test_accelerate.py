@@ -122,8 +122,8 @@ def test_megatron_s_section(read: Any) -> None:
 )
 def test_a_mesh_of_devices(read: Any, mesh: dict[str, int], plan: dict[str, Any]) -> None:
     """Sharded dp ranks are FSDP's, replicated ones alone are DDP's, both together HSDP's."""
-    found = read(parallelism_config={f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}).plan
-    assert found == plan | {"precision": "bf16", "kernels": "compiled" if plan.get("cp", 1) > 1 else "torch"}
+    read_plan = read(parallelism_config={f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}).plan
+    assert read_plan == plan | {"precision": "bf16", "kernels": "compiled" if plan.get("cp", 1) > 1 else "torch"}
 
 
 def test_two_ways_to_share_a_sequence_exclude_each_other(read: Any) -> None:

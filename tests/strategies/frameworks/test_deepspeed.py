@@ -80,18 +80,20 @@ def test_small_parameters_stay(played) -> None:
     kept = played("zero3", TWICE | {"stage3_param_persistence_threshold": 1000})
     psi, small = kept.program.parameters, 4 * (2 * 2 * 64 + 192 + 64 + 256 + 64) + 2 * 64  # layers, final norm
     assert summarise(kept).volume["dp"].elements == pytest.approx((3 * (psi - small) + 2 * small) * 15 / 16)
-    held = [sum(size for kind, size in one.program.cohorts[0].resident if kind == "parameter") for one in (released, kept)]
+    held = [
+        sum(size for kind, size in timeline.program.cohorts[0].resident if kind == "parameter") for timeline in (released, kept)
+    ]
     assert held[1] - held[0] == 2 * small
 
 
 def test_prefetch_hides_gathers_and_takes_memory(played) -> None:
     base = TWICE
-    none, one, every = (
+    none, some, every = (
         played("zero3", base | {"stage3_prefetch_bucket_size": size}, microbatch=8, node={"nvlink": "1 TB/s", "nic": "1 TB/s"})
         for size in (0, 1, 10**9)
     )
-    assert none.step > one.step
-    peaks = [ledger(timeline, 0).peak for timeline in (none, one, every)]
+    assert none.step > some.step
+    peaks = [ledger(timeline, 0).peak for timeline in (none, some, every)]
     assert peaks[0] < peaks[1] < peaks[2]
 
 
@@ -110,7 +112,8 @@ def test_zero3_reduces_full_buckets(played) -> None:
     """A bucket that holds the whole model is reduced once, at the end of the backward pass; volumes are the same."""
     whole, each = (played("zero3", ALL | {"reduce_bucket_size": size}) for size in (10**9, 1))
     counts = [
-        sum(getattr(op.work, "operation", "") == "reduce_scatter" for op in one.program.cohorts[0].ops) for one in (whole, each)
+        sum(getattr(op.work, "operation", "") == "reduce_scatter" for op in timeline.program.cohorts[0].ops)
+        for timeline in (whole, each)
     ]
     assert counts == [1, 6]
     assert summarise(whole).volume["dp"].elements == pytest.approx(summarise(each).volume["dp"].elements)
@@ -121,8 +124,8 @@ def test_without_overlap_reductions_are_behind_what_was_launched(played) -> None
     timeline = played("zero3", {"reduce_bucket_size": 50_000}, overlap=False)
     ops = list(enumerate(timeline.program.cohorts[0].ops))
     spans = {
-        kind: [(timeline.start[number], timeline.end[number]) for number, op in ops if found(op)]
-        for kind, found in (
+        kind: [(timeline.start[number], timeline.end[number]) for number, op in ops if matches(op)]
+        for kind, matches in (
             ("reduce", lambda op: getattr(op.work, "operation", "") == "reduce_scatter"),
             ("compute", lambda op: op.stream == "compute"),
         )
@@ -258,8 +261,8 @@ def test_tp_ranks_send_a_part_each_and_gather_the_whole(toy_job, options, sent, 
             items = [
                 item for op in ops if isinstance(op.work, Block) and op.work.name == direction for _, item in op.work.items()
             ]
-            found = [item.bytes for item in items if isinstance(item, Collective) and item.label == label]
-            assert found == [whole] * 3 * gathers * (ops is where)
+            sizes = [item.bytes for item in items if isinstance(item, Collective) and item.label == label]
+            assert sizes == [whole] * 3 * gathers * (ops is where)
 
 
 @pytest.mark.parametrize(("options", "moved"), [({}, [6, 12]), (None, [10])])
@@ -267,8 +270,8 @@ def test_fp32_gradients_are_cast_and_then_added_to(toy_job, options, moved) -> N
     """hp_grad.add_(grad.to(fp32)): 2 + 4 bytes for the cast, 4 + 4 + 4 for the sum; one kernel would move 2 + 4 + 4."""
     job = toy_job(2, 1, data_parallel="zero1", deepspeed=options, accumulation=3, gradients="fp32", kernels="apex")
     layer = parts(job.model, job.resolve()).layers[0]
-    found = [item for item in layer.backward if isinstance(item, Kernel) and item.label.startswith("mlp up weight ")]
-    assert [item.bytes / (64 * 256) for item in found] == moved
+    passes = [item for item in layer.backward if isinstance(item, Kernel) and item.label.startswith("mlp up weight ")]
+    assert [item.bytes / (64 * 256) for item in passes] == moved
 
 
 CPU = {"memory": "1 TB", "memory_bandwidth": "100 GB/s"}
@@ -293,7 +296,7 @@ def test_checkpoints_leave_the_gpu(toy_job, toy_prices, version) -> None:
     copies = [op.work for op in timeline.program.cohorts[0].ops if isinstance(op.work, Send) and op.work.label == "checkpoint"]
     assert [copy.route for copy in copies] == [("gpu", "cpu")] * 6 + [("cpu", "gpu")] * 6
     assert {copy.bytes for copy in copies} == {2 * 32 * 64}
-    most = [ledger(one, 0).held[:, MEMORY_KINDS.index("activation")].max() for one in (before, timeline)]
+    most = [ledger(each, 0).held[:, MEMORY_KINDS.index("activation")].max() for each in (before, timeline)]
     assert most[0] - most[1] == pytest.approx(6 * 2 * 32 * 64)  # when the loss runs, none is there
     assert moved.breakdown["host exposed"] > 0
     assert moved.offloaded is not None

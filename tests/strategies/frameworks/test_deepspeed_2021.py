@@ -123,5 +123,5 @@ def test_a_configuration_says_no_version(toy_job) -> None:
 def test_all_that_is_gathered_is_given_back(played, recompute, distance) -> None:
     timeline = played({"version": "0.3.13", "stage3_max_reuse_distance": distance}, recompute=recompute, accumulation=2)
     ops = timeline.program.cohorts[0].ops
-    taken, back = (sum(size for op in ops for _, size in getattr(op, way)) for way in ("allocate", "free"))
-    assert taken == pytest.approx(back)
+    allocated, back = (sum(size for op in ops for _, size in getattr(op, way)) for way in ("allocate", "free"))
+    assert allocated == pytest.approx(back)

@@ -124,8 +124,8 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
     ],
 )
 def test_arguments_of_a_plan(read: Any, flags: str, plan: dict[str, Any]) -> None:
-    found = read(flags).plan
-    assert {name: found.get(name) for name in plan} == plan
+    fields = read(flags).plan
+    assert {name: fields.get(name) for name in plan} == plan
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_recomputation(read: Any, flags: str, plan: dict[str, Any]) -> None:
     ],
 )
 def test_layers_over_four_stages(read: Any, flags: str, plan: dict[str, Any]) -> None:
-    found = read(f"--pipeline-model-parallel-size 4 {flags}").plan
+    fields = read(f"--pipeline-model-parallel-size 4 {flags}").plan
     names = ("schedule", "chunks", "layers_per_stage", "embedding_as_layer", "loss_as_layer")
-    assert {name: found[name] for name in names if name in found} == plan
+    assert {name: fields[name] for name in names if name in fields} == plan
 
 
 def test_the_ends_of_a_pipeline_count_when_layers_are_dealt_out(read: Any) -> None:
@@ -229,8 +229,8 @@ def test_layers_that_do_not_spread_are_refused(read: Any, flags: str) -> None:
     ],
 )
 def test_arguments_of_a_model(read: Any, flags: str, model: dict[str, Any]) -> None:
-    found = read(flags).model
-    assert {name: found.get(name) for name in model} == model
+    fields = read(flags).model
+    assert {name: fields.get(name) for name in model} == model
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_gradients_are_reduced_over_dp_and_cp_together(play, plan, hook, factor)
 def test_work_and_activations_divide(plan, family, recompute) -> None:
     model = Model(**GPT, family=family)
     tp = {"tp": plan["tp"]} if "tp" in plan else {}
-    one, many = (parts(model, resolved(model, recompute=recompute, **given)) for given in (tp, plan))
-    for left, right in ((one.layer(0), many.layer(0)), (one.head, many.head), (one.embedding, many.embedding)):
+    alone, many = (parts(model, resolved(model, recompute=recompute, **given)) for given in (tp, plan))
+    for left, right in ((alone.layer(0), many.layer(0)), (alone.head, many.head), (alone.embedding, many.embedding)):
         for a, b in ((left.forward, right.forward), (left.backward, right.backward), (left.recompute, right.recompute)):
             assert flops(a) == plan["cp"] * flops(b)
         assert (left.model_flops, left.recomputed_flops) == (right.model_flops, right.recomputed_flops)

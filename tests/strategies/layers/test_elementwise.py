@@ -69,7 +69,7 @@ def turn(x: Any, angle: Any) -> Any:
 
 
 def total(ways: Ways) -> tuple[float, float]:
-    return sum(one.moved for one in ways.forward), sum(one.moved for one in ways.backward)
+    return sum(kernel.moved for kernel in ways.forward), sum(kernel.moved for kernel in ways.backward)
 
 
 def test_eager_kernels_move_what_pytorch_moves() -> None:
@@ -87,7 +87,7 @@ def test_eager_norms_of_fp32_need_no_cast() -> None:
     weight = torch.ones(WIDTH, requires_grad=True)
     ways = kernel_set("torch").norm(True, 4)
     assert moved(lambda x: rms_norm(x, weight), halves(1, "float32")) == total(ways)
-    assert [one.moved for one in ways.forward] == [8, 4, 8, 8]  # the square, its mean, the scale by that and by the weight
+    assert [kernel.moved for kernel in ways.forward] == [8, 4, 8, 8]  # the square, its mean, the scale by that and by the weight
 
 
 @pytest.mark.parametrize("width", [2, 4])

@@ -172,8 +172,8 @@ def test_tokens_are_sent_in_fp8_and_results_in_16_bits(fp8) -> None:
 
 def test_gradients_of_all_but_experts_are_summed_across_ep_nodes_too(play) -> None:
     """Two ways to lay out the same ranks reduce the same gradients."""
-    one, two = play(ep=8), play(ep=8, ep_nodes=4, routed_nodes=2)
-    assert volumes(one)[0]["dp"] == pytest.approx(volumes(two)[0]["dp"])
+    flat, routed = play(ep=8), play(ep=8, ep_nodes=4, routed_nodes=2)
+    assert volumes(flat)[0]["dp"] == pytest.approx(volumes(routed)[0]["dp"])
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_where_both_halves_are_interleaved_their_own_order_counts() -> None:
 def test_tied_matrices_come_first_and_experts_are_spread() -> None:
     head = Operator(weight_gradient=(product("head weight", 8, 4),), tied=((8, 4),), shapes=((4,),))
     routed = Operator(weight_gradient=(product("experts weight", 6, 4),), shapes=((6, 4),), experts=24)
-    assert [(one.shape, one.tied, one.spread) for one in completed([head, routed])] == [
+    assert [(gradient.shape, gradient.tied, gradient.spread) for gradient in completed([head, routed])] == [
         ((8, 4), True, False),
         ((4,), False, False),
         ((6, 4), False, True),

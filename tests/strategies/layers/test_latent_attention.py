@@ -57,8 +57,8 @@ def test_activations_one_by_one() -> None:
     """DeepSeek-V3: 128 heads of 192 = 128 + 64 for queries and keys, 128 for values; ranks 1536 and 512. One token, bf16."""
     model = model_of("deepseek-v3")
     saved = saved_tensors(model, resolved(model, sequence=1))
-    found = {name: size / 2 for name, size in saved.items() if name != "log-sum-exp"}
-    assert found == {
+    elements = {name: size / 2 for name, size in saved.items() if name != "log-sum-exp"}
+    assert elements == {
         "layer input": 7168,
         "qkv input": 7168,
         "query norm input": 1536,

@@ -43,8 +43,8 @@ def test_they_do_the_same_work() -> None:
     apart, joined = layer(kernels="compiled"), layer(kernels="compiled", joined_products=True)
     for name in ("parameters", "model_flops", "held", "saved"):
         assert getattr(apart, name) == getattr(joined, name)
-    one, other = (sum(item.flops for item in part.backward if isinstance(item, Kernel)) for part in (apart, joined))
-    assert one == other
+    separate, other = (sum(item.flops for item in part.backward if isinstance(item, Kernel)) for part in (apart, joined))
+    assert separate == other
 
 
 def test_torch_adds_up_the_gradients_of_their_input() -> None:
@@ -89,8 +89,8 @@ def test_complex_rotary_as_torch_dispatches_it() -> None:
 def test_repeated_keys_are_written_for_each_query_head() -> None:
     def moved(kernels: str) -> float:
         with_, without = (layer(kernels=kernels, repeated_keys=repeated) for repeated in (True, False))
-        one, other = (sum(item.bytes for item in part.forward if isinstance(item, Kernel)) for part in (with_, without))
-        return one - other
+        more, less = (sum(item.bytes for item in part.forward if isinstance(item, Kernel)) for part in (with_, without))
+        return more - less
 
     assert moved("torch") == 2 * 2 * TOKENS * (KEYS + HIDDEN)  # keys and values: read, written four times as large
     assert moved("compiled") == 2 * 2 * TOKENS * HIDDEN  # the reading kernel is there already
@@ -125,7 +125,7 @@ def test_what_makes_no_sense_is_refused(plan: dict[str, Any], said: str) -> None
 def test_sums_of_asynchronous_tensor_parallelism_are_slow() -> None:
     """torch.sum of as many numbers as there are ranks: 23 to 43 % of the bandwidth (github.com/pytorch/pytorch pull 191803)."""
     part = layer(kernels="compiled", tp=8, sequence_parallel=True, overlap_tp="pieces")
-    one = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "mlp down sums")
+    added = next(item for item in part.forward if isinstance(item, Kernel) and item.label == "mlp down sums")
     read_and_written = 2 * TOKENS * HIDDEN * (1 + 1 / 8)
     gpu = load_gpu("h100-sxm")
-    assert 0.23 < read_and_written / Prices(load_profile("h100"), gpu).seconds(one) / gpu.memory_bandwidth < 0.43
+    assert 0.23 < read_and_written / Prices(load_profile("h100"), gpu).seconds(added) / gpu.memory_bandwidth < 0.43

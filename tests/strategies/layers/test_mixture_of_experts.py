@@ -123,14 +123,14 @@ def test_biases_behind_matrices_that_are_cut_by_rows_are_on_every_tp_rank(plan, 
 def test_work_divides(plan) -> None:
     """All but the router, which without sequence parallelism every tp rank runs on all tokens."""
     model = Model(**MOE)
-    one, many = (parts(model, resolved(model, **given)).layer(1) for given in ({}, plan))
+    alone, many = (parts(model, resolved(model, **given)).layer(1) for given in ({}, plan))
 
     def sums(items: Items) -> float:
         return sum(item.flops for item in items if isinstance(item, Kernel) and "router" not in item.label)
 
-    assert sums(one.forward) == 2 * sums(many.forward)
-    assert sums(one.backward) == 2 * sums(many.backward)
-    assert one.model_flops == many.model_flops
+    assert sums(alone.forward) == 2 * sums(many.forward)
+    assert sums(alone.backward) == 2 * sums(many.backward)
+    assert alone.model_flops == many.model_flops
 
 
 def test_a_tp_rank_has_its_part_of_the_shared_gate_and_up() -> None:
@@ -246,14 +246,16 @@ def test_all_states_of_all_ranks_are_the_models(play, ep) -> None:
 def test_experts_work_divides_and_the_busiest_rank_counts(ep) -> None:
     """ep ranks have ep times the tokens of one, and 1/ep of the experts each: as many products."""
     model = Model(**MOE)
-    one, many, busy = (parts(model, resolved(model, **plan)).layer(1) for plan in ({}, {"ep": ep}, {"ep": ep, "imbalance": 1.25}))
-    assert flops(one.forward) == flops(many.forward)
-    assert flops(one.backward) == flops(many.backward)
-    assert one.model_flops == many.model_flops == busy.model_flops
+    alone, many, busy = (
+        parts(model, resolved(model, **plan)).layer(1) for plan in ({}, {"ep": ep}, {"ep": ep, "imbalance": 1.25})
+    )
+    assert flops(alone.forward) == flops(many.forward)
+    assert flops(alone.backward) == flops(many.backward)
+    assert alone.model_flops == many.model_flops == busy.model_flops
     assert flops(busy.forward) - flops(many.forward) == 0.25 * 3 * 2 * 32 * 2 * 64 * 32
     up = next(item for item in many.forward if isinstance(item, Kernel) and item.label == "expert up")
     assert up.shape == (8 // ep, 8 * ep, 64, 64)
-    assert one.parameters - many.parameters == EXPERTS // 3 * (ep - 1) // ep
+    assert alone.parameters - many.parameters == EXPERTS // 3 * (ep - 1) // ep
 
 
 PLANS = [

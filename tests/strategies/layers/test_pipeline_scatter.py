@@ -30,7 +30,7 @@ def test_each_rank_sends_a_part_and_gathers_the_rest(toy_job, toy_prices, way, p
     """
     common = {"tp": 4, "pp": 2, "microbatch": 2, "accumulation": 4, "schedule": schedule}
     (_, whole, plain), (_, split, more) = (
-        play(toy_job(4, 2, {"tied": False}, **common, scatter_gather=one), toy_prices()) for one in ("none", way)
+        play(toy_job(4, 2, {"tied": False}, **common, scatter_gather=asked), toy_prices()) for asked in ("none", way)
     )
     each = whole[0]  # of all microbatches
     assert split == [each * part for part in parts]

@@ -58,21 +58,21 @@ def test_uniform_keeps_one_input_for_so_many_layers(toy_job, full, none, number,
 def test_torch_repeats_no_last_product(toy_job) -> None:
     """Of two layers that are recomputed together, the first is repeated to its end, which is the input of the second."""
     ours = {"recompute": "full", "kernels": "torch"}
-    one = stage(toy_job, **ours)[0]
+    stopped = stage(toy_job, **ours)[0]
     two = stage(toy_job, recompute_method="uniform", recompute_layers=2, **ours)[0]
-    assert [item.label for item in one.forward[len(one.recompute) :]] == ["mlp down", "mlp residual"]
-    assert [item.label for item in two.recompute] == [item.label for item in one.forward + one.recompute]
+    assert [item.label for item in stopped.forward[len(stopped.recompute) :]] == ["mlp down", "mlp residual"]
+    assert [item.label for item in two.recompute] == [item.label for item in stopped.forward + stopped.recompute]
 
 
 def test_time_and_memory_emerge(toy_job) -> None:
     """Between none and full in both; hardware FLOPs count what runs again."""
 
-    def told(**plan):
+    def peaks(**plan):
         job = toy_job(2, model={"layers": 8}, pp=2, accumulation=4, microbatch=4, **plan)
         timeline = simulate(job)
         return timeline.step, summarise(timeline).worst.kinds["activation"], lower(job.model, job.resolve()).hardware_flops
 
-    none, half, full = told(), told(recompute="full", recompute_method="block", recompute_layers=2), told(recompute="full")
+    none, half, full = peaks(), peaks(recompute="full", recompute_method="block", recompute_layers=2), peaks(recompute="full")
     assert none[0] < half[0] < full[0]
     assert none[1] > half[1] > full[1]
     assert half[2] == pytest.approx((none[2] + full[2]) / 2)

@@ -91,7 +91,9 @@ def test_item_by_item_is_the_same(toy_job, toy_prices, plan) -> None:
     job = toy_job(8, tp=4, dp=1, pp=2, accumulation=4, **plan)
     program = lower(job.model, job.resolve())
     prices = toy_prices(slowdown=1.1)
-    whole, cut = (run(one, job.cluster.topology(), prices) for one in (program, expand(lower(job.model, job.resolve()), {0, 1})))
+    whole, cut = (
+        run(each, job.cluster.topology(), prices) for each in (program, expand(lower(job.model, job.resolve()), {0, 1}))
+    )
     assert cut.step == pytest.approx(whole.step, rel=1e-9)
 
 
@@ -131,8 +133,8 @@ def test_dualpipe_hides_the_exchanges_of_experts(toy_job, toy_prices, schedule: 
 def test_two_copies_hold_twice_the_parameters_and_sum_gradients(toy_job, toy_prices, schedule: str, hook: str) -> None:
     """Each rank holds two stages, and sums Ψ / pp of gradients of each with another rank: an all-reduce of two sends S."""
     job = toy_job(8, model={"tied": False}, pp=4, schedule=schedule, accumulation=8, data_parallel=hook)
-    one = toy_job(8, model={"tied": False}, pp=4, accumulation=8, data_parallel=hook)
-    double, single = lower(job.model, job.resolve()), lower(one.model, one.resolve())
+    copy = toy_job(8, model={"tied": False}, pp=4, accumulation=8, data_parallel=hook)
+    double, single = lower(job.model, job.resolve()), lower(copy.model, copy.resolve())
     for kind in range(3):
         total = [sum(cohort.resident[kind][1] for cohort in program.cohorts) for program in (double, single)]
         assert total[0] == 2 * total[1]

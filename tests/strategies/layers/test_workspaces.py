@@ -25,23 +25,24 @@ def workspaces(model: dict[str, Any], **plan: Any) -> dict[str, float]:
     """Of the operators of attention, by the label of their first kernel."""
     operators = attention(rank(model, **plan))
     labels = [
-        next((item.label for item in (*one.forward, *one.input_gradient) if isinstance(item, Kernel)), "") for one in operators
+        next((item.label for item in (*operator.forward, *operator.input_gradient) if isinstance(item, Kernel)), "")
+        for operator in operators
     ]
-    return {label: one.temporary for label, one in zip(labels, operators, strict=True)}
+    return {label: operator.temporary for label, operator in zip(labels, operators, strict=True)}
 
 
 @pytest.mark.parametrize(("tp", "parallel", "inputs"), [(1, False, 1), (2, False, 1), (2, True, 2)])
 def test_matrices_cut_by_columns(tp: int, parallel: bool, inputs: int) -> None:
     """The gradient of all tokens' input; with sequence parallelism that input, too."""
-    made = column_linear(rank(tp=tp, sequence_parallel=parallel), "mlp up", FFN, False)
-    assert made.temporary == 2 * TOKENS * HIDDEN * inputs
+    linear = column_linear(rank(tp=tp, sequence_parallel=parallel), "mlp up", FFN, False)
+    assert linear.temporary == 2 * TOKENS * HIDDEN * inputs
 
 
 @pytest.mark.parametrize(("tp", "parallel", "results"), [(1, False, 0), (2, False, 0), (2, True, 1)])
 def test_matrices_cut_by_rows(tp: int, parallel: bool, results: int) -> None:
     """The gradient of its part of the input; with sequence parallelism the whole gradient of the result, too."""
-    made = row_linear(rank(tp=tp, sequence_parallel=parallel), "mlp down", FFN, False)
-    assert made.temporary == 2 * TOKENS * (FFN // tp + HIDDEN * results)
+    linear = row_linear(rank(tp=tp, sequence_parallel=parallel), "mlp down", FFN, False)
+    assert linear.temporary == 2 * TOKENS * (FFN // tp + HIDDEN * results)
 
 
 def test_matrices_on_every_rank_and_pointwise_functions() -> None:
@@ -58,6 +59,6 @@ def test_fused_attention() -> None:
 
 def test_attention_in_memory() -> None:
     """Scores twice around the softmax and dropout; of each product the gradients of both factors."""
-    found = workspaces(GPT, attention="materialised", dropout=True)
-    assert found["softmax"] == found["attention dropout"] == 2 * 2 * SCORES
-    assert found["scores"] == found["context"] == 2 * HEADS * TOKENS * (TOKENS + 8)
+    bytes_of = workspaces(GPT, attention="materialised", dropout=True)
+    assert bytes_of["softmax"] == bytes_of["attention dropout"] == 2 * 2 * SCORES
+    assert bytes_of["scores"] == bytes_of["context"] == 2 * HEADS * TOKENS * (TOKENS + 8)

@@ -58,10 +58,10 @@ def test_asynchronous(answer) -> None:
 def test_memory(answer, toy_job) -> None:
     """Servers keep all states, (2 + 2 + 12)Ψ over k; workers all but the optimizer's."""
     psi = toy_job(1, 1).model.parameters
-    one, four = answer(servers=1), answer(servers=4)
-    assert (one.server_memory, four.server_memory) == pytest.approx((16 * psi, 4 * psi))
-    assert one.worker_memory == four.worker_memory > 4 * psi
-    assert one.fits
+    alone, four = answer(servers=1), answer(servers=4)
+    assert (alone.server_memory, four.server_memory) == pytest.approx((16 * psi, 4 * psi))
+    assert alone.worker_memory == four.worker_memory > 4 * psi
+    assert alone.fits
 
 
 def test_a_nic_of_two_gpus(answer) -> None:

@@ -64,9 +64,9 @@ def test_questions_are_answered_by_one_gpu_and_by_one_node() -> None:
 
     questions = dict(advise(job, answer).questions)
     assert played[:2] == [(1, 1, 1, "ddp"), (1, 8, 8, "zero3")]
-    one, largest, node = (float(text.split()[1]) for text in questions.values())
-    assert largest < one  # the embedding alone against the whole model
-    assert node < one
+    gpu, largest, node = (float(text.split()[1]) for text in questions.values())
+    assert largest < gpu  # the embedding alone against the whole model
+    assert node < gpu
     assert [text.split(" of ")[1] for text in questions.values()] == ["85.1 GB"] * 3
 
 
@@ -88,7 +88,7 @@ def test_nothing_fits() -> None:
     )
     assert result.exit_code == 2
     answer = json.loads(result.stdout)
-    assert not any(one["fits"] for one in answer["candidates"])
+    assert not any(candidate["fits"] for candidate in answer["candidates"])
 
 
 def test_what_fits_only_with_the_help_of_the_cpus() -> None:

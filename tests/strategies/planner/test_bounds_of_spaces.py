@@ -44,11 +44,11 @@ def make(toy_job: Any, toy_profile: Any) -> Any:
     """The job that is described, and its prices."""
     profile = toy_profile(links=LINKS, launch="1 us", collective_launch="3 us", overhead=OVERHEAD, older=OLDER)
 
-    def made(gpus: int, nodes: int, model: dict[str, Any], plan: dict[str, Any]) -> tuple[Job, Prices]:
+    def build(gpus: int, nodes: int, model: dict[str, Any], plan: dict[str, Any]) -> tuple[Job, Prices]:
         job = toy_job(gpus, nodes, model=model, node={"nvlink": "9 GB/s", "cpu": CPU, "gpu": GPU}, **plan)
         return job, Prices(profile, job.cluster.node.gpu)
 
-    return made
+    return build
 
 
 def numbers(plans: Candidates, prices: Prices) -> list[tuple[float, ...]]:

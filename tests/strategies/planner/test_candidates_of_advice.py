@@ -24,11 +24,11 @@ def job(nodes: int = 1, gpus: int = 4, **plan: Any) -> Job:
 def advised(of: Job, fits: Says, step: Callable[[Job], float] = lambda job: 1.0, **options: Any) -> tuple[Advice, list[Job]]:
     asked: list[Job] = []
 
-    def answer(one: Job) -> Any:
-        asked.append(one)
-        seconds, peak = step(one), 1e9 if fits(one) else 1e12
-        speed = {"tokens_per_second": 1 / seconds, "tokens_per_second_per_gpu": 1 / seconds / one.cluster.gpus}
-        return SimpleNamespace(fits=fits(one), step_seconds=seconds, worst=SimpleNamespace(peak=peak), events=1, **speed)
+    def answer(job: Job) -> Any:
+        asked.append(job)
+        seconds, peak = step(job), 1e9 if fits(job) else 1e12
+        speed = {"tokens_per_second": 1 / seconds, "tokens_per_second_per_gpu": 1 / seconds / job.cluster.gpus}
+        return SimpleNamespace(fits=fits(job), step_seconds=seconds, worst=SimpleNamespace(peak=peak), events=1, **speed)
 
     return advise(of, answer, **options), asked
 

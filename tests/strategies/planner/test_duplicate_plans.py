@@ -35,10 +35,10 @@ def step(job: Job, profile: Any) -> float:
 )
 def test_twins_play_alike(toy_job: Any, toy_profile: Any, plan: dict[str, Any], axis: dict[str, Any], plans: int) -> None:
     job = toy_job(2, 2, model={"layers": 4}, accumulation=2, **plan)
-    found = candidates(job, read_space(axis, "space"))
-    assert len(found) == plans
-    assert found.same == len(list(every(axis))) - plans
-    kept = {step(found.job_of(number), toy_profile()) for number in range(plans)}
+    plans_of = candidates(job, read_space(axis, "space"))
+    assert len(plans_of) == plans
+    assert plans_of.same == len(list(every(axis))) - plans
+    kept = {step(plans_of.job_of(number), toy_profile()) for number in range(plans)}
     assert kept == {
         step(toy_job(2, 2, model={"layers": 4}, accumulation=2, **plan | example), toy_profile()) for example in every(axis)
     }
@@ -47,7 +47,7 @@ def test_twins_play_alike(toy_job: Any, toy_profile: Any, plan: dict[str, Any], 
 def every(axis: dict[str, Any]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = [{}]
     for field, values in axis.items():
-        result = [one | {field.removeprefix("plan."): value} for one in result for value in values]
+        result = [example | {field.removeprefix("plan."): value} for example in result for value in values]
     return result
 
 
@@ -55,8 +55,8 @@ def test_without_a_pipeline_1f1b_stands_for_its_schedules(toy_job: Any) -> None:
     schedules = ["zb-h1", "1f1b", {"plan.schedule": "interleaved", "plan.chunks": 2}, "gpipe"]
     axes = {"plan.pp": [1, 2], "plan.schedule": schedules}
     plans = candidates(toy_job(2, 2, model={"layers": 4}, accumulation=2), read_space(axes, "space"))
-    told = {(plans.changes(number)["plan.pp"], plans.changes(number)["plan.schedule"]) for number in range(len(plans))}
-    assert told == {(1, "1f1b"), (2, "zb-h1"), (2, "1f1b"), (2, "interleaved"), (2, "gpipe")}
+    schedules_of = {(plans.changes(number)["plan.pp"], plans.changes(number)["plan.schedule"]) for number in range(len(plans))}
+    assert schedules_of == {(1, "1f1b"), (2, "zb-h1"), (2, "1f1b"), (2, "interleaved"), (2, "gpipe")}
 
 
 def test_without_the_plain_one_nothing_stands_for_others(toy_job: Any) -> None:

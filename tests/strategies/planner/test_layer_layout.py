@@ -23,9 +23,9 @@ def test_passes_that_find_parameters_gone(schedule: str, ranks: int, microbatche
 
 def held(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> set[tuple[Any, ...]]:
     """By moment: (pass, whether it makes weights' gradients, microbatches kept, halves owed, whether parameters are there)."""
-    found = moments(schedule, rank, ranks, microbatches, chunks)
-    assert not isinstance(found, str)
-    rows = zip(found.forward, found.makes, found.saved, found.held, found.there, strict=True)
+    kept = moments(schedule, rank, ranks, microbatches, chunks)
+    assert not isinstance(kept, str)
+    rows = zip(kept.forward, kept.makes, kept.saved, kept.held, kept.there, strict=True)
     return {(bool(f), bool(m), tuple(s.tolist()), tuple(h.tolist()), tuple(t.tolist())) for f, m, s, h, t in rows}
 
 

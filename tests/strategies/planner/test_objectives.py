@@ -25,7 +25,7 @@ SCALE = Scale(16, 4e3, 14.4e6, Rates(2.0, "said", 500.0, "said"))
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "shown"),
     [
         ("step", 10.0, (10.0, "s")),
         ("throughput", 16 * 10 / 4e3, (25.0, "tokens/s/GPU")),
@@ -35,11 +35,11 @@ SCALE = Scale(16, 4e3, 14.4e6, Rates(2.0, "said", 500.0, "said"))
         ("energy", 80.0, (80.0, "kWh")),
     ],
 )
-def test_a_step_of_ten_seconds_as_each_objective(name: str, value: float, told: tuple[float, str]) -> None:
+def test_a_step_of_ten_seconds_as_each_objective(name: str, value: float, shown: tuple[float, str]) -> None:
     """3,600 steps of 10 s are 10 hours."""
     chosen = objective(name)
     assert 10 * chosen.per_second(SCALE) == pytest.approx(value)
-    assert chosen.display(10 * chosen.per_second(SCALE)) == (pytest.approx(told[0]), told[1])
+    assert chosen.display(10 * chosen.per_second(SCALE)) == (pytest.approx(shown[0]), shown[1])
 
 
 def test_unknown_objectives_and_costs_without_a_price_are_refused() -> None:

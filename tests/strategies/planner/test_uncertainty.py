@@ -164,7 +164,7 @@ def test_what_is_no_tie_is_in_the_right_order_in_published_pairs_of_plans() -> N
         and all(row.fields[part].get(name) == value for part in sizes for name, value in sizes[part].items())
     ]
     steps = [(row.measured["step"] or 0.0, predict(row.job()).step_seconds) for row in rows]
-    told = [(one, other) for one, other in combinations(steps, 2) if not tied(one[1], other[1])]
-    right = sum((one[0] < other[0]) == (one[1] < other[1]) for one, other in told)
-    assert len(told) > 50
-    assert right / len(told) > 0.9
+    apart = [(first, second) for first, second in combinations(steps, 2) if not tied(first[1], second[1])]
+    right = sum((first[0] < second[0]) == (first[1] < second[1]) for first, second in apart)
+    assert len(apart) > 50
+    assert right / len(apart) > 0.9

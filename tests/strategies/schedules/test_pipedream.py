@@ -37,7 +37,7 @@ def test_a_step_is_its_microbatches_once(play, schedule: str, p: int, m: int) ->
     for lane in range(p):
         done = names(timeline, lane)
         updates = m if schedule == "pipedream" else 1
-        assert [done.count(one) for one in ("forward", "backward", "optimizer")] == [m, m, updates]
+        assert [done.count(phase) for phase in ("forward", "backward", "optimizer")] == [m, m, updates]
         assert sum(breakdowns(timeline)[lane].values()) == timeline.step
         assert min(breakdowns(timeline)[lane].values()) >= 0.0
 
@@ -107,7 +107,7 @@ def test_versions_and_activations(play) -> None:
         for lane, count in enumerate(versions):
             assert kept(timeline, lane, "parameter") == count * kept(flush, lane, "parameter")
             assert kept(timeline, lane, "optimizer") == kept(flush, lane, "optimizer")
-            most = [ledger(one, lane).held[:, MEMORY_KINDS.index("activation")].max() for one in (timeline, flush)]
+            most = [ledger(each, lane).held[:, MEMORY_KINDS.index("activation")].max() for each in (timeline, flush)]
             assert most[0] == pytest.approx(most[1])
 
 

@@ -40,10 +40,10 @@ def test_every_pass_runs_once(name: str, ranks: int, microbatches: int) -> None:
 @pytest.mark.parametrize("placement", ["loop", "v"])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_virtual_stages_are_placed_once(placement, ranks) -> None:
-    one = Schedule(lambda *_: iter(()), 2, placement)
-    assert sorted(one.stage(rank, ranks, chunk) for rank in range(ranks) for chunk in range(2)) == list(range(2 * ranks))
+    schedule = Schedule(lambda *_: iter(()), 2, placement)
+    assert sorted(schedule.stage(rank, ranks, chunk) for rank in range(ranks) for chunk in range(2)) == list(range(2 * ranks))
     if placement == "v":
-        assert {one.stage(0, ranks, chunk) for chunk in range(2)} == {0, 2 * ranks - 1}
+        assert {schedule.stage(0, ranks, chunk) for chunk in range(2)} == {0, 2 * ranks - 1}
 
 
 def in_flight(name: str, rank: int, ranks: int, microbatches: int) -> int:
@@ -95,10 +95,13 @@ def test_orders_are_those_of_pytorch(name: str, p: int, m: int) -> None:
         ours = [f"{schedules[name].stage(rank, p, a.chunk)}{a.kind}{a.microbatch}" for a in actions(name, rank, p, m, chunks)]
         if name == "dualpipe-v":
             pairs = [
-                bool(op.sub_actions) and one is op.sub_actions[0] for op in theirs[rank] if op for one in op.sub_actions or (op,)
+                bool(op.sub_actions) and action is op.sub_actions[0]
+                for op in theirs[rank]
+                if op
+                for action in op.sub_actions or (op,)
             ]
             assert [action.beside for action in actions(name, rank, p, m, chunks)] == pairs
-        flat = [str(one) for op in theirs[rank] if op is not None for one in op.sub_actions or (op,)]
+        flat = [str(action) for op in theirs[rank] if op is not None for action in op.sub_actions or (op,)]
         assert ours == [op for op in flat if "REDUCE" not in op]
 
 
