@@ -23,9 +23,22 @@ if TYPE_CHECKING:
     from strategies.job import Job
     from strategies.predict import predict, simulate
     from strategies.read_job import read_job
+    from strategies.together import together
     from topologies.reading import UserError
 
-__all__ = ["Job", "Summary", "Timeline", "UserError", "describe", "main", "predict", "read_job", "simulate", "summarise"]
+__all__ = [
+    "Job",
+    "Summary",
+    "Timeline",
+    "UserError",
+    "describe",
+    "main",
+    "predict",
+    "read_job",
+    "simulate",
+    "summarise",
+    "together",
+]
 
 _LAZY = {
     "Job": "strategies.job",
@@ -38,6 +51,7 @@ _LAZY = {
     "read_job": "strategies.read_job",
     "simulate": "strategies.predict",
     "summarise": "sim.analysis.summary",
+    "together": "strategies.together",
 }
 
 

@@ -309,7 +309,7 @@ def _host(timeline: Timeline) -> NodeMemory | None:
         ranks = grid.groups((), cohort.at).ravel() if lane.ranks > 1 else np.array([lane.rank])
         nodes = topology.node_of(ranks)
         for place, size in cohort.hosted:
-            mine = held.setdefault(place, np.zeros(int(topology.node_of(np.array([topology.gpus - 1]))[0]) + 1))
+            mine = held.setdefault(place, np.zeros(int(topology.node_of(np.arange(topology.gpus)).max()) + 1))
             np.add.at(mine, nodes, size)
     if not held:
         return None

@@ -15,14 +15,14 @@ Pause = tuple[float, float]  # when the thread loses its core, and for how many 
 class Host:
     """Launches tasks one after the other; it waits for nothing but what tasks that hold it up wait for.
 
-    pauses: when other processes take its core (host preemption).
+    pauses: when other processes take its core (host preemption); start: when it begins.
     """
 
     __slots__ = ("_busy", "_resumption", "pauses")
 
-    def __init__(self, pauses: Sequence[Pause] = ()) -> None:
+    def __init__(self, pauses: Sequence[Pause] = (), start: float = 0.0) -> None:
         self.pauses = _joined(pauses)
-        self._busy = 0.0  # seconds of work since the latest resumption
+        self._busy = start  # seconds of work since the latest resumption
         self._resumption: HeldLaunches | None = None
 
     def launch(self, task: Task, ahead: float = 0.0, behind: float = 0.0, holds: bool = False) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import cast
 
 import numpy as np
-from simpy import Environment
+from simpy import Environment, Event
 
 from sim.analysis import notes
 from sim.clock import on_grid
@@ -21,6 +21,7 @@ from sim.collectives import Ids
 from sim.engine.block_splitting import expand
 from sim.engine.device import Compute
 from sim.engine.effects import Effect
+from sim.engine.host import Host
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
@@ -48,23 +49,26 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     """
     perturbation = Perturbation(effects, topology)
     op_costs = OpCosts(program, perturbation.topology, prices)
-    whole, lane = _folded(program, op_costs, perturbation)
+    whole, lane = folded(program, op_costs, perturbation)
     if not fold:
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
     if whole is not program or lane is not None:
         op_costs = OpCosts(whole, perturbation.topology, prices, lane)
     op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-    player = _Player(whole, op_costs, perturbation)
+    player = Player(whole, op_costs, perturbation)
     player.play()
     return player.timeline()
 
 
-def _folded(program: Program, op_costs: OpCosts, perturbation: Perturbation) -> tuple[Program, Ids | None]:
+def folded(
+    program: Program, op_costs: OpCosts, perturbation: Perturbation, others: frozenset[int] = frozenset()
+) -> tuple[Program, Ids | None]:
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
 
+    others: links that other jobs use.
     Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
-    touched = op_costs.touched()
+    touched = op_costs.touched(others)
     unlike = perturbation.unlike(program)
     perturbed = bool(unlike.any())
     most = MAX_PERTURBED_OPS if perturbed else MAX_UNFOLDED_OPS
@@ -99,13 +103,13 @@ class _End(Task):
         self.reached.succeed()
 
 
-class _Player:
-    """Every op of every lane is a task of the lane's device."""
+class Player:
+    """Every op of every lane is a task of the lane's device. network: on which others may send too; the step begins now."""
 
-    def __init__(self, program: Program, op_costs: OpCosts, perturbation: Perturbation) -> None:
+    def __init__(self, program: Program, op_costs: OpCosts, perturbation: Perturbation, network: Network | None = None) -> None:
         self.program, self.op_costs, self.perturbation = program, op_costs, perturbation
-        self.env = Environment()
-        self.network = Network(self.env, op_costs.capacity)
+        self.network = network or Network(Environment(), op_costs.capacity)
+        self.env = self.network.env
         self.meetings: dict[Hashable, Rendezvous[CollectiveTransfer]] = {}
         self._lay_out()
         self.tasks: list[Task] = []
@@ -140,6 +144,9 @@ class _Player:
             self.perturbation.device(self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane))
             for lane, profile in zip(self.lanes, profiles, strict=True)
         ]
+        if self.env.now:
+            for device in self.devices:
+                device.host = Host(start=self.env.now)
         self.perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
 
     def _slower(self, lane: Lane, task: Compute, factor: float) -> BlockCost:
@@ -229,6 +236,12 @@ class _Player:
                 after = tuple(self.tasks[base[cohort] + other] for cohort, other in op.after) if op.after else ()
                 streams.stream(op.stream).add(self.tasks[me], after)
                 me += 1
+
+    def begin(self) -> Event:
+        """Start the step; the event of its end."""
+        end = _End(self.env, self.tasks)
+        start(self.tasks)
+        return end.reached
 
     def play(self) -> None:
         """Run to the end of the step."""

@@ -16,7 +16,7 @@ from sim.clock import on_grid
 from sim.collectives import offered
 from sim.engine.network import FlowPart
 from sim.grid import Grid
-from sim.pricing.link_merging import wire
+from sim.pricing.link_merging import Wiring, wire
 from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
@@ -188,7 +188,10 @@ class AlgorithmChoice:
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
         """Wire `traffics` onto the links: see `sim.pricing.link_merging`."""
-        self.wiring = wire(self.topology, self.grid, traffics)
+        self._lay_on(wire(self.topology, self.grid, traffics))
+
+    def _lay_on(self, wiring: Wiring) -> None:
+        self.wiring = wiring
         price = self.prices.link
         pairs = zip(self.wiring.shared_capacity, self.wiring.shared_kind, strict=True)
         self.capacity = [nominal * price(kind).efficiency for nominal, kind in pairs]  # bytes per second that traffic reaches

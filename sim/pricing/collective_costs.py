@@ -11,6 +11,7 @@ import numpy as np
 from sim.analysis import notes
 from sim.collectives import Ids
 from sim.pricing.algorithm_choice import AlgorithmChoice, At, Choice, TransferCost, cost_key
+from sim.pricing.link_merging import Wiring
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import Shape
 from sim.pricing.sibling_groups import Membership, lanes, together
@@ -56,7 +57,14 @@ class CollectiveCosts(AlgorithmChoice):
             traffics |= {choice.traffic: None for choice in choices}
         for work, cohort, _ in self._communications if lane is not None else ():
             traffics |= {shared.traffic: None for shared in self._share(work, cohort)}
-        self._lay(tuple(traffics))
+        self.traffics = tuple(traffics)
+        self._lay(self.traffics)
+
+    def lay_beside(self, wiring: Wiring) -> None:
+        """Price everything anew on links that other jobs use too. wiring: of `traffics`, see `wire_together`."""
+        self._collectives.clear()
+        self._values.clear()
+        self._lay_on(wiring)
 
     def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
         """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""

@@ -6,9 +6,10 @@ traffic meets, the links of one kind that the same traffic uses are one, too (`_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,11 @@ from sim.collectives import Ids
 from sim.grid import Grid
 from sim.pricing.path_latency import Floats
 from sim.pricing.protocols import Shape
-from sim.pricing.wiring import Traffic, stretches
+from sim.pricing.wiring import Stretch, Traffic, stretches
 from topologies.impaired import varying
 from topologies.topology import Topology
 
+K = TypeVar("K", bound=Hashable)
 _VARYING = np.uint64(0x9E3779B97F4A7C15)
 _ODD = 1_000_003  # numbers of flows are distinguished to one part of this
 
@@ -46,7 +48,7 @@ class Wiring:
     shared_capacity: tuple[float, ...]  # of the links on which traffic meets: see `_shared`
     shared_kind: tuple[str, ...]
     twin: tuple[int, ...]  # shared links with equal numbers carry the same demands and differ in capacity only
-    demands: dict[Traffic, tuple[Demand, ...]]
+    demands: dict[Any, tuple[Demand, ...]]  # by traffic
     kinds: tuple[str, ...]
     varying: tuple[int, ...] = ()  # of the links on which traffic meets: see `ImpairedTopology.varying`
     shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
@@ -55,7 +57,23 @@ class Wiring:
 @lru_cache(maxsize=1024)
 def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
     """Lay all traffics over the topology and merge links that no demand tells apart."""
-    parts = [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)]
+    return _wired(
+        topology, [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)], traffics
+    )
+
+
+def wire_together(jobs: Sequence[tuple[Topology, Grid, tuple[Traffic, ...]]]) -> list[Wiring]:
+    """Lay the traffics of several jobs over the links of one cluster: links that none of them tells apart are merged, and have
+    one number for all. Each job's own demands on them.
+    """
+    keys = tuple((number, traffic) for number, (_, _, traffics) in enumerate(jobs) for traffic in traffics)
+    parts = [(key, stretch) for key in keys for stretch in stretches(*jobs[key[0]][:2], key[1])]
+    whole = _wired(jobs[0][0], parts, keys)
+    own = [{traffic: whole.demands[number, traffic] for traffic in traffics} for number, (_, _, traffics) in enumerate(jobs)]
+    return [replace(whole, demands=demands, shapes={}) for demands in own]
+
+
+def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Sequence[K]) -> Wiring:
     crossed = np.zeros(topology.links, dtype=bool)
     for _, stretch in parts:
         crossed[stretch.links] = True
@@ -78,7 +96,7 @@ def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wirin
     kinds, nominal, changing = kind[first], capacity[first], changing[first]
     order = {traffic: number for number, traffic in enumerate(traffics)}
     shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds, changing)
-    demands: dict[Traffic, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
+    demands: dict[Any, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
     for number, (traffic, stretch) in enumerate(parts):
         steps = tuple(stretch.steps.tolist())
         last = Demand(stretch.share, _pairs(flows[number]), steps, stretch.wire, _pairs(shared.flows[number]))

@@ -117,9 +117,15 @@ class OpCosts(CollectiveCosts):
         if outside:
             self.notes[outside] = None
 
-    def touched(self) -> set[int]:
+    @property
+    def links(self) -> frozenset[int]:
+        """Links of the wiring that the program uses."""
+        every = (priced for work, cohort, _ in self._communications for priced in self.each(work, cohort))
+        return frozenset(link for priced in every for part in priced.parts for link, _ in part.flows)
+
+    def touched(self, others: frozenset[int] = frozenset()) -> set[int]:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
-        item by item.
+        item by item. others: links that other jobs use.
 
         Collectives inside blocks of one cohort run one after the other, on its compute stream or its side stream, and cannot
         meet each other, except on another side stream. Links that change while the step runs are like those with other traffic.
@@ -129,7 +135,7 @@ class OpCosts(CollectiveCosts):
             for kind, priced in enumerate(self.each(work, cohort)):
                 for link in {link for part in priced.parts for link, _ in part.flows}:
                     users.setdefault(link, set()).add((self._at[cohort], inside, kind))
-        shared = [uses for link, uses in users.items() if len(uses) > 1 or self.wiring.varying[link]]
+        shared = [uses for link, uses in users.items() if len(uses) > 1 or self.wiring.varying[link] or link in others]
         where = {at for uses in shared for at, inside, _ in uses if inside}
         return {cohort for cohort, at in enumerate(self._at) if at in where}
 

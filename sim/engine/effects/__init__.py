@@ -10,15 +10,14 @@ from the start of the step.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import BeforeValidator
 from simpy import Environment, Event
 
 from sim.engine.host import Pause
+from topologies.gpu_targets import gpus_named
 from topologies.impaired import LinkChange
 from topologies.reading import Config, UserError, build, nearest, shown
 from topologies.registry import Registry
@@ -45,7 +44,7 @@ class Effect(Config):
 
     def gpus(self, topology: Topology) -> Ids:
         """The GPUs that it acts on, sorted. Raises UserError when there are none of that number."""
-        return _gpus(self.target, topology)
+        return gpus_named(self.target, topology, f"effect '{self.target}'")
 
     def kernels(self) -> Steps:
         """The factor by which kernels take longer from each moment on; infinite: they stand still."""
@@ -144,29 +143,6 @@ def _value(words: list[str]) -> object:
         return float(text)
     except ValueError:
         return text
-
-
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
-
-def _gpus(target: str, topology: Topology) -> Ids:
-    """`all`, `gpu 3`, `gpus 0-7,12`, `rank 3`, `node 2`, `nodes 2,5`."""
-    every = np.arange(topology.gpus)
-    if target == "all":
-        return every
-    word, _, listed = target.partition(" ")
-    parts = [_RANGE.fullmatch(part.strip()) for part in listed.split(",")]
-    if word.removesuffix("s") not in ("gpu", "rank", "node") or not all(parts):
-        raise UserError(f"effect '{target}': must be on 'all', 'gpu 3', 'gpus 0-7,12' or 'node 2'")
-    where = topology.node_of(every) if word.startswith("node") else every
-    chosen = np.zeros(topology.gpus, dtype=bool)
-    for part in parts:
-        assert part is not None
-        first, last = int(part[1]), int(part[2] or part[1])
-        if first > last or last > where[-1]:
-            raise UserError(f"effect '{target}': {word.removesuffix('s')} {last}: they are numbered 0 to {where[-1]}")
-        chosen |= (where >= first) & (where <= last)
-    return np.flatnonzero(chosen)
 
 
 def follow(env: Environment, steps: Steps, apply: Callable[[float], None]) -> None:
