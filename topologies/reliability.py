@@ -55,14 +55,20 @@ class Reliability(Config):
     rate_spread: float = Field(default=0.0, ge=0, le=3)
     bad: float = Field(default=0.0, ge=0, le=1)
     bad_factor: float = Field(default=1.0, ge=1, le=1000)
+    node_gpus: int = Field(default=0, ge=1, le=1024)  # GPUs of the nodes that rates are of; larger nodes fail more; 0: whatever
     mtbf_factor: float = Field(default=1.0, gt=0, le=1e6)  # all of it is so many times as rare
     unknown: tuple[str, ...] = ()  # what is not published
     source: str = ""
 
-    def mtbf(self, nodes: int) -> float:
-        """Mean seconds between failures that stop a job of so many nodes; infinite without any."""
-        rate = sum(_units(part, nodes) / part.life.mean for part in self.parts.values() if not part.slow)
-        rate *= (1 + self.bad * (self.bad_factor - 1)) / self.mtbf_factor
+    def life(self, part: Part, gpus: int) -> Spread:
+        """Time to failure of one unit of a part, with nodes of so many GPUs."""
+        larger = gpus / self.node_gpus if self.node_gpus and part.unit == "node" else 1.0
+        return part.life.model_copy(update={"mean": part.life.mean * self.mtbf_factor / larger})
+
+    def mtbf(self, nodes: int, gpus: int) -> float:
+        """Mean seconds between failures that stop a job on so many nodes of so many GPUs; infinite without any."""
+        rate = sum(_units(part, nodes) / self.life(part, gpus).mean for part in self.parts.values() if not part.slow)
+        rate *= 1 + self.bad * (self.bad_factor - 1)
         return 1 / rate if rate else float("inf")
 
 

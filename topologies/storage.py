@@ -27,6 +27,7 @@ class Storage(Config):
     node_write: BytesPerSecond = Field(default=0.0, gt=0)  # of one node
     node_read: BytesPerSecond = Field(default=0.0, gt=0)
     latency: Duration = Field(default=0.0)  # seconds of each save or load besides: metadata, a barrier, the rename at its end
+    shares_nics: bool = False  # whether traffic to it crosses the NICs that training uses
     source: str = ""
 
     def in_all(self, rate: float, nodes: int) -> float:

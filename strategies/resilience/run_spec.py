@@ -22,6 +22,11 @@ from topologies.reliability import Reliability
 from topologies.units import duration
 
 NEVER = 10**15  # steps
+_AS_SAID = """
+    spares pool reserve allocation preemption heartbeat timeout diagnosis misdiagnosis restart evaluation evaluation_steps
+    idle_failures
+""".split()
+MOST_TAKEN = 0.9  # of NICs by a flush: collectives get something
 HOPELESS = 50  # times as long as the steps alone take: then a run is given up
 
 
@@ -57,8 +62,9 @@ def prepare(
     gpus = job.cluster.gpus
     initialization = settings.initialization or Spread(mean=published().seconds(gpus))
     restart = initialization.mean + settings.heartbeat + settings.diagnosis.mean
-    mtbf = settings.failures.mtbf(job.cluster.nodes)
-    savings = tuple(_savings(settings, costs, mtbf, restart, summary.step_seconds, job.cluster.nodes))
+    mtbf = settings.failures.mtbf(job.cluster.nodes, job.cluster.node.gpus)
+    slowed = _slowed(job, summary, costs, size, settings)
+    savings = tuple(_savings(settings, costs, mtbf, restart, summary.step_seconds, job, slowed))
     per_step = summary.tokens_per_second * summary.step_seconds
     if tokens is not None:
         work = summary.step_seconds * tokens / per_step  # as topologies.costs.cost has it
@@ -67,27 +73,39 @@ def prepare(
         deadline = (days or 0.0) * 86400.0
         steps = deadline / summary.step_seconds + 1
         work = steps * summary.step_seconds
-    spec = RunSpec(
-        step=summary.step_seconds, work=work, nodes=job.cluster.nodes, gpus_per_node=job.cluster.node.gpus, steps=steps,
-        deadline=deadline, components=tuple(_components(settings.failures)), savings=savings, repair=_repair(settings),
-        spares=settings.spares, pool=settings.pool, reserve=settings.reserve, allocation=settings.allocation,
-        preemption=settings.preemption, bad=settings.failures.bad, bad_factor=settings.failures.bad_factor,
-        rate_spread=settings.failures.rate_spread, heartbeat=settings.heartbeat, timeout=settings.timeout,
-        diagnosis=settings.diagnosis, misdiagnosis=settings.misdiagnosis, initialization=initialization,
-        restart=settings.restart,
-        initialization_spread=0.0 if settings.initialization else published().spread,
-        evaluation=settings.evaluation, evaluation_steps=settings.evaluation_steps, idle_failures=settings.idle_failures,
-    )  # fmt: skip
+    spec = _spec(job, settings, savings, initialization)
+    spec = replace(spec, step=summary.step_seconds, work=work, steps=steps, deadline=deadline)
     spec = recoveries[settings.recovery](spec, job)
     return Prepared(job, settings, summary, size, costs, mtbf, restart, spec, tuple(_notes(job, settings)))
 
 
-def _components(failures: Reliability) -> list[Component]:
+def _spec(job: Job, settings: RunSettings, savings: tuple[Saving, ...], initialization: Spread) -> RunSpec:
+    """Everything but how long it lasts."""
+    failures, gpus = settings.failures, job.cluster.node.gpus
+    as_said = {field: getattr(settings, field) for field in _AS_SAID}
+    return RunSpec(
+        step=0.0,
+        work=0.0,
+        steps=0.0,
+        nodes=job.cluster.nodes,
+        gpus_per_node=gpus,
+        components=tuple(_components(failures, gpus)),
+        savings=savings,
+        repair=_repair(settings),
+        bad=failures.bad,
+        bad_factor=failures.bad_factor,
+        rate_spread=failures.rate_spread,
+        initialization=initialization,
+        initialization_spread=0.0 if settings.initialization else published().spread,
+        **as_said,
+    )
+
+
+def _components(failures: Reliability, gpus: int) -> list[Component]:
     result = []
     for name, part in failures.parts.items():
-        life = part.life.model_copy(update={"mean": failures.mtbf_factor * part.life.mean})
         more = (part.replace, part.hang, part.slow, part.lasts, part.notice)
-        result.append(Component(name, life, part.unit, part.nodes, *more))
+        result.append(Component(name, failures.life(part, gpus), part.unit, part.nodes, *more))
     return result
 
 
@@ -99,7 +117,7 @@ def _repair(settings: RunSettings) -> Repair:
 
 
 def _savings(
-    settings: RunSettings, costs: SaveCosts, mtbf: float, restart: float, step: float, nodes: int
+    settings: RunSettings, costs: SaveCosts, mtbf: float, restart: float, step: float, job: Job, slowed: float
 ) -> list[Saving]:  # fmt: skip
     """Each place of the policy with its interval in steps: a rule's for the failures that it is there for."""
     places = policies[settings.checkpoint.policy](costs)
@@ -108,21 +126,35 @@ def _savings(
         asked = [settings.checkpoint.interval]
     result: list[Saving] = []
     for place, interval in zip(places, asked, strict=True):
-        between = _mtbf_of(settings.failures, nodes, result[-1].copies) if result else mtbf
+        between = _mtbf_of(settings.failures, job, result[-1].copies) if result else mtbf
         steps = _steps(interval, place, between, restart, step)
         if result:  # at every so many saves of the quicker place
             steps = -(-steps // result[-1].steps) * result[-1].steps
-        result.append(Saving(place.name, steps, place.blocking, place.flush, place.restore, place.copies))
+        waits = place.blocking + place.flush * slowed * (place.copies is None)
+        result.append(Saving(place.name, steps, waits, place.flush, place.restore, place.copies))
     return result
 
 
-def _mtbf_of(failures: Reliability, nodes: int, copies: int | None) -> float:
+def _slowed(job: Job, summary: Summary, costs: SaveCosts, size: CheckpointSize, settings: RunSettings) -> float:
+    """The part of the time of a flush by which training falls behind, where it crosses the NICs of training: a step played with
+    what the flush leaves of them.
+    """
+    node = job.cluster.node
+    if not settings.checkpoint.storage.shares_nics or not node.nics or not costs.write:
+        return 0.0
+    taken = min(MOST_TAKEN, size.busiest_node / costs.write / (node.nic * node.nics))
+    less = node.model_copy(update={"nic": node.nic * (1 - taken)})
+    beside = predict(replace(job, cluster=job.cluster.model_copy(update={"node": less})))
+    return max(0.0, 1 - summary.step_seconds / beside.step_seconds)
+
+
+def _mtbf_of(failures: Reliability, job: Job, copies: int | None) -> float:
     """Mean seconds between failures that take at least `copies` nodes away."""
     rate = 0.0
     for part in failures.parts.values():
         if copies is not None and part.nodes >= copies and not part.slow:
             one = failures.model_copy(update={"parts": {"part": part}})
-            rate += part.replace / one.mtbf(nodes)
+            rate += part.replace / one.mtbf(job.cluster.nodes, job.cluster.node.gpus)
     return 1 / rate if rate else math.inf
 
 

@@ -78,15 +78,23 @@ def test_llama_3_from_its_own_rates() -> None:
 
 
 def test_the_published_rate_is_the_geometric_mean_of_five_clusters() -> None:
-    days = [1 / load_reliability(name, "").mtbf(1) for name in ("rsc-1", "rsc-2", "byterobust", "opt-175b", "bloom-176b")]
+    days = [1 / load_reliability(name, "").mtbf(1, 8) for name in ("rsc-1", "rsc-2", "byterobust", "opt-175b", "bloom-176b")]
     together = load_reliability("published", "")
-    assert 1 / together.mtbf(1) == pytest.approx(float(np.exp(np.log(days).mean())), rel=2e-3)
+    assert 1 / together.mtbf(1, 8) == pytest.approx(float(np.exp(np.log(days).mean())), rel=2e-3)
     assert together.rate_spread == pytest.approx(float(np.log(days).std(ddof=1)), abs=1e-3)
+
+
+def test_larger_nodes_fail_more() -> None:
+    """As many failures for as many GPUs, however many of them are a node; software of the job fails as often."""
+    published = load_reliability("published", "")
+    assert published.mtbf(9, 72) == pytest.approx(published.mtbf(81, 8))
+    own = load_reliability({"parts": {"node": {"mtbf": "100 days"}, "job": {"mtbf": "3 days", "unit": "job"}}}, "")
+    assert own.mtbf(9, 72) == own.mtbf(9, 8)
 
 
 def test_failures_of_meta_are_as_published() -> None:
     """MTTF of 7.9 h with 1,024 GPUs on RSC-1, projected to 1.8 h on 16,384 (arXiv 2410.21680); r_f alone gives 28.8 and 1.8 h."""
-    assert load_reliability("rsc-1", "").mtbf(2048) / 3600 == pytest.approx(1.8, abs=0.05)
+    assert load_reliability("rsc-1", "").mtbf(2048, 8) / 3600 == pytest.approx(1.8, abs=0.05)
 
 
 def test_start_up_is_what_mlperf_submissions_took() -> None:
@@ -250,10 +258,10 @@ def test_one_field_of_a_description_changes_and_the_others_stay() -> None:
     job = read_job(JOB, {"run.checkpoint.storage.write": "1 GB/s", "run.failures.mtbf_factor": 2})
     assert job.run is not None
     assert (job.run.checkpoint.storage.write, job.run.checkpoint.storage.node_write) == (1e9, 4e9)
-    assert job.run.failures.mtbf(16) == pytest.approx(2 * load_reliability("published", "").mtbf(16))
+    assert job.run.failures.mtbf(16, 8) == pytest.approx(2 * load_reliability("published", "").mtbf(16, 8))
     own = load_reliability({"based_on": "rsc-1", "parts": {"switch": {"mtbf": "500 days", "unit": "switch", "nodes": 4}}}, "")
-    rate = 1 / load_reliability("rsc-1", "").mtbf(16) + 4 / (500 * 86400)
-    assert own.mtbf(16) == pytest.approx(1 / rate)
+    rate = 1 / load_reliability("rsc-1", "").mtbf(16, 8) + 4 / (500 * 86400)
+    assert own.mtbf(16, 8) == pytest.approx(1 / rate)
 
 
 def test_spot_nodes_are_warned() -> None:
@@ -268,3 +276,19 @@ def test_spot_nodes_are_warned() -> None:
     warned, surprised = lost
     assert warned < 2 * 120 * prepared.summary.step_seconds  # steps under way
     assert surprised > 3 * warned
+
+
+def test_flushes_that_share_the_nics_slow_training_down() -> None:
+    """Eight GB/s of a node's NICs for as long as a flush lasts: what a step then takes longer is waiting at the save."""
+    fields = {"storage": {"node_write": "8 GB/s", "node_read": "8 GB/s"}, "interval": 500}
+    job = read_job(JOB, {"cluster.node.nic": "25 Gb/s"})
+    alone, shared = (
+        prepare(job, read_run({"checkpoint": {**fields, "storage": {**fields["storage"], "shares_nics": each}}}, "run"), 1)
+        for each in (False, True)
+    )
+    flush = alone.costs.write
+    rate = alone.size.busiest_node / flush
+    less = read_job(JOB, {"cluster.node.nic": f"{25 - rate * 8 / 8 / 1e9:.9f} Gb/s"})
+    behind = flush * (1 - predict(job).step_seconds / predict(less).step_seconds)
+    assert behind > 0.01
+    assert shared.spec.savings[0].blocking == pytest.approx(alone.spec.savings[0].blocking + behind, rel=1e-3)
