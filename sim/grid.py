@@ -63,6 +63,17 @@ class Grid:
         size = int(np.prod([array.shape[i] for i in inside], dtype=np.int64))
         return array.transpose(outside + inside).reshape(-1, size)
 
+    def first(self, at: dict[str, int]) -> int:
+        """The first rank with these coordinates."""
+        rank, stride = 0, 1
+        for axis, degree in self.sizes:
+            rank, stride = rank + at.get(axis, 0) * stride, stride * degree
+        return rank
+
+    def count(self, at: dict[str, int]) -> int:
+        """How many ranks have these coordinates."""
+        return math.prod(degree for axis, degree in self.sizes if axis not in at)
+
     def group_of(self, axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
         """For each rank the number of its group, as `groups` has them; meaningless for ranks that `at` leaves out."""
         groups, number = self.groups(axes, at), np.empty(self.world, np.int64)

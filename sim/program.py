@@ -189,7 +189,7 @@ class Op:
     held: bool = False  # the host too waits for what it waits for, and launches it and what comes after it only then
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Cohort:
     """Ranks with one program. `at` fixes the coordinates they share, e.g. {"pp": 3}; along other axes they differ."""
 

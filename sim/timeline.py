@@ -6,12 +6,15 @@ their sums are exact. What follows from a timeline (breakdown, volume, memory, l
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.op_index import op_index
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
@@ -20,6 +23,9 @@ from sim.program import COMPUTE, CPU, Block, Cohort, Collective, Op, Program
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Floats = NDArray[np.float64]
 
 
 class Lane(NamedTuple):
@@ -125,12 +131,24 @@ class Timeline:
 
     def _distinct(self) -> list[DistinctOp]:
         result: list[DistinctOp] = []
-        for lane in range(len(self.lanes)):
-            ops = list(self.ops(lane))
-            times = Counter([op.work for _, op in ops])
-            last = {op.work: (number, op) for number, op in ops}
-            result += [DistinctOp(lane, number, op, times[key]) for key, (number, op) in last.items()]
+        for lane, base in enumerate(self.offset):
+            result += [DistinctOp(lane, base + number, op, len(ops)) for number, op, ops in op_index(self.cohort(lane)).works]
         return result
+
+    @cached_property
+    def starts(self) -> Floats:
+        """`start` as an array."""
+        return np.array(self.start)
+
+    @cached_property
+    def ends(self) -> Floats:
+        """`end` as an array."""
+        return np.array(self.end)
+
+    @cached_property
+    def stretches(self) -> Floats:
+        """`stretch` as an array."""
+        return np.array(self.stretch)
 
     def every_op(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, in a steady state also those before and after the step."""

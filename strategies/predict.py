@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sim.analysis.steady_state import extended
@@ -18,13 +19,16 @@ from strategies.schedules import schedules
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
+    from sim.program import Program
     from sim.timeline import Timeline
     from strategies.job import Job
+    from strategies.models.model import Model
     from strategies.plan.resolved import Resolved
     from topologies.hardware import Gpu
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
-WORTHWHILE = 0.35  # part of the microbatches that is played at most to find a steady state
+WORTHWHILE = 0.4  # part of the microbatches that is played at most to find a steady state, half of it for the shortest period
+KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
 _FLEETS: dict[tuple[Prices, ...], Prices] = {}
 
@@ -108,8 +112,16 @@ def _prices(job: Job, profile: Profile | None) -> Prices:
 
 
 def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:
-    program = lower(job.model, resolved, microbatches)
+    played = microbatches or resolved.microbatches
+    lowered = programs if played * resolved.pp * resolved.chunks <= KEPT else lower
+    program = lowered(job.model, resolved, microbatches)
     return run(program, job.cluster.topology(), prices, fold=fold, effects=job.effects)
+
+
+@lru_cache(maxsize=16)
+def programs(model: Model, resolved: Resolved, microbatches: int | None) -> Program:
+    """The programs of the latest plans."""
+    return lower(model, resolved, microbatches)
 
 
 def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Timeline | None:
@@ -117,12 +129,12 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     if job.effects or resolved.allotted or not _repeats(resolved):
         return None
     played = 0
-    for counts in _counts(resolved):
-        played += sum(counts)
-        if played > WORTHWHILE * resolved.microbatches:
+    for fewer, count in _counts(resolved):
+        played += fewer + count
+        if played > WORTHWHILE * resolved.microbatches / (1 if count - fewer > 1 else 2):
             break
-        first, second, last = (_played(job, resolved, prices, count) for count in counts)
-        timeline = extended((first, second, last), (resolved.microbatches - counts[2]) // (counts[1] - counts[0]))
+        short, long = (_played(job, resolved, prices, microbatches) for microbatches in (fewer, count))
+        timeline = extended(short, long, (resolved.microbatches - count) // (count - fewer))
         if timeline is not None:
             return timeline
     return None
@@ -134,14 +146,14 @@ def _repeats(resolved: Resolved) -> bool:
     return not (schedule.microbatches or schedule.versions or resolved.local_steps > 1)
 
 
-def _counts(resolved: Resolved) -> Iterator[tuple[int, int, int]]:
-    """Three numbers of microbatches, one period after the other: at first of one microbatch, then of as many as ranks, which
-    orders with several chunks or copies go by, and in which transfers of neighbours meet each other anew, and later ones.
+def _counts(resolved: Resolved) -> Iterator[tuple[int, int]]:
+    """Two numbers of microbatches that are a period apart: at first of one microbatch, then of as many as ranks, which orders
+    with several chunks or copies go by, and in which transfers of neighbours meet each other anew, and later ones.
     """
     schedule, ranks = schedules[resolved.schedule], resolved.pp
     group = ranks * schedule.copies
     grouped = resolved.chunks > 1 or schedule.copies > 1
     filled = max(SETTLED, schedule.settled * ranks + 1)
-    for period, least in [(1, filled)] * (not grouped) + [(group, filled), (group, 3 * filled), (group, 9 * filled)]:
-        first = least + (resolved.microbatches - least) % period
-        yield first, first + period, first + 2 * period
+    for period, least in [(1, filled)] * (not grouped) + [(group, filled + group), (group, 3 * filled), (group, 9 * filled)]:
+        fewer = least + (resolved.microbatches - least) % period
+        yield fewer, fewer + period

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.op_index import op_index
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
-from sim.program import COMPUTE, CPU, Block, Collective, Op, Ref, Send
+from sim.program import CPU, Collective, Op, Ref
 from sim.timeline import Timeline
 
 AXES = ("tp", "cp", "ep", "dp", "replica", "pp", "host", "nvme", CPU)  # by priority in explaining an idle moment
@@ -18,6 +21,7 @@ IDLE = ("bubble", "wait", "launch")  # components in which compute is idle, besi
 COMPONENTS = (*PHASES, *EXPOSED, "launch", "slowdown", "bubble", "wait")
 
 Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
+Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]  # of transfers
 
 
 def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
@@ -77,55 +81,64 @@ def busy_seconds(timeline: Timeline, per_lane: list[dict[str, float]]) -> list[f
 
 def _incoming(timeline: Timeline) -> list[list[Transfer]]:
     """Per lane, sorted: the transfers that its compute stream may wait for, its collectives and what is sent to it."""
-    result: list[list[Transfer]] = [[] for _ in timeline.lanes]
+    found: list[list[Columns]] = [[] for _ in timeline.lanes]
     first: dict[int, int] = {}  # by cohort
     for number, lane in enumerate(timeline.lanes):
         first.setdefault(lane.cohort, number)
     for number, lane in enumerate(timeline.lanes):
-        for op_number, op in timeline.every_op(number):
-            if op.stream == COMPUTE or isinstance(op.work, Block):
-                continue
-            target = first[op.work.to] + number - first[lane.cohort] if isinstance(op.work, Send) else number
-            result[target].append((timeline.start[op_number], timeline.end[op_number], AXES.index(op.work.axis)))
-    for transfers in result:
-        transfers.sort()
-    return result
+        for axis, to, ops in op_index(timeline.cohort(number)).transfers:
+            target = number if to is None else first[to] + number - first[lane.cohort]
+            place = timeline.offset[number] + ops
+            axes = np.full(len(ops), AXES.index(axis))
+            found[target].append((timeline.starts[place], timeline.ends[place], axes))
+    return [_sorted(columns) for columns in found]
+
+
+def _sorted(columns: list[Columns]) -> list[Transfer]:
+    if not columns:
+        return []
+    start, end, axis = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.lexsort((axis, end, start))
+    return list(zip(start[order].tolist(), end[order].tolist(), axis[order].tolist(), strict=True))
 
 
 def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects: list[str]) -> dict[str, float]:
     parts = dict.fromkeys((*COMPONENTS, *effects), 0.0)
-    cursor, next_transfer, slowed, owed, busy = timeline.begin(lane), 0, 0.0, 0.0, 0.0
-    finish = cursor + timeline.played
-    blocks: dict[int, tuple[BlockCost, int]] = {}  # each distinct block cost and how often it ran
-    costs, start, end, stretch = timeline.cost, timeline.start, timeline.end, timeline.stretch
-    for number, op in timeline.ops(lane):
-        if op.stream != COMPUTE:
-            continue
-        if start[number] > cursor:
-            hosted, idle = _cause_of_idle(timeline, number, op, lane)
-            if hosted > cursor:
-                next_transfer = _explain(parts, cursor, min(hosted, start[number]), incoming, next_transfer, "launch")
-            if start[number] > max(cursor, hosted):
-                next_transfer = _explain(parts, max(cursor, hosted), start[number], incoming, next_transfer, idle)
-        cursor = end[number]
-        cost = costs[number]
-        if isinstance(cost, BlockCost):
-            blocks[id(cost)] = cost, blocks.get(id(cost), (cost, 0))[1] + 1
-            slowed += stretch[number]
-            for effect, seconds in timeline.owed.get(number, {}).items() if effects else ():
-                parts[effect] += seconds
-                owed += seconds
-            busy += cursor - start[number]
-        else:
-            parts[f"{cast(Collective, op.work).axis} exposed"] += cursor - start[number]
-    if finish > cursor:
+    begin, index, base = timeline.begin(lane), op_index(timeline.cohort(lane)), timeline.offset[lane]
+    numbers = base + index.compute
+    start, end = timeline.starts[numbers], timeline.ends[numbers]
+    idle_since = np.concatenate([[begin], end[:-1]]) if len(end) else end
+    finish, next_transfer = begin + timeline.played, 0
+    gaps = np.flatnonzero(start > idle_since)
+    ops = timeline.cohort(lane).ops
+    for gap, cursor, until in zip(index.compute[gaps].tolist(), idle_since[gaps].tolist(), start[gaps].tolist(), strict=True):
+        hosted, idle = _cause_of_idle(timeline, base + gap, ops[gap], lane)
+        if hosted > cursor:
+            next_transfer = _explain(parts, cursor, min(hosted, until), incoming, next_transfer, "launch")
+        if until > max(cursor, hosted):
+            next_transfer = _explain(parts, max(cursor, hosted), until, incoming, next_transfer, idle)
+    last = float(end[-1]) if len(end) else begin
+    if finish > last:
         end_of_all = "bubble" if timeline.program.grid.degree("pp") > 1 else "wait"
-        _explain(parts, cursor, finish, incoming, next_transfer, end_of_all)
-    for cost, count in blocks.values():
-        for (name, _), seconds in cost.parts.items():
-            parts[name if name in COMPONENTS else f"{name} exposed"] += count * seconds
+        _explain(parts, last, finish, incoming, next_transfer, end_of_all)
+    busy, priced = float((end - start).sum()), 0.0
+    for number, _, same in index.works:
+        cost = timeline.cost[base + number]
+        if isinstance(cost, BlockCost):
+            priced += len(same) * cost.busy
+            for (name, _), seconds in cost.parts.items():
+                parts[name if name in COMPONENTS else f"{name} exposed"] += len(same) * seconds
+    for axis, same in index.inline.items():
+        seconds = float((timeline.ends[base + same] - timeline.starts[base + same]).sum())
+        parts[f"{axis} exposed"] += seconds
+        busy -= seconds
+    slowed = float(timeline.stretches[numbers].sum())
+    for number in numbers.tolist() if effects else ():
+        for effect, seconds in timeline.owed.get(number, {}).items():
+            parts[effect] += seconds
+            busy -= seconds
     parts["slowdown"] += slowed
-    parts["launch"] += busy - slowed - owed - sum(count * cost.busy for cost, count in blocks.values())
+    parts["launch"] += busy - slowed - priced
     return parts
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import CACHED, MEMORY_KINDS
+from sim.op_index import op_index
+from sim.program import CACHED, MEMORY_KINDS, Op
 from sim.timeline import Timeline, op_label
-
-UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Ledger:
 
     times: NDArray[np.float64]
     held: NDArray[np.float64]
-    during: list[str]  # the op that caused each change
+    during: list[Op | None]  # the op that caused each change; None: resident
     updating: NDArray[np.float64]  # (t,) bytes of `held` that an update has allocated
     cached: NDArray[np.float64]  # (t,) bytes besides `held` in unused blocks
 
@@ -54,26 +52,40 @@ class Ledger:
     def when(self) -> tuple[float, str]:
         """Time of the peak and the op that caused it."""
         moment = int(self._all.argmax())
-        return float(self.times[moment]), self.during[moment]
+        op = self.during[moment]
+        return float(self.times[moment]), "resident" if op is None else op_label(op)
 
 
 def ledger(timeline: Timeline, lane: int) -> Ledger:
     """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
-    cohort = timeline.cohort(lane)
+    cohort, base = timeline.cohort(lane), timeline.offset[lane]
     first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
-    entries: list[tuple[float, int, int, float, str]] = [(first, 0, _KINDS[k], size, "resident") for k, size in cohort.resident]
-    for number, op in timeline.every_op(lane):
-        start, end, name = timeline.start[number], timeline.end[number], op_label(op)
-        starts = 2 if end > start else 0  # an op of no duration takes before it gives back
-        entries += [(start, starts, _KINDS[kind], size, name) for kind, size in op.allocate]
-        entries += [(end, 1, _KINDS[kind], -size, name) for kind, size in op.free]
-    entries.sort(key=itemgetter(0, 1))
-    times, _, kinds, sizes, during = zip((first, 0, 0, 0.0, "resident"), *entries, strict=True)
-    change = np.zeros((len(times), len(_KINDS)))
-    change[np.arange(len(times)), kinds] = sizes
-    held, updates = change.cumsum(axis=0), [name == UPDATE for name in during]
-    updating = (change.sum(axis=1) * updates).cumsum()
-    return Ledger(np.array(times), held[:, :-1], list(during), updating, held[:, -1])
+    resident = [("", 0.0), *cohort.resident]
+    none = np.full(len(resident), -1)
+    times, turns, ops = [np.full(len(resident), first)], [none], [none]  # turn: 0, 1, 2 of those at one time
+    kinds = [_KINDS.get(kind, 0) for kind, _ in resident]
+    sizes = [size for _, size in resident]
+    counts, updates = [1] * len(resident), [False] * len(resident)
+    for allocate, free, update, numbers in op_index(cohort).holdings:
+        start, end = timeline.starts[base + numbers], timeline.ends[base + numbers]
+        starts = np.where(end > start, 2, 0)  # an op of no duration takes before it gives back
+        ends = np.ones(len(numbers), np.int64)
+        for changes, sign, time, turn in ((allocate, 1.0, start, starts), (free, -1.0, end, ends)):
+            times += [time] * len(changes)
+            turns += [turn] * len(changes)
+            ops += [numbers] * len(changes)
+            kinds += [_KINDS[kind] for kind, _ in changes]
+            sizes += [sign * size for _, size in changes]
+        counts += [len(numbers)] * (len(allocate) + len(free))
+        updates += [update] * (len(allocate) + len(free))
+    time, op = np.concatenate(times), np.concatenate(ops)
+    order = np.lexsort((np.arange(len(time)), op, np.concatenate(turns), time))
+    kind, size, updating = (np.repeat(values, counts)[order] for values in (kinds, sizes, updates))
+    change = np.zeros((len(order), len(_KINDS)))
+    change[np.arange(len(order)), kind] = size
+    held = change.cumsum(axis=0)
+    during = [cohort.ops[number] if number >= 0 else None for number in op[order].tolist()]
+    return Ledger(time[order], held[:, :-1], during, (change.sum(axis=1) * updating).cumsum(), held[:, -1])
 
 
 def tensor_capacity(timeline: Timeline) -> float:

@@ -1,16 +1,15 @@
-"""Steps of many microbatches from a few: once each further period of microbatches adds the same, the rest need not be played.
+"""A step of many microbatches told from few: once each further period of them adds the same, the rest need not be played.
 
-Three steps that differ by one period each are played. They are in a steady state if a longer one is a shorter one with a period
-put in: on every lane the ops before it are at the same times, those after it later by one and the same time T, and so again from
-the second to the third. Times are multiples of 2⁻⁴⁰ s and compared to the bit. The host of a lane launches what comes after the
-cut later by T, too, or it is so far ahead, and does not fall back, that no op waits for its launch. Then nothing that decides
-when an op starts changes with further periods. Otherwise the answer is None.
+Two steps that differ by one period are played. They are in a steady state if the longer one is the shorter one with a period put
+in: on every lane the ops before it are at the same times, those after it later by one and the same time T; and if the period that
+was put in repeats the one before it, T later. Times are multiples of 2⁻⁴⁰ s and compared to the bit. The host of a lane launches
+what comes after the cut later by T, too, or it is so far ahead, and does not fall back, that no op waits for its launch. Then
+nothing that decides when an op starts changes with further periods. Otherwise the answer is None.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,49 +21,46 @@ from sim.program import COMPUTE
 from sim.timeline import Timeline
 
 Floats = NDArray[np.float64]
-Timelines = tuple[Timeline, Timeline, Timeline]
 
 
-def extended(timelines: Timelines, periods: int) -> Timeline | None:
-    """The timeline of a step that is `periods` longer than the last of three, or None where they are not in a steady state."""
-    _, second, last = timelines
-    if not _linear(timelines):
+def extended(short: Timeline, long: Timeline, periods: int) -> Timeline | None:
+    """The timeline of a step that is `periods` longer than `long`, which is one longer than `short`; None where they are not in a
+    steady state.
+    """
+    if short.lanes != long.lanes or short.resumptions:
         return None
-    events = last.events + periods * (last.events - second.events)
-    return replace(last, events=events, before=second, periods=periods)
-
-
-def _linear(timelines: Timelines) -> bool:
-    """Whether everything that grows does so by the same from one to the next, and all hold the same."""
-    if len({tuple(timeline.lanes) for timeline in timelines}) > 1 or timelines[0].resumptions:
-        return False
-    shift = timelines[2].step - timelines[1].step
-    if not _even([timeline.step for timeline in timelines]) or not _even([float(timeline.events) for timeline in timelines]):
-        return False
-    pairs = pairwise(timelines)
-    if not all(_period_put_in(*pair, lane, shift) for pair in pairs for lane in range(len(timelines[0].lanes))):
-        return False
-    works = [[(op.lane, op.op.stream, op.times) for op in timeline.distinct] for timeline in timelines]
-    if len({len(each) for each in works}) > 1:
-        return False
-    for ops in zip(*works, strict=True):
-        if len({op[:2] for op in ops}) > 1 or not _even([float(op[2]) for op in ops]):
-            return False
-    return all(_holds_the_same(timelines, lane) for lane in range(len(timelines[0].lanes)))
+    shift = long.step - short.step
+    for lane in range(len(long.lanes)):
+        if not (_period_put_in(short, long, lane, shift) and _holds_the_same(short, long, lane, shift)):
+            return None
+    works = [[(op.lane, op.op.stream) for op in timeline.distinct] for timeline in (short, long)]
+    if works[0] != works[1]:
+        return None
+    return replace(long, events=long.events + periods * (long.events - short.events), before=short, periods=periods)
 
 
 def _period_put_in(short: Timeline, long: Timeline, lane: int, shift: float) -> bool:
-    """Whether a lane of a step is that of a shorter one with ops put in, after which everything is `shift` later."""
+    """Whether a lane of a step is that of a shorter one with ops put in, which repeat those before them, and after which
+    everything is `shift` later.
+    """
     old, new = _times(short, lane), _times(long, lane)
     count, more = len(old.start), len(new.start) - len(old.start)
     same = (old.start == new.start[:count]) & (old.end == new.end[:count])
     cut = max(0, min(count if same.all() else int(same.argmin()), count - more))  # a period at least comes after it
-    after = slice(cut, count), slice(cut + more, count + more)
-    moved = (new.start[after[1]] - old.start[after[0]] == shift) & (new.end[after[1]] - old.end[after[0]] == shift)
-    late = new.launched[after[1]] - old.launched[after[0]]
-    ahead = min(new.ahead[cut:].min(initial=0.0), old.ahead[cut:].min(initial=0.0)) >= 0
-    hosted = (late == shift).all() or ((late <= shift).all() and ahead)
-    return bool(more > 0 and moved.all() and hosted)
+    if more <= 0 or cut < more:
+        return False
+    ahead = min(new.ahead[cut - more :].min(initial=0.0), old.ahead[cut:].min(initial=0.0)) >= 0
+    tail = _later(old, slice(cut, count), new, slice(cut + more, count + more), shift, ahead)
+    repeated = _later(new, slice(cut - more, cut), new, slice(cut, cut + more), shift, ahead)
+    works = [op.work for op in long.cohort(lane).ops[cut - more : cut + more]]
+    return tail and repeated and works[:more] == works[more:]
+
+
+def _later(before: _Times, ops: slice, after: _Times, others: slice, shift: float, ahead: bool) -> bool:
+    """Whether ops start and end `shift` later, and are launched so much later, or no more where hosts are ahead."""
+    moved = (after.start[others] - before.start[ops] == shift) & (after.end[others] - before.end[ops] == shift)
+    late = after.launched[others] - before.launched[ops]
+    return bool(moved.all() and ((late == shift).all() or ((late <= shift).all() and ahead)))
 
 
 class _Times(NamedTuple):
@@ -89,12 +85,8 @@ def _times(timeline: Timeline, lane: int) -> _Times:
     return _Times(start, end, launched, np.where([isinstance(cost, BlockCost) for cost in costs], start, idle) - launched - late)
 
 
-def _even(values: list[float]) -> bool:
-    return values[2] - values[1] == values[1] - values[0]
-
-
-def _holds_the_same(timelines: Timelines, lane: int) -> bool:
-    """Whether a lane's memory has the same peaks in all, at times that move evenly."""
-    books = [ledger(timeline, lane) for timeline in timelines]
+def _holds_the_same(short: Timeline, long: Timeline, lane: int, shift: float) -> bool:
+    """Whether a lane's memory has the same peaks in both, before the period that was put in or after it."""
+    books = [ledger(timeline, lane) for timeline in (short, long)]
     same = {(book.peak, book.reserved, book.when[1], tuple(book.at_peak.values())) for book in books}
-    return len(same) == 1 and _even([book.when[0] for book in books])
+    return len(same) == 1 and books[1].when[0] - books[0].when[0] in (0.0, shift)

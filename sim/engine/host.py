@@ -18,12 +18,12 @@ class Host:
     pauses: when other processes take its core (host preemption); start: when it begins.
     """
 
-    __slots__ = ("_busy", "_resumption", "pauses")
+    __slots__ = ("_busy", "_held_up", "pauses")
 
     def __init__(self, pauses: Sequence[Pause] = (), start: float = 0.0) -> None:
         self.pauses = _joined(pauses)
         self._busy = start  # seconds of work since the latest resumption
-        self._resumption: HeldLaunches | None = None
+        self._held_up: HeldLaunches | None = None
 
     def launch(self, task: Task, ahead: float = 0.0, behind: float = 0.0, holds: bool = False) -> None:
         """Launch `task` next. ahead, behind: seconds of the host before it is launched and after that.
@@ -31,15 +31,25 @@ class Host:
         holds: the host first waits for what the task waits for.
         """
         if holds:
-            task.holds = self._resumption = HeldLaunches(self, self._resumption, self._busy)
+            task.holds = self._held_up = HeldLaunches(self, self._held_up, self._busy)
             self._busy = 0.0
         self._busy += ahead
         task.launched = self._busy
-        if self._resumption is not None:
-            self._resumption.tasks.append(task)
+        if self._held_up is not None:
+            self._held_up.add(task)
         elif self.pauses:
             task.launched = self.through(0.0, self._busy)
         self._busy += behind
+
+    def work(self, seconds: float) -> None:
+        """Do something else before the next launch."""
+        self._busy += seconds
+
+    def resume_at(self, time: float) -> HeldLaunches:
+        """The host was held up until `time`."""
+        self._held_up, self._busy = HeldLaunches(self, self._held_up, self._busy), 0.0
+        self._held_up.over, self._held_up.time = True, time
+        return self._held_up
 
     def through(self, begin: float, busy: float) -> float:
         """When the host is done that has `busy` seconds to do from `begin` on."""
@@ -69,18 +79,27 @@ def _joined(pauses: Sequence[Pause]) -> tuple[Pause, ...]:
 
 
 class HeldLaunches:
-    """The host goes on after it was held up, and launches `tasks`. before: the resumption before; busy: seconds since then."""
+    """What a host waits for before it goes on, and launches `tasks`. before: what held it up before; busy: its seconds of work
+    since then; time: when it goes on, once that is `over`.
+    """
 
-    __slots__ = ("before", "busy", "host", "tasks", "time")
+    __slots__ = ("before", "busy", "host", "over", "tasks", "time")
 
     def __init__(self, host: Host, before: HeldLaunches | None, busy: float) -> None:
         self.host, self.before, self.busy = host, before, busy
         self.tasks: list[Task] = []
-        self.time = 0.0
+        self.over, self.time = False, 0.0
+
+    def add(self, task: Task) -> None:
+        """A task is launched `task.launched` seconds of work after the host goes on."""
+        if self.over:
+            task.launched = self.host.through(self.time, task.launched)
+        else:
+            self.tasks.append(task)
 
     def resume(self, now: float) -> None:
         """The host has seen the end of what held it up."""
         begun = self.before.time if self.before is not None else 0.0
-        self.time = max(now, self.host.through(begun, self.busy))
+        self.over, self.time = True, max(now, self.host.through(begun, self.busy))
         for task in self.tasks:
-            task.launched = self.host.through(self.time, task.launched)
+            self.add(task)

@@ -17,6 +17,7 @@ from sim.clock import on_grid
 from sim.engine.task import cancel
 
 F = TypeVar("F")
+ROUNDING = 1e-12  # part of a rate by which sums of rates are off
 
 
 class FlowPart(NamedTuple):
@@ -114,7 +115,10 @@ class Network:
             return
         wait = on_grid(flow.left / flow.rate)
         flow.drain = now + wait
-        whole = alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None
+        self._end_after(flow, wait, whole=alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None)
+
+    def _end_after(self, flow: Flow, wait: float, whole: bool) -> None:
+        """The bytes of the current part have left after `wait` seconds; whole: its latency is over in the same event."""
         self.events += 1
         flow.event = self.env.timeout(wait + flow.latency if whole else wait, (flow, whole))
         flow.event.callbacks.append(self._drained)
@@ -153,11 +157,16 @@ class Network:
             capacity = [link.capacity for link in self.links]
             rates = fair_rates(capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
-            # a flow with one event for its end and latency needs an event for its end, even at an unchanged rate
-            if rates[flow] != flow.rate or flow.event is None or cast(tuple[Flow, bool], flow.event.value)[1]:
+            rate, full = rates[flow], self._full_rate(flow.flows)
+            if rate > full * (1 - ROUNDING):
+                rate = full
+            if rate != flow.rate or flow.event is None:
                 flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
-                flow.since, flow.rate = now, rates[flow]
+                flow.since, flow.rate = now, rate
                 self._expect(flow, now)
+            elif cast(tuple[Flow, bool], flow.event.value)[1]:  # it needs an event for its end, without its latency
+                cancel(flow.event)
+                self._end_after(flow, flow.drain - now, whole=False)
 
     def _component(self, touched: list[Flow]) -> list[Flow]:
         component = dict.fromkeys(touched)

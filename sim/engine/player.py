@@ -1,37 +1,38 @@
 """Playing a program: its ops become tasks on the streams of devices, launched by hosts, that share a network.
 
-Every op is one SimPy event, more only where traffic contends or compute is slowed down. Events of equal time keep their order
-of scheduling, so that runs repeat exactly.
+As long as nothing contends the times of ops are sums and maxima, and need no events (`sim.engine.uncontended`). From the first
+contention on every op is one SimPy event, more only where traffic contends or compute is slowed down. Events of equal time keep
+their order of scheduling, so that runs repeat exactly.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import cast
 
 import numpy as np
 from simpy import Environment, Event
 
 from sim.analysis import notes
-from sim.clock import on_grid
 from sim.collectives import Ids
-from sim.engine.block_splitting import expand
+from sim.engine.block_splitting import expand, expand_but
 from sim.engine.device import Compute
 from sim.engine.effects import Effect
-from sim.engine.host import Host
+from sim.engine.host import HeldLaunches, Host
+from sim.engine.lanes import Lanes, Meeting, Turns
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
-from sim.engine.task import Task, start
+from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
-from sim.pricing.algorithm_choice import TransferCost
+from sim.engine.uncontended import Cost, Times, Uncontended
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.program import Block, Collective, Op, Program, Send, Work
+from sim.program import Block, Collective, Program
 from sim.timeline import Lane, Resumption, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
@@ -50,25 +51,32 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     perturbation = Perturbation(effects, topology)
     op_costs = OpCosts(program, perturbation.topology, prices)
     whole, lane = folded(program, op_costs, perturbation)
-    if not fold:
-        lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
     if whole is not program or lane is not None:
         op_costs = OpCosts(whole, perturbation.topology, prices, lane)
     op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-    player = Player(whole, op_costs, perturbation)
-    player.play()
-    return player.timeline()
+    lanes, past = _past(Lanes(whole, op_costs), perturbation, cut=lane is None)
+    if not fold:
+        lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
+        op_costs = OpCosts(lanes.program, perturbation.topology, prices, lane)
+        op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
+        lanes, past = _past(Lanes(lanes.program, op_costs), perturbation, cut=False)
+    complete = min(past.end) >= 0
+    timeline = _timeline(lanes, past, lanes.ops) if complete else Player(lanes, past, perturbation).play()
+    return _from_zero(timeline) if program.cohorts[0].steady else timeline
 
 
 def folded(
-    program: Program, op_costs: OpCosts, perturbation: Perturbation, others: frozenset[int] = frozenset()
+    program: Program, op_costs: OpCosts, perturbation: Perturbation, others: frozenset[int] | None = None
 ) -> tuple[Program, Ids | None]:
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
 
-    others: links that other jobs use.
-    Raises UserError when effects make so many ranks unlike that they cannot be played.
+    others: links that other jobs use. Where one lane stands for all ranks of a job by itself, blocks are cut later, if need be:
+    see `_past`. Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
-    touched = op_costs.touched(others)
+    several = perturbation.effects or program.allotments or len(op_costs.prices.members) > 1
+    if op_costs.alike and not several and others is None:
+        return program, None
+    touched = op_costs.touched(others or frozenset())
     unlike = perturbation.unlike(program)
     perturbed = bool(unlike.any())
     most = MAX_PERTURBED_OPS if perturbed else MAX_UNFOLDED_OPS
@@ -85,6 +93,59 @@ def folded(
 
 def _ops(program: Program) -> int:
     return sum(len(cohort.ops) for cohort in program.cohorts)
+
+
+def _past(lanes: Lanes, perturbation: Perturbation, cut: bool) -> tuple[Lanes, Times]:
+    """What has ended when something contends, or an effect may act, for the first time.
+
+    cut: blocks that have not ended then are cut where they may meet other traffic.
+    """
+    if perturbation.effects:
+        return lanes, Times.none(lanes.ops)
+    step, program = Uncontended(lanes), lanes.program
+    if step.until == inf:
+        return lanes, step.times
+    if step.until < 0:  # nothing is known
+        touched = lanes.op_costs.touched() if cut else set()
+        lanes = Lanes(expand(program, touched), lanes.op_costs) if touched else lanes
+        return lanes, Times.none(lanes.ops)
+    ended = np.array(step.times.end) <= step.until
+    for number, cohort in enumerate(program.cohorts):  # on all lanes of a cohort
+        offset = lanes.offset[lanes.of_cohort(number)]
+        if len(offset) > 1:
+            part = slice(offset[0], offset[-1] + len(cohort.ops))
+            ended[part] = np.tile(ended[part].reshape(len(offset), -1).all(axis=0), len(offset))
+    ops = np.flatnonzero(ended)
+    if not cut or not step.touched:
+        return lanes, step.times.moved(ops, ops, lanes.ops)
+    whole = [
+        set((each - first).tolist())
+        for each, first in zip(np.split(ops, np.searchsorted(ops, lanes.offset[1:])), lanes.offset, strict=True)
+    ]
+    expanded = expand_but(program, step.touched, whole)
+    result = Lanes(expanded.program, lanes.op_costs)
+    place = np.concatenate([np.array(last, np.int64) + first for last, first in zip(expanded.last, result.offset, strict=True)])
+    return result, step.times.moved(ops, place[ops], result.ops)
+
+
+def _timeline(
+    lanes: Lanes, times: Times, events: int, stretch: list[float] | None = None, owed: dict[int, dict[str, float]] | None = None
+) -> Timeline:
+    """The timeline of a step with these times."""
+    return Timeline(
+        program=lanes.program,
+        lanes=lanes.every,
+        offset=lanes.offset,
+        start=times.start,
+        end=times.end,
+        stretch=stretch or [0.0] * lanes.ops,
+        cost=cast(list[Cost], times.cost),
+        launched=times.launched,
+        events=events,
+        op_costs=lanes.op_costs,
+        owed=owed or {},
+        resumptions=times.resumptions,
+    )
 
 
 class _End(Task):
@@ -104,194 +165,170 @@ class _End(Task):
 
 
 class Player:
-    """Every op of every lane is a task of the lane's device. network: on which others may send too; the step begins now."""
+    """Every op that has not ended in the `past` is a task of its lane's device. network: on which others may send too; the step
+    begins now.
+    """
 
-    def __init__(self, program: Program, op_costs: OpCosts, perturbation: Perturbation, network: Network | None = None) -> None:
-        self.program, self.op_costs, self.perturbation = program, op_costs, perturbation
-        self.network = network or Network(Environment(), op_costs.capacity)
+    def __init__(self, lanes: Lanes, past: Times, perturbation: Perturbation, network: Network | None = None) -> None:
+        self.lanes, self.past, self.perturbation = lanes, past, perturbation
+        self.program, self.op_costs = lanes.program, lanes.op_costs
+        self.tasks: list[Task | None] = []  # None: ended in the past
+        self.held: dict[HeldLaunches, int] = {}  # by what holds up a host, the op
+        self.network = network or Network(Environment(), self.op_costs.capacity)
         self.env = self.network.env
         self.meetings: dict[Hashable, Rendezvous[CollectiveTransfer]] = {}
-        self._lay_out()
-        self.tasks: list[Task] = []
-        self.cost: list[BlockCost | TransferCost] = []
-        for number in range(len(self.lanes)):
-            self._launch(number)
-        self._connect()
-
-    def _lay_out(self) -> None:
-        """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]."""
-        self.lanes: list[Lane] = []
-        self.first: list[int] = []  # first lane of each cohort
-        lane = self.op_costs.lane
-        if lane is None:
-            lane = np.zeros(self.program.grid.groups((), self.program.cohorts[0].at).size, np.int64)
-        _, example, sizes = np.unique(lane, return_index=True, return_counts=True)
-        allotments = np.array(self.program.allotments or np.zeros(len(lane), np.int64))[example]
-        self.place: list[int] = []  # of the first rank of each lane among its cohort's ranks
-        self.offset: list[int] = []
-        total = 0
-        for number, cohort in enumerate(self.program.cohorts):
-            ranks = self.program.grid.groups((), cohort.at).ravel()
-            self.first.append(len(self.lanes))
-            mine = np.flatnonzero(allotments == cohort.allotment)
-            self.place += example[mine].tolist()
-            for rank, size in zip(ranks[example[mine]].tolist(), sizes[mine].tolist(), strict=True):
-                self.lanes.append(Lane(number, rank, size))
-                self.offset.append(total)
-                total += len(cohort.ops)
-        profiles = [self.op_costs.on(lane.rank).profile for lane in self.lanes]
+        profiles = [lanes.profile(number) for number in range(len(lanes.every))]
         self.devices = [
-            self.perturbation.device(self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane))
-            for lane, profile in zip(self.lanes, profiles, strict=True)
+            perturbation.device(self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane))
+            for lane, profile in zip(lanes.every, profiles, strict=True)
         ]
         if self.env.now:
             for device in self.devices:
                 device.host = Host(start=self.env.now)
-        self.perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
+        perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
+        for number in range(len(lanes.every)):
+            self._launch(number)
 
     def _slower(self, lane: Lane, task: Compute, factor: float) -> BlockCost:
         """The cost of a block whose kernels take `factor` times as long."""
         return self.op_costs.block(cast(Block, task.work), lane.cohort, factor, lane.rank)
 
     def _launch(self, number: int) -> None:
-        """A task for each op of a lane, priced, and launched by the lane's host in program order."""
-        lane, device = self.lanes[number], self.devices[number]
-        example = self.place[number] if self.op_costs.lane is not None else -1
-        profile, met = self.op_costs.on(lane.rank).profile, Counter[tuple[str, ...]]()
-        # by work: its cost, and the host's seconds before and after the launch
-        known: dict[Work, tuple[BlockCost | TransferCost, float, float]] = {}
-        launch = on_grid(profile.launching(self.program.eager) * self.program.turns)
-        for index, op in enumerate(self.program.cohorts[lane.cohort].ops):
-            priced = known.get(op.work)
-            if priced is None:
-                priced = known[op.work] = self._priced(op.work, lane, example, launch)
-            cost, ahead, behind = priced
+        """A task for each op of a lane that has not ended, priced, and launched by the lane's host in program order."""
+        lane, device, past = self.lanes.every[number], self.devices[number], self.past
+        first, ops = self.lanes.offset[number], self.program.cohorts[lane.cohort].ops
+        begin = next((index for index in range(len(ops)) if past.end[first + index] < 0), len(ops))
+        self.tasks += [None] * begin
+        self._resume(number, begin)
+        turns = Turns(self.lanes)
+        for op in ops[:begin]:
+            if isinstance(op.work, Collective):
+                turns.of(op, 0)
+        for index, op in enumerate(ops[begin:], begin):
+            cost, ahead, behind = self.lanes.priced(number, op)
+            if past.end[first + index] >= 0:
+                if op.held:
+                    self.held[device.host.resume_at(past.resumptions[first + index].time)] = first + index
+                if isinstance(op.work, Collective):
+                    turns.of(op, index)
+                device.host.work(ahead + behind)
+                self.tasks.append(None)
+                continue
+            past.cost[first + index] = cost
             task: Task
             if isinstance(cost, BlockCost):
                 task = Compute(self.env, device, cost, cast(Block, op.work))
             elif cost.is_send:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
-                turn = index
-                if self.program.allotments:  # ops of one number are others in programs with more microbatches
-                    axes = cast(Collective, op.work).axes
-                    turn = met[axes] = met[axes] + 1
-                task = CollectiveTransfer(
-                    self.env, self.network, cost.parts, cost.latency, device, cost.working, self._meeting(lane, turn, op, cost)
-                )
+                meeting = self.lanes.meeting(number, turns.of(op, index), op, cost)
+                meet = partial(self._rendezvous, meeting) if meeting else None
+                task = CollectiveTransfer(self.env, self.network, cost.parts, cost.latency, device, cost.working, meet)
             self.tasks.append(task)
-            self.cost.append(cost)
             device.host.launch(task, ahead, behind, op.held)
+            if task.holds is not None:
+                self.held[task.holds] = first + index
 
-    def _priced(
-        self, work: Block | Collective | Send, lane: Lane, example: int, launch: float
-    ) -> tuple[BlockCost | TransferCost, float, float]:
-        """Work of a lane with the seconds of the host before its launch and after it. example: the place of its rank in its
-        cohort, −1: it is that of all.
-        """
-        cohort, prices = lane.cohort, self.op_costs.on(lane.rank)
-        if isinstance(work, Block):
-            fused = self.op_costs.block(work, cohort, rank=lane.rank)
-            return fused, 0.0, fused.host
-        wrapping = on_grid(self.op_costs.wrapping(work, prices))
-        priced = self.op_costs.collective(work, cohort, -1 if example < 0 else int(self.op_costs.groups(work, cohort)[example]))
-        if not prices.profile.synchronous:
-            return priced, launch + wrapping, 0.0
-        if wrapping:  # a CPU waits for its own work
-            priced = replace(priced, latency=priced.latency + wrapping)
-        return priced, 0.0, 0.0
+    def _resume(self, number: int, begin: int) -> None:
+        """The host of a lane has launched the ops before its op number `begin`."""
+        if not begin:
+            return
+        past, host, first = self.past, self.devices[number].host, self.lanes.offset[number]
+        last = first + begin - 1
+        held = next((op for op in range(last, first - 1, -1) if op in past.resumptions), -1) if past.resumptions else -1
+        resumed = past.resumptions[held].time if held >= 0 else 0.0
+        if held >= 0:
+            self.held[host.resume_at(resumed)] = held
+        behind = self.lanes.priced(number, self.program.cohorts[self.lanes.every[number].cohort].ops[begin - 1]).behind
+        host.work(past.launched[last] - resumed + behind)
 
-    def _meeting(self, lane: Lane, turn: int, op: Op, cost: TransferCost) -> Callable[[], Rendezvous[CollectiveTransfer]] | None:
-        """Where a lane meets the other ranks of a collective, its op number `turn` or the collective of this turn along its axes;
-        None: it has them all.
-        """
-        collective = op.work
-        assert isinstance(collective, Collective)
-        traffic = cost.traffic
-        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
-        key: Hashable
-        if collective.cohorts:
-            expected, key = 2, (collective.label, where)
-        elif collective.axis in self.program.cohorts[lane.cohort].at:
-            expected, key = self.program.grid.degree(collective.axis), (collective.label, where)
-        else:
-            expected, key = cost.lanes, (tuple(self.program.cohorts[lane.cohort].at.items()), turn, where)
-        return partial(self._rendezvous, expected, key) if expected > 1 else None
-
-    def _rendezvous(self, expected: int, key: Hashable) -> Rendezvous[CollectiveTransfer]:
+    def _rendezvous(self, meeting: Meeting) -> Rendezvous[CollectiveTransfer]:
         """The rendezvous of that key that is not complete yet; cohorts meet under one label again and again."""
-        rendezvous = self.meetings.get(key)
+        rendezvous = self.meetings.get(meeting.key)
         if rendezvous is None:
-            rendezvous = self.meetings[key] = Rendezvous(expected)
-        if len(rendezvous.members) == expected - 1:
-            del self.meetings[key]
+            rendezvous = self.meetings[meeting.key] = Rendezvous(meeting.expected)
+        if len(rendezvous.members) == meeting.expected - 1:
+            del self.meetings[meeting.key]
         return rendezvous
 
-    def _connect(self) -> None:
-        """Let tasks wait for the one before on their stream, and for those that their op names."""
-        for number, lane in enumerate(self.lanes):
-            me, index, streams = self.offset[number], number - self.first[lane.cohort], self.devices[number]
-            base = [self.offset[first + index] if first + index < len(self.offset) else -1 for first in self.first]
-            for op in self.program.cohorts[lane.cohort].ops:
-                after = tuple(self.tasks[base[cohort] + other] for cohort, other in op.after) if op.after else ()
-                streams.stream(op.stream).add(self.tasks[me], after)
-                me += 1
+    def _connect(self) -> list[tuple[float, Task]]:
+        """Let tasks wait for the one before on their stream, and for those that their op names; tasks that wait for none, and
+        when what they waited for in the past has ended.
+        """
+        result = []
+        for number, lane in enumerate(self.lanes.every):
+            bases, streams = self.lanes.bases(number), self.devices[number]
+            ended: dict[str, float] = {}  # of the last op in the past of each stream
+            for me, op in enumerate(self.program.cohorts[lane.cohort].ops, self.lanes.offset[number]):
+                task = self.tasks[me]
+                if task is None:
+                    ended[op.stream] = self.past.end[me]
+                    continue
+                others = [bases[cohort] + other for cohort, other in op.after]
+                streams.stream(op.stream).add(task, tuple(other for each in others if (other := self.tasks[each]) is not None))
+                if not task.waiting:
+                    result.append((max((ended.get(op.stream, 0.0), *(self.past.end[each] for each in others))), task))
+        return result
 
     def begin(self) -> Event:
         """Start the step; the event of its end."""
-        end = _End(self.env, self.tasks)
-        start(self.tasks)
+        starting = self._connect()
+        end = _End(self.env, [task for task in self.tasks if task is not None])
+        self._start(starting)
         return end.reached
 
-    def play(self) -> None:
-        """Run to the end of the step."""
-        end = _End(self.env, self.tasks) if self.perturbation.effects else None
-        start(self.tasks)
-        if end is None:
+    def _start(self, starting: list[tuple[float, Task]]) -> None:
+        for begin, task in starting:
+            if begin > self.env.now:
+                self.network.events += 1
+                self.env.timeout(begin - self.env.now, task).callbacks.append(_begin)
+            else:
+                task.ready()
+
+    def play(self) -> Timeline:
+        """Run to the end of the step. Raises UserError when tasks wait for each other."""
+        if self.perturbation.effects:  # they may go on for ever
+            self.perturbation.run(self.env, self.begin())
+        else:
+            self._start(self._connect())
             self.env.run()
-        else:  # effects may go on for ever
-            self.perturbation.run(self.env, end.reached)
-        stuck = [number for number, task in enumerate(self.tasks) if task.end is None]
+        stuck = [number for number, task in enumerate(self.tasks) if task is not None and task.end is None]
         if stuck:
             self.perturbation.explain(self._held_up(stuck))
             raise UserError(f"the program waits for itself: {len(stuck)} ops never start (does the schedule deadlock?)")
+        return self._timeline()
 
     def _held_up(self, stuck: list[int]) -> dict[int, float]:
         """For each lane with `stuck` ops, by its first rank, when its last op ended."""
-        lanes = np.unique(np.searchsorted(self.offset, stuck, side="right") - 1).tolist()
+        offset = self.lanes.offset
+        lanes = np.unique(np.searchsorted(offset, stuck, side="right") - 1).tolist()
         ends = {}
         for lane in lanes:
-            tasks = self.tasks[self.offset[lane] : self.offset[lane + 1] if lane + 1 < len(self.offset) else None]
-            ends[self.lanes[lane].rank] = max((task.end for task in tasks if task.end is not None), default=0.0)
+            tasks = self.tasks[offset[lane] : offset[lane + 1] if lane + 1 < len(offset) else None]
+            ends[self.lanes.every[lane].rank] = max(
+                (task.end for task in tasks if task is not None and task.end is not None), default=0.0
+            )
         return ends
 
-    def _resumptions(self) -> dict[int, Resumption]:
-        held = {id(task.holds): number for number, task in enumerate(self.tasks) if task.holds is not None}
-        return {
-            number: Resumption(held[id(holds.before)] if holds.before else -1, holds.busy, holds.time)
-            for number in held.values()
-            for holds in [self.tasks[number].holds]
-        }
-
-    def timeline(self) -> Timeline:
+    def _timeline(self) -> Timeline:
         """The timeline of the played step."""
-        played = Timeline(
-            program=self.program,
-            lanes=self.lanes,
-            offset=self.offset,
-            start=[task.start for task in self.tasks],
-            end=[cast(float, task.end) for task in self.tasks],
-            stretch=[task.stretch if isinstance(task, Compute) else 0.0 for task in self.tasks],
-            cost=self.cost,
-            launched=[task.launched for task in self.tasks],
-            events=self.network.events + sum(device.events for device in self.devices),
-            op_costs=self.op_costs,
-            owed={number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
-            if self.perturbation.effects
-            else {},
-            resumptions=self._resumptions(),
-        )
-        return _from_zero(played) if self.program.cohorts[0].steady else played
+        times = self.past
+        events = sum(task is None for task in self.tasks) + self.network.events + sum(device.events for device in self.devices)
+        stretch = [task.stretch if isinstance(task, Compute) else 0.0 for task in self.tasks]
+        owed = {number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
+        for number, task in enumerate(self.tasks):
+            if task is not None:
+                times.start[number], times.end[number] = task.start, cast(float, task.end)
+                times.launched[number] = task.launched
+        for holds, number in self.held.items():
+            if self.tasks[number] is not None:
+                before = -1 if holds.before is None else self.held[holds.before]
+                times.resumptions[number] = Resumption(before, holds.busy, holds.time)
+        return _timeline(self.lanes, times, events, stretch, owed)
+
+
+def _begin(event: Event) -> None:
+    cast(Task, event.value).ready()
 
 
 def _from_zero(timeline: Timeline) -> Timeline:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from simpy import Environment, Event
 
+from sim.engine.lanes import Lanes
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.player import Player, folded
+from sim.engine.uncontended import Times
 from sim.pricing.link_merging import wire_together
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
@@ -52,7 +54,8 @@ def play_together(jobs: Sequence[tuple[Program, PlacedTopology]], prices: Prices
 
     def begin(number: int) -> None:
         begun = env.now
-        player = Player(costs[number].program, costs[number], Perturbation((), jobs[number][1]), network)
+        lanes = Lanes(costs[number].program, costs[number])
+        player = Player(lanes, Times.none(lanes.ops), Perturbation((), jobs[number][1]), network)
         player.begin().callbacks.append(_then(lambda: ended(number, begun)))
 
     def ended(number: int, begun: float) -> None:

@@ -48,6 +48,11 @@ class TransferCost:
     working: float = 1.0  # part of its time in which it slows compute beside it; in the rest it waits for other ranks
     lanes: int = 1  # lanes of its cohort that take part
 
+    @property
+    def links(self) -> set[int]:
+        """The links that it is on at any time."""
+        return {link for part in self.parts for link, _ in part.flows}
+
 
 class Choice(NamedTuple):
     """The cheapest algorithm and protocol for equivalent sibling groups."""

@@ -19,6 +19,8 @@ from sim.pricing.wiring import Traffic, members
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Program, Send, Start, Work
 from topologies.topology import Topology, Values
 
+REMEMBERED = 512  # prices of transfers on one wiring
+
 
 class _Shared(NamedTuple):
     """Sibling groups that are played together, and how many lanes of a cohort take part; kind: all groups of their kind."""
@@ -44,7 +46,7 @@ class CollectiveCosts(AlgorithmChoice):
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
         self._inside: dict[int, tuple[Collective, ...]] = {}
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
-        self._values: dict[Hashable, TransferCost] = {}
+        self._kinds_of: dict[tuple[Collective | Send, int], tuple[Choice, ...]] = {}
         self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
         self._at: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
@@ -59,11 +61,15 @@ class CollectiveCosts(AlgorithmChoice):
             traffics |= {shared.traffic: None for shared in self._share(work, cohort)}
         self.traffics = tuple(traffics)
         self._lay(self.traffics)
+        # prices do not depend on the program: they are remembered for the next one with the same links
+        self._values: dict[Hashable, tuple[TransferCost, list[str]]] = prices.transfers.setdefault(self.wiring, {})
+        if len(self._values) > REMEMBERED:
+            self._values.clear()
 
     def lay_beside(self, wiring: Wiring) -> None:
         """Price everything anew on links that other jobs use too. wiring: of `traffics`, see `wire_together`."""
         self._collectives.clear()
-        self._values.clear()
+        self._values = {}
         self._lay_on(wiring)
 
     def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
@@ -77,7 +83,7 @@ class CollectiveCosts(AlgorithmChoice):
                 if not isinstance(op.work, Block):
                     yield op.work, number, ""
                     continue
-                streams = _streams(op.work)
+                streams = streams_of(op.work)
                 for _, work in self.collectives_of(op.work):
                     if work not in seen:
                         seen.add(work)
@@ -96,7 +102,11 @@ class CollectiveCosts(AlgorithmChoice):
 
     def kinds(self, work: Collective | Send, cohort: int) -> tuple[Choice, ...]:
         """The algorithm, protocol and price of each kind of sibling groups of `work`."""
-        return self.choose(work, self.siblings(work, cohort))
+        key = work, cohort
+        kinds = self._kinds_of.get(key)
+        if kinds is None:
+            kinds = self._kinds_of[key] = self.choose(work, self.siblings(work, cohort))
+        return kinds
 
     def options(self, work: Collective | Send, cohort: int) -> list[TransferCost]:
         """`work` on its own by every algorithm and protocol that the slowest kind of its sibling groups may use. Raises UserError
@@ -139,16 +149,19 @@ class CollectiveCosts(AlgorithmChoice):
 
     def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> TransferCost:
         key = cost_key(work), shared, self._at[cohort]  # equal work under other labels has the same price
-        cost = self._values.get(key)
-        if cost is None:
+        known = self._values.get(key)
+        if known is None:
             traffic = shared.traffic
             table = self._table(traffic.algorithm.partition("/")[0], traffic)
             prices = self._of(traffic).prices
-            remarks = notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
-            self.notes |= dict.fromkeys((*remarks, *notes.of_sockets(prices, self._kinds(traffic))))
+            remarks = [
+                *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
+                *notes.of_sockets(prices, self._kinds(traffic)),
+            ]
             cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
-            cost = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost
-        return cost
+            known = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks
+        self.notes |= dict.fromkeys(known[1])
+        return known[0]
 
     def _share(self, work: Collective | Send, cohort: int) -> tuple[_Shared, ...]:
         """For each sibling group, the groups that it is played with: groups of its kind with ranks of the same lanes."""
@@ -237,7 +250,7 @@ class CollectiveCosts(AlgorithmChoice):
         return collectives
 
 
-def _streams(block: Block) -> dict[Collective, str]:
+def streams_of(block: Block) -> dict[Collective, str]:
     """The stream of each collective that a block starts beside, by its object."""
     items = (item for run in block.runs for item in run.items)
     return {item.collective: item.stream for item in items if isinstance(item, Start)}

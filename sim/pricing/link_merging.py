@@ -37,7 +37,7 @@ class Demand(NamedTuple):
     meets: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Wiring:
     """Merged links and every traffic's demand on them."""
 
@@ -51,7 +51,7 @@ class Wiring:
     demands: dict[Any, tuple[Demand, ...]]  # by traffic
     kinds: tuple[str, ...]
     varying: tuple[int, ...] = ()  # of the links on which traffic meets: see `ImpairedTopology.varying`
-    shapes: dict[Traffic, Shape] = field(default_factory=dict, compare=False)  # what prices need of each demand, once asked for
+    shapes: dict[Traffic, Shape] = field(default_factory=dict)  # what prices need of each demand, once asked for
 
 
 @lru_cache(maxsize=1024)

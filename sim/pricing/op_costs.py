@@ -10,9 +10,9 @@ from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.pricing.algorithm_choice import At, TransferCost
 from sim.pricing.block_costs import BlockCost, chained, fused
-from sim.pricing.collective_costs import CollectiveCosts
+from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
-from sim.program import Block, Collective, Item, Join, Kernel, Program, Send, Start
+from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, Start
 from topologies.topology import Topology, gpu_kind
 
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
@@ -83,7 +83,7 @@ class OpCosts(CollectiveCosts):
     def _play(self, items: tuple[Item, ...], where: Where, factor: float) -> BlockCost:
         prices = self._prices(where)
         profile = prices.profile
-        ahead = profile.launching(self.program.eager) * self.program.turns
+        ahead = on_grid(profile.launching(self.program.eager) * self.program.turns)
         wrapping = [self.wrapping(item, prices) for item in items]
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
             each = profile.launch * self.program.turns if profile.synchronous else ahead
@@ -133,11 +133,17 @@ class OpCosts(CollectiveCosts):
         users: dict[int, set[tuple[At, str, int]]] = {}  # by link; cohorts that share their ranks have their own groups each
         for work, cohort, inside in self._communications:
             for kind, priced in enumerate(self.each(work, cohort)):
-                for link in {link for part in priced.parts for link, _ in part.flows}:
+                for link in priced.links:
                     users.setdefault(link, set()).add((self._at[cohort], inside, kind))
         shared = [uses for link, uses in users.items() if len(uses) > 1 or self.wiring.varying[link] or link in others]
         where = {at for uses in shared for at, inside, _ in uses if inside}
         return {cohort for cohort, at in enumerate(self._at) if at in where}
+
+    def inside(self, block: Block, cohort: int) -> list[tuple[TransferCost, str]]:
+        """The distinct collectives of a block, each with the stream that it is on or keeps in step with."""
+        streams = streams_of(block)
+        distinct = {work: None for _, work in self.collectives_of(block)}
+        return [(self.collective(work, cohort), streams.get(work, SIDE_STREAM)) for work in distinct]
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from pydantic import Field, model_validator
 
@@ -156,7 +157,9 @@ class Prices:
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
-        self.choices: dict[Hashable, dict[Hashable, Any]] = {}  # sim.pricing.collective_costs: algorithms, by topology and grid
+        # what sim.pricing.collective_costs has worked out: algorithms by topology and grid, costs by wiring
+        self.choices: dict[Hashable, dict[Hashable, Any]] = {}
+        self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
     @property
     def members(self) -> tuple[Prices, ...]:

@@ -47,9 +47,10 @@ class Stage(StagePasses):
 
     def _gradients(self, weights_only: bool) -> Iterator[Gradient]:
         """Gradients of the parameters that other ranks have too."""
+        copied, tied = self.plan.expert_copies > 1, bool(self.tied)
         for number in range(len(self.parts) - 1, -1, -1):
             for gradient in self.parts[number].gradients:
-                if self.tied if gradient.tied else self.plan.expert_copies > 1 or not gradient.spread:
+                if tied if gradient.tied else copied or not gradient.spread:
                     left = gradient.weights_left if weights_only else gradient.left
                     yield Gradient(gradient.shape, Cut(number, left), gradient.spread)
 
@@ -191,7 +192,8 @@ class Stage(StagePasses):
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
         block = Block("optimizer", (Run(1, (*replicated, *kernels_of(plan, self.plan.copies, count, gradients))),))
-        largest = max(tensors(self.parts, self.model, self.tied, apart=False), default=0)
+        distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
+        largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
         allocated: Memory = (("gradient", update_workspace(plan, count, largest)),)
         freed: Memory = (("gradient", self.freed),) if self.freed else ()
         ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from sim.program import Memory
 from strategies.data_parallel.shard_padding import padded
@@ -19,7 +20,8 @@ class StageParts:
     def __init__(self, number: int, rank: int, chunk: int, parts: Sequence[LayerCost], plan: Resolved, model: Model) -> None:
         self.number, self.rank, self.chunk = number, rank, chunk
         self.parts, self.plan, self.model = tuple(parts), plan, model
-        self._elements = sum(part.parameters for part in self.parts)
+        self.kinds = [(part, len(list(same))) for part, same in groupby(self.parts)]  # parts that follow each other, how many
+        self._elements = sum(count * part.parameters for part, count in self.kinds)
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
 
@@ -44,9 +46,10 @@ class StageParts:
         which differ from ep rank to ep rank, fewer ranks have the same.
         """
         if shards == self.plan.shards:
-            every = [self._padded(part) for part in range(len(self.parts))]
-            return sum(dense for dense, _ in every) / shards + sum(experts for _, experts in every) / self.expert_shards
-        experts = sum(part.experts for part in self.parts)
+            every = [(*self._padded(part), count) for part, count in self.kinds]
+            dense, spread = (sum(count * each[which] for *each, count in every) for which in (0, 1))
+            return dense / shards + spread / self.expert_shards
+        experts = sum(count * part.experts for part, count in self.kinds)
         return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.ep_of_dp)
 
     @property
@@ -56,19 +59,18 @@ class StageParts:
 
     def shapes(self, part: int, spread: bool = False) -> list[Shape]:
         """Shapes of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""
-        return [
-            gradient.shape
-            for gradient in self.parts[part].gradients
-            if gradient.spread == spread and (self.tied or not gradient.tied)
-        ]
+        return self._shapes(self.parts[part], spread)
+
+    def _shapes(self, part: LayerCost, spread: bool) -> list[Shape]:
+        return [gradient.shape for gradient in part.gradients if gradient.spread == spread and (self.tied or not gradient.tied)]
 
     def shared(self, part: int) -> tuple[int, int]:
         """Elements of a part, and of its experts, that several ranks have, with what fills them up when these shard them."""
-        dense, experts = self._padded(part)
+        dense, experts = self._padded(self.parts[part])
         return dense, experts if self.plan.expert_copies > 1 else 0
 
-    def _padded(self, part: int) -> tuple[int, int]:
-        dense, experts = self.shapes(part), self.shapes(part, spread=True)
+    def _padded(self, part: LayerCost) -> tuple[int, int]:
+        dense, experts = self._shapes(part, spread=False), self._shapes(part, spread=True)
         return padded(self.plan, dense, self.plan.shards), padded(self.plan, experts, self.expert_shards)
 
     def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
@@ -86,7 +88,8 @@ class StageParts:
         plan = self.plan
         if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters:
             return ()
-        return (("parameter", 2.0 * FP8_WIDTH * sum(part.fp8_parameters + part.fp8_expert_parameters for part in self.parts)),)
+        fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
+        return (("parameter", 2.0 * FP8_WIDTH * fp8),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

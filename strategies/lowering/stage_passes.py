@@ -103,7 +103,9 @@ class StagePasses(StageParts):
         """
         start = self._begin(last)
         block, allocated, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
-        return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
+        if allocate:
+            allocated = _summed(allocated + allocate)
+        return self.add(Op(COMPUTE, block, after, allocated, given_back + free, microbatch))
 
     def between(
         self,
@@ -124,7 +126,7 @@ class StagePasses(StageParts):
 
     def whole_backward(self, microbatch: int, after: tuple[Ref, ...], weights_only: bool) -> Ref:
         """Backward pass of all parts, or its second half, which reduces nothing."""
-        gradients = self.new_gradients(self.parameters)
+        gradients = () if self.has_gradients else self.new_gradients(self.parameters)
         self.has_gradients = True
         return (self.weight_gradient if weights_only else self.backward)(microbatch, after, allocate=gradients)
 

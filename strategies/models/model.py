@@ -6,6 +6,7 @@ A model is read from a Hugging Face `config.json`, from a short YAML with the fi
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -221,17 +222,26 @@ class Model(Config):
         bias = self.padded_vocabulary if self.head_bias else 0
         return norms + head + bias + square * (self.head_transform + self.pooler) + self.pooler_classes * (self.hidden + 1)
 
-    @property
+    @cached_property
+    def layer_kinds(self) -> tuple[tuple[int, int], ...]:
+        """One layer of each kind, dense or a mixture, and how many there are."""
+        kinds: dict[bool, tuple[int, int]] = {}
+        for layer in range(self.layers):
+            mixture = self.is_mixture(layer)
+            kinds[mixture] = kinds.get(mixture, (layer, 0))[0], kinds.get(mixture, (layer, 0))[1] + 1
+        return tuple(kinds.values())
+
+    @cached_property
     def parameters(self) -> int:
         """Ψ: elements of the whole model; a tied head counts once."""
-        layers = sum(self.layer_parameters(layer) for layer in range(self.layers))
+        layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters + layers + self.head_parameters
 
     @property
     def active_parameters(self) -> int:
         """Elements that one token passes through: Ψ without the routed experts that were not chosen."""
-        matrices = (matrix for layer in range(self.layers) for matrix in self.matrices(layer))
-        return self.parameters - sum(m.parameters // m.copies * (m.copies - m.used) for m in matrices)
+        matrices = ((count, matrix) for layer, count in self.layer_kinds for matrix in self.matrices(layer))
+        return self.parameters - sum(count * (m.parameters // m.copies) * (m.copies - m.used) for count, m in matrices)
 
     def forward_flops(self, batch: int, sequence: int, causal: bool, head: bool = True) -> float:
         """FLOPs of the matrix products of one forward pass over batch × sequence tokens.
@@ -242,7 +252,8 @@ class Model(Config):
         `head=False` leaves out all that follows the last layer. A backward pass is twice a forward pass.
         """
         tokens = batch * sequence
-        weights = sum(m.used * m.inputs * m.outputs for layer in range(self.layers) for m in self.matrices(layer))
+        matrices = ((count, matrix) for layer, count in self.layer_kinds for matrix in self.matrices(layer))
+        weights = sum(count * m.used * m.inputs * m.outputs for count, m in matrices)
         seen = min(self.window or sequence, sequence)
         pairs = sequence * seen - seen**2 / 2 if causal else sequence**2
         attention = self.layers * batch * self.heads * pairs * (self.head_dim + self.v_head_dim)

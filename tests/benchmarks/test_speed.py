@@ -14,6 +14,7 @@ from simpy import Environment
 
 from shardyard import read_job, simulate
 from sim.analysis.summary import summarise
+from strategies.predict import programs
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
@@ -41,12 +42,19 @@ def bare(events: int) -> float:
     return (perf_counter() - start) / events
 
 
-@pytest.mark.parametrize("job", [GPT3, LLAMA], ids=["gpt3-175b on 512", "llama-3.1-405b on 16384"])
-def test_estimate(benchmark: Callable, job: dict) -> None:
-    """Lower, run and summarise in a process that has seen the cluster before."""
+NARROW = GPT3 | {"cluster": "dgx-h100", "plan": GPT3["plan"] | {"tp": 4}}  # groups that share their nodes
+ESTIMATES = {"gpt3-175b on 512": GPT3, "gpt3-175b on 512, tp=4": NARROW, "llama-3.1-405b on 16384": LLAMA}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["another plan", "the same plan"])
+@pytest.mark.parametrize("job", ESTIMATES.values(), ids=ESTIMATES)
+def test_estimate(benchmark: Callable, job: dict, kept: bool) -> None:
+    """Lower, run and summarise in a process that has seen the cluster before. kept: and the plan, whose program is there."""
     asked = read_job(**job)
 
     def estimate():
+        if not kept:
+            programs.cache_clear()
         return summarise(simulate(asked))
 
     summary = estimate()

@@ -1,0 +1,135 @@
+"""The actors of a step: which ranks are played as one, what their ops cost, and where they meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.clock import on_grid
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
+from sim.pricing.op_costs import OpCosts
+from sim.pricing.prices import Profile
+from sim.program import COMPUTE, Block, Cohort, Collective, Op, Program, Work
+from sim.timeline import Lane
+
+
+class Priced(NamedTuple):
+    """What an op costs, and the seconds of the host before it is launched and after that."""
+
+    cost: BlockCost | TransferCost
+    ahead: float
+    behind: float
+
+
+class Meeting(NamedTuple):
+    """A rendezvous of `expected` lanes; those that come with an equal key meet."""
+
+    expected: int
+    key: Hashable
+
+
+class Turns:
+    """Numbers of a lane's collectives that are equal on all lanes that meet there, asked for one op after the other."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._counted = bool(lanes.program.allotments)
+        self._met = Counter[tuple[str, ...]]()
+
+    def of(self, op: Op, index: int) -> int:
+        """The number of op `index`; where programs have other numbers of ops, of the collective among those along its axes."""
+        if not self._counted:
+            return index
+        assert isinstance(op.work, Collective)
+        self._met[op.work.axes] += 1
+        return self._met[op.work.axes]
+
+
+class Lanes:
+    """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]; first: by cohort its first
+    lane.
+    """
+
+    def __init__(self, program: Program, op_costs: OpCosts) -> None:
+        self.program, self.op_costs = program, op_costs
+        self.every: list[Lane] = []
+        self.first: list[int] = []
+        self.offset: list[int] = []
+        self._place: list[int] = []  # of the first rank of each lane among its cohort's ranks
+        self.ops = 0  # of all lanes
+        for number, cohort in enumerate(program.cohorts):
+            self.first.append(len(self.every))
+            for place, rank, size in self._actors(cohort):
+                self.every.append(Lane(number, rank, size))
+                self.offset.append(self.ops)
+                self._place.append(place)
+                self.ops += len(cohort.ops)
+        self._known: list[dict[Work, Priced]] = [{} for _ in self.every]
+
+    def _actors(self, cohort: Cohort) -> Iterator[tuple[int, int, int]]:
+        """The first rank of each lane of a cohort, its place among the cohort's ranks, and how many share the lane."""
+        lane, grid, allotments = self.op_costs.lane, self.program.grid, self.program.allotments
+        if lane is None and not allotments:
+            yield 0, grid.first(cohort.at), grid.count(cohort.at)
+            return
+        ranks = grid.groups((), cohort.at).ravel()
+        _, example, sizes = np.unique(np.zeros(len(ranks)) if lane is None else lane, return_index=True, return_counts=True)
+        mine = np.array(allotments or np.zeros(len(ranks), np.int64))[example] == cohort.allotment
+        yield from zip(example[mine].tolist(), ranks[example[mine]].tolist(), sizes[mine].tolist(), strict=True)
+
+    def of_cohort(self, cohort: int) -> slice:
+        """The numbers of the lanes of a cohort."""
+        return slice(self.first[cohort], (*self.first, len(self.every))[cohort + 1])
+
+    def profile(self, lane: int) -> Profile:
+        """What the GPUs of a lane cost."""
+        return self.op_costs.on(self.every[lane].rank).profile
+
+    def priced(self, lane: int, op: Op) -> Priced:
+        """An op of a lane; each distinct piece of work is priced once."""
+        known = self._known[lane].get(op.work)
+        if known is None:
+            known = self._known[lane][op.work] = self._price(lane, op)
+        return known
+
+    def _price(self, number: int, op: Op) -> Priced:
+        lane, work = self.every[number], op.work
+        if isinstance(work, Block):
+            fused = self.op_costs.block(work, lane.cohort, rank=lane.rank)
+            return Priced(fused, 0.0, fused.host)
+        prices, group = self.op_costs.on(lane.rank), -1
+        if self.op_costs.lane is not None:
+            group = int(self.op_costs.groups(work, lane.cohort)[self._place[number]])
+        launch = on_grid(prices.profile.launching(self.program.eager) * self.program.turns)
+        wrapping = on_grid(self.op_costs.wrapping(work, prices))
+        cost = self.op_costs.collective(work, lane.cohort, group)
+        if self.program.blocking and op.stream == COMPUTE:  # it is launched when the kernel before has ended
+            return Priced(replace(cost, latency=cost.latency + launch + wrapping), 0.0, 0.0)
+        if not prices.profile.synchronous:
+            return Priced(cost, launch + wrapping, 0.0)
+        if wrapping:  # a CPU waits for its own work
+            cost = replace(cost, latency=cost.latency + wrapping)
+        return Priced(cost, 0.0, 0.0)
+
+    def meeting(self, number: int, turn: int, op: Op, cost: TransferCost) -> Meeting | None:
+        """Where a lane meets the other ranks of a collective; None: it has them all. turn: see `Turns`."""
+        collective, lane, traffic = op.work, self.every[number], cost.traffic
+        assert isinstance(collective, Collective)
+        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
+        at = self.program.cohorts[lane.cohort].at
+        if collective.cohorts:
+            return Meeting(2, (collective.label, where))
+        if collective.axis in at:
+            meeting = Meeting(self.program.grid.degree(collective.axis), (collective.label, where))
+        else:
+            meeting = Meeting(cost.lanes, (tuple(at.items()), turn, where))
+        return meeting if meeting.expected > 1 else None
+
+    def bases(self, number: int) -> list[int]:
+        """By cohort, the number of the first op of the lane that lane `number` waits for there; −1 where there is none."""
+        index = number - self.first[self.every[number].cohort]
+        return [self.offset[first + index] if first + index < len(self.offset) else -1 for first in self.first]

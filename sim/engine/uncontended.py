@@ -1,0 +1,269 @@
+"""The times of a step as long as nothing contends, and when something does for the first time.
+
+Where no two transfers share a link and no collective runs beside kernels that it slows down, an op starts when the last of what
+it waits for has ended and takes its price, whatever else happens meanwhile: times are max-plus sums, and need no events. Up to
+the first moment at which something contends these are the player's times, to the bit; from there on it plays the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.clock import on_grid
+from sim.engine.lanes import Lanes, Meeting, Turns
+from sim.engine.network import ROUNDING
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
+from sim.program import Block, Op, Work
+from sim.timeline import Resumption
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class _Known(NamedTuple):
+    """A distinct piece of work on a stream of a lane: kernels take `seconds` from their start, and end no earlier than `critical`
+    after their launch; a transfer takes `seconds`. ahead, behind: of the host; ops: that do it.
+    """
+
+    work: Work
+    cost: Cost
+    transfer: TransferCost | None  # its cost, where it is no block
+    rates: tuple[float, ...]  # of its parts, bytes per second
+    seconds: float
+    critical: float
+    ahead: float
+    behind: float
+    ops: list[int]
+
+
+Cost = BlockCost | TransferCost
+
+
+@dataclass
+class Times:
+    """Columns over the ops of all lanes, and when hosts that were held up went on. end: −1 of an op that never starts."""
+
+    start: list[float]
+    end: list[float]
+    launched: list[float]
+    cost: list[Cost | None]
+    resumptions: dict[int, Resumption] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, ops: int) -> Times:
+        """Of so many ops none has ended."""
+        return cls([0.0] * ops, [-1.0] * ops, [0.0] * ops, [None] * ops)
+
+    def moved(self, ops: Integers, places: Integers, count: int) -> Times:
+        """Only `ops` have ended, which have the numbers `places` among `count` ops."""
+        columns = []
+        for times, nothing in ((self.start, 0.0), (self.end, -1.0), (self.launched, 0.0)):
+            column = np.full(count, nothing)
+            column[places] = np.array(times)[ops]
+            columns.append(column.tolist())
+        start, end, launched = columns
+        place_of = dict(zip(ops.tolist(), places.tolist(), strict=True))
+        cost: list[Cost | None] = [None] * count
+        for op, place in place_of.items():
+            cost[place] = self.cost[op]
+        resumptions = {
+            place_of[op]: each._replace(before=place_of.get(each.before, -1))
+            for op, each in self.resumptions.items()
+            if op in place_of
+        }
+        return Times(start, end, launched, cost, resumptions)
+
+
+class Uncontended:
+    """The step of `lanes` if nothing contends.
+
+    times: of all ops; until: when something contends for the first time: what has ended by then has ended at these times.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes, count = lanes, lanes.ops
+        self.times = Times.none(count)
+        self._works: list[dict[str, dict[Work, _Known]]] = [{} for _ in lanes.every]  # by stream
+        self._blocked: dict[int, list[int]] = {}  # by op, the lanes that wait for it
+        self._come: dict[Hashable, list[tuple[int, int, float]]] = {}  # (lane, op, seconds) by rendezvous that is not complete
+        self._carried: set[int] = set()  # ops whose bytes another member of their rendezvous puts on the network
+        self._alike = True  # whether the members of each rendezvous take equally long
+        self.touched: set[int] = set()  # cohorts whose blocks have collectives on links that other traffic may use
+        self._free = list(range(len(lanes.every)))  # lanes that can go on
+        complete = self._run() and self._alike
+        self.until = self._first_contention() if complete else -1.0
+
+    def _run(self) -> bool:
+        """Work out every lane in program order; whether none is stuck."""
+        lanes, left = [self._lane(number) for number in self._free], len(self._free)
+        while self._free:
+            left -= next(lanes[self._free.pop()], True)
+        return not left
+
+    def _lane(self, number: int) -> Generator[bool]:
+        """Work out a lane; yields False when it waits for another."""
+        lane, first = self.lanes.every[number], self.lanes.offset[number]
+        start, end, launched, costs = self.times.start, self.times.end, self.times.launched, self.times.cost
+        bases, blocked, streams = self.lanes.bases(number), self._blocked, self._works[number]
+        idle: dict[str, float] = {}  # since when each stream is
+        resumed = busy = 0.0  # when the host went on that was held up, and its seconds of work since then
+        held, turns = -1, Turns(self.lanes)
+        for op_number, op in enumerate(self.lanes.program.cohorts[lane.cohort].ops, first):
+            stream = op.stream
+            works = streams.get(stream)
+            if works is None:
+                works, idle[stream] = streams.setdefault(stream, {}), 0.0
+            ready = idle[stream]
+            for cohort, place in op.after:
+                awaited = bases[cohort] + place
+                while end[awaited] < 0:
+                    blocked.setdefault(awaited, []).append(number)
+                    yield False
+                if end[awaited] > ready:
+                    ready = end[awaited]
+            known = works.get(op.work)
+            if known is None:
+                known = works[op.work] = self._know(number, op)
+            _, costs[op_number], transfer, _, seconds, critical, ahead, behind, ops = known
+            ops.append(op_number)
+            if op.held:
+                self.times.resumptions[op_number] = Resumption(held, busy, max(ready, resumed + busy))
+                resumed, busy, held = max(ready, resumed + busy), 0.0, op_number
+            busy += ahead
+            launch = launched[op_number] = resumed + busy
+            busy += behind
+            if transfer is None:
+                late = launch + critical - ready
+                if late > seconds:
+                    seconds = late
+            else:
+                if launch > ready:
+                    ready = launch
+                if not transfer.is_send:
+                    meeting = self.lanes.meeting(number, turns.of(op, op_number - first), op, transfer)
+                    if meeting is not None:
+                        start[op_number] = ready
+                        if not self._come_to(meeting, number, op_number, seconds):
+                            yield False
+                        ready = start[op_number]
+            start[op_number] = ready
+            end[op_number] = idle[stream] = ready + seconds
+            if op_number in blocked:
+                self._free += blocked.pop(op_number)
+
+    def _know(self, lane: int, op: Op) -> _Known:
+        cost, ahead, behind = self.lanes.priced(lane, op)
+        if isinstance(cost, BlockCost):
+            return _Known(op.work, cost, None, (), cost.busy, cost.critical, ahead, behind, [])
+        rates = self._rates(cost)
+        seconds = sum(on_grid(part.bytes / rate) for part, rate in zip(cost.parts, rates, strict=True)) + cost.latency
+        return _Known(op.work, cost, cost, rates, seconds, 0.0, ahead, behind, [])
+
+    def _rates(self, cost: TransferCost) -> tuple[float, ...]:
+        """The rate of each part of a transfer that has its links for itself, as the network has it."""
+        capacity = self.lanes.op_costs.capacity
+        return tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
+
+    def _come_to(self, meeting: Meeting, lane: int, op: int, seconds: float) -> bool:
+        """A lane comes to a rendezvous; whether it was the last one, with which all of them start."""
+        come = self._come.setdefault(meeting.key, [])
+        come.append((lane, op, seconds))
+        self._alike = self._alike and seconds == come[0][2]
+        if len(come) < meeting.expected:
+            return False
+        del self._come[meeting.key]
+        begin = max(self.times.start[each] for _, each, _ in come)
+        for other, each, _ in come:
+            self.times.start[each] = begin
+            if other != lane:
+                self._free.append(other)
+                self._carried.add(each)
+        return True
+
+    def _first_contention(self) -> float:
+        start, end = np.array(self.times.start), np.array(self.times.end)
+        return min(self._on_links(start, end), self._beside_kernels(start, end))
+
+    def _on_links(self, start: Floats, end: Floats) -> float:
+        """When a link gets more traffic than it carries, if each transfer goes at the rate that it has alone.
+
+        A block is on the links of its collectives from its start to its end.
+        """
+        users: dict[int, list[tuple[_Known, float]]] = {}  # by link, with the bytes per second that each puts on it
+        streams: dict[int, dict[tuple[int, str, str], float]] = {}  # transfers of one stream follow each other
+        for lane, works in enumerate(self._works):
+            for stream, every in works.items():
+                for known in every.values():
+                    for (link, inside), rate in self._demands(lane, known).items():
+                        users.setdefault(link, []).append((known, rate))
+                        rates = streams.setdefault(link, {})
+                        rates[lane, stream, inside] = max(rate, rates.get((lane, stream, inside), 0.0))
+        capacity = self.lanes.op_costs.capacity
+        distinct: dict[Hashable, int] = {}  # links with the same traffic
+        for link, rates in streams.items():
+            if len(rates) > 1:
+                self.touched |= {self.lanes.every[lane].cohort for lane, _, inside in rates if inside}
+                if sum(rates.values()) > capacity[link] * (1 + ROUNDING):
+                    distinct.setdefault(tuple((known.ops[0], rate / capacity[link]) for known, rate in users[link]), link)
+        return self._overloaded(
+            [[(known, rate / capacity[link]) for known, rate in users[link]] for link in distinct.values()], start, end
+        )
+
+    def _overloaded(self, links: list[list[tuple[_Known, float]]], start: Floats, end: Floats) -> float:
+        """When there is first more traffic on one of `links` than it carries. links: its users, and the part that each takes."""
+        if not links:
+            return inf
+        ops: list[int] = []
+        counts, latencies, parts, numbers = [], [], [], []
+        for number, users in enumerate(links):
+            for known, part in users:
+                mine = known.ops if not self._carried else [op for op in known.ops if op not in self._carried]
+                ops += mine
+                counts.append(len(mine))
+                latencies.append(known.transfer.latency if known.transfer else 0.0)
+                parts.append(part)
+                numbers.append(number)
+        change, link, every = np.repeat(parts, counts), np.repeat(numbers, counts), np.array(ops)
+        time = np.concatenate([start[every], end[every] - np.repeat(latencies, counts)])
+        change, link = np.concatenate([change, -change]), np.concatenate([link, link])
+        order = np.lexsort((change, time, link))  # what ends makes room for what begins then
+        over = change[order].cumsum() > 1 + 2 * ROUNDING
+        return float(time[order][over].min(initial=inf))
+
+    def _demands(self, lane: int, known: _Known) -> dict[tuple[int, str], float]:
+        """By link and stream inside a block, the most bytes per second that a piece of work puts there at a time."""
+        transfers = [(known.transfer, known.rates, "")] if known.transfer else []
+        if isinstance(known.work, Block) and self.lanes.op_costs.lane is None:
+            inside = self.lanes.op_costs.inside(known.work, self.lanes.every[lane].cohort)
+            transfers = [(transfer, self._rates(transfer), stream) for transfer, stream in inside]
+        demands: dict[tuple[int, str], float] = {}
+        for transfer, rates, stream in transfers:
+            for (_, flows), rate in zip(transfer.parts, rates, strict=True):
+                for link, count in flows:
+                    demands[link, stream] = max(demands.get((link, stream), 0.0), rate * count)
+        return demands
+
+    def _beside_kernels(self, start: Floats, end: Floats) -> float:
+        """When a collective is beside kernels that it slows down."""
+        first = inf
+        for lane, works in enumerate(self._works):
+            if self.lanes.profile(lane).slowdown == 1:
+                continue
+            every = [known for each in works.values() for known in each.values()]
+            collectives = [op for known in every if known.transfer and not known.transfer.is_send for op in known.ops]
+            if collectives:
+                blocks = np.sort(np.concatenate([np.array(known.ops, np.int64) for known in every if not known.transfer]))
+                begin, through = start[collectives], end[collectives]
+                place = np.searchsorted(end[blocks], begin, side="right")  # the first block that ends after a collective begins
+                there = place < len(blocks)
+                place, begin, through = place[there], begin[there], through[there]
+                beside = start[blocks][place] < through
+                first = min(first, float(np.maximum(begin, start[blocks][place])[beside].min(initial=inf)))
+        return first
