@@ -65,10 +65,15 @@ class Reliability(Config):
         larger = gpus / self.node_gpus if self.node_gpus and part.unit == "node" else 1.0
         return part.life.model_copy(update={"mean": part.life.mean * self.mtbf_factor / larger})
 
+    def rate(self, nodes: int, gpus: int, slow: bool = True) -> float:
+        """Failures per second of so many nodes of so many GPUs; slow: with parts that only become slow."""
+        parts = [part for part in self.parts.values() if slow or not part.slow]
+        rate = sum(_units(part, nodes) / self.life(part, gpus).mean for part in parts)
+        return rate * (1 + self.bad * (self.bad_factor - 1))
+
     def mtbf(self, nodes: int, gpus: int) -> float:
-        """Mean seconds between failures that stop a job on so many nodes of so many GPUs; infinite without any."""
-        rate = sum(_units(part, nodes) / self.life(part, gpus).mean for part in self.parts.values() if not part.slow)
-        rate *= 1 + self.bad * (self.bad_factor - 1)
+        """Mean seconds between failures that stop a job; infinite without any."""
+        rate = self.rate(nodes, gpus, slow=False)
         return 1 / rate if rate else float("inf")
 
 

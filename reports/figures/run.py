@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.figures import BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SKY, WHITE, YELLOW, figure
+from reports.figures import BLACK, BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SKY, WHITE, YELLOW, figure
 from sim.runs import ledger
 from sim.runs.run import Run
 from strategies.resilience.run_spec import Prepared
@@ -29,6 +29,7 @@ COLOURS = {
     ledger.SLOW: GREY,
     ledger.REDUCED: GREY,
     ledger.EVALUATION: LIGHT,
+    ledger.LOADING: BLACK,
     ledger.SPARES: WHITE,
 }
 ROWS = 8  # of the timeline

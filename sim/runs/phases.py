@@ -145,4 +145,6 @@ class Phases:
         )
         if failure is None and restored is not None:
             failure = yield from self._phase(self.spec.savings[restored].restore, causes.RESTORE)
+        if failure is None and self.spec.first_batch:
+            failure = yield from self._phase(self.spec.first_batch, causes.LOADING)
         return failure

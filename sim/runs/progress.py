@@ -29,6 +29,8 @@ class Progress:
 
     def __init__(self, spec: RunSpec, ledger: Ledger) -> None:
         self.spec, self.ledger = spec, ledger
+        saves, evaluations = [causes.SAVE] * len(spec.savings), [causes.EVALUATION] * bool(spec.evaluation_steps)
+        self._causes = [*saves, *evaluations, causes.LOADING]  # of pauses
         self.step, self.whole = 0, 0.0
         self.stretches: list[Stretch] = []
         self.durable = [0] * len(spec.savings)
@@ -45,6 +47,8 @@ class Progress:
         pauses = [Pause(saving.steps, blocked(saving, step)) for saving in spec.savings]
         if spec.evaluation_steps:
             pauses.append(Pause(spec.evaluation_steps, spec.evaluation))
+        if spec.stall:
+            pauses.append(Pause(1, spec.stall))
         segment = Segment(self.step, step, tuple(pauses))
         steps = self.remaining / pace.progress
         # the first segment takes what the job's steps take, to the bit
@@ -63,7 +67,7 @@ class Progress:
         self.ledger.add(causes.PRODUCTIVE, useful)
         self.ledger.add(causes.REDUCED if pace.progress < 1.0 else causes.SLOW, work - useful)
         for number, seconds in enumerate(paused):
-            self.ledger.add(causes.SAVE if number < len(self.spec.savings) else causes.EVALUATION, seconds)
+            self.ledger.add(self._causes[number], seconds)
         return useful
 
     def stop(self, segment: Segment, pace: Pace, elapsed: float, now: float) -> None:

@@ -123,6 +123,8 @@ class RunSpec:
     initialization_spread: float = 0.0  # sigma of the logarithm of a factor of both below, drawn for each run
     initialization: Spread = NOTHING  # from nothing to the first step, without reading a checkpoint
     restart: Spread | None = None  # where every node stays; None: as `initialization`
+    first_batch: float = 0.0  # seconds until the first data are there after each start
+    stall: float = 0.0  # seconds after each step in which training waits for data
     evaluation: float = 0.0
     evaluation_steps: int = 0  # between evaluations; 0: none
     elastic: Elastic | None = None

@@ -11,6 +11,7 @@ from strategies.job import Job
 from strategies.predict import predict
 from strategies.resilience.checkpoint_size import CheckpointSize, checkpoint_size
 from strategies.resilience.checkpointing import Place, SaveCosts, policies
+from strategies.resilience.data_loading import data_loading
 from strategies.resilience.initialization import published
 from strategies.resilience.intervals import intervals
 from strategies.resilience.recovery import recoveries
@@ -19,7 +20,7 @@ from strategies.resilience.settings import RunSettings
 from topologies.durations import Spread
 from topologies.reading import UserError
 from topologies.reliability import Reliability
-from topologies.units import duration
+from topologies.units import duration, show
 
 NEVER = 10**15  # steps
 _AS_SAID = """
@@ -27,6 +28,7 @@ _AS_SAID = """
     idle_failures
 """.split()
 MOST_TAKEN = 0.9  # of NICs by a flush: collectives get something
+MOST_FAILURES = 1_000_000  # in one run: a minute's work
 HOPELESS = 50  # times as long as the steps alone take: then a run is given up
 
 
@@ -73,8 +75,12 @@ def prepare(
         deadline = (days or 0.0) * 86400.0
         steps = deadline / summary.step_seconds + 1
         work = steps * summary.step_seconds
+    if deadline * settings.failures.rate(job.cluster.nodes, job.cluster.node.gpus) > MOST_FAILURES:
+        every = f"one every {show(1 / settings.failures.rate(job.cluster.nodes, job.cluster.node.gpus), 's')}"
+        raise UserError(f"{job.name}: run.failures: {every} in up to {deadline / 86400:,.0f} days: more than {MOST_FAILURES:,}")
     spec = _spec(job, settings, savings, initialization)
-    spec = replace(spec, step=summary.step_seconds, work=work, steps=steps, deadline=deadline)
+    first, stall = data_loading(job, settings, summary.step_seconds)
+    spec = replace(spec, step=summary.step_seconds, work=work, steps=steps, deadline=deadline, first_batch=first, stall=stall)
     spec = recoveries[settings.recovery](spec, job)
     return Prepared(job, settings, summary, size, costs, mtbf, restart, spec, tuple(_notes(job, settings)))
 
@@ -123,6 +129,9 @@ def _savings(
     places = policies[settings.checkpoint.policy](costs)
     asked = [settings.checkpoint.interval, settings.checkpoint.storage_interval][-len(places) :]
     if len(places) == 1:
+        if "storage_interval" in settings.checkpoint.model_fields_set:
+            one = f"policy={settings.checkpoint.policy} saves to one place only"
+            raise UserError(f"run.checkpoint.storage_interval: {one}, at run.checkpoint.interval")
         asked = [settings.checkpoint.interval]
     result: list[Saving] = []
     for place, interval in zip(places, asked, strict=True):

@@ -131,7 +131,10 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
     halved = failures.model_copy(update={"mtbf_factor": 2 * failures.mtbf_factor})
 
     def with_checkpoint(**fields: object) -> RunSettings:
-        return settings.model_copy(update={"checkpoint": checkpoint.model_copy(update=fields)})
+        other = checkpoint.model_copy(update=fields)
+        if other.policy != checkpoint.policy:
+            other.model_fields_set.discard("storage_interval")  # of a second place, which another policy may not have
+        return settings.model_copy(update={"checkpoint": other})
 
     changes = [
         (f"checkpoint.policy={name}", with_checkpoint(policy=name))

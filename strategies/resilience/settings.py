@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from strategies.resilience.checkpointing import policies
 from strategies.resilience.intervals import intervals
@@ -13,7 +13,7 @@ from topologies.durations import Duration, Spread, Times
 from topologies.reading import Config, UserError, build, shown
 from topologies.reliability import Reliability, load_reliability
 from topologies.storage import Storage, load_storage
-from topologies.units import duration
+from topologies.units import Bytes, duration
 
 __all__ = ["CheckpointSettings", "RepairSettings", "RunSettings", "read_run"]
 
@@ -84,6 +84,15 @@ class RepairSettings(Config):
     technicians: int | None = Field(default=None, ge=1)  # absent: any number of repairs at the same time
 
 
+class InputSettings(Config):
+    """How sequences come: workers of each replica prepare them (torch's DataLoader), from bytes that are read from storage."""
+
+    sample: Duration  # of a worker for one sequence
+    workers: int = Field(default=1, ge=1, le=1024)  # of each dp rank; the ranks beside it share what they bring
+    bytes: Bytes = Field(default=0.0, ge=0)  # read for one sequence, from run.checkpoint.storage
+    prefetch: bool = True  # the next batch is prepared beside a step: only what takes longer than it is waited for
+
+
 class RunSettings(Config):
     """A run over days."""
 
@@ -104,9 +113,18 @@ class RunSettings(Config):
     misdiagnosis: float = Field(default=0.0, ge=0, le=1)  # probability that the wrong node is replaced first; unknown
     initialization: Times | None = None  # from nothing to the first step; absent: as MLPerf submissions on so many GPUs
     restart: Times | None = None  # where every node stayed; absent: as initialization
+    input: InputSettings | None = None  # absent: data are always there
     evaluation: Duration = 0.0  # of each evaluation
     evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
     idle_failures: bool = True  # parts fail also while the job restarts
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunSettings:
+        if bool(self.evaluation) != bool(self.evaluation_steps):
+            raise ValueError("evaluation and evaluation_steps belong together: give both, or none")
+        if self.reserve and self.pool is None:
+            raise ValueError(f"reserve={self.reserve} needs pool: without it there is always a free node")
+        return self
 
     @field_validator("recovery")
     @classmethod

@@ -118,6 +118,8 @@ def test_intervals_follow_rule_time_or_steps() -> None:
     prepared = prepare(read_job(JOB), RunSettings(), 1)
     expected = max(prepared.costs.write, np.sqrt(2 * prepared.costs.snapshot * prepared.mtbf)) / step
     assert steps(interval="young") == [round(expected)]
+    with pytest.raises(UserError, match="storage_interval: policy=asynchronous saves to one place"):
+        steps(storage_interval=200)
     first, second = steps(policy="multi_tier", interval=100, storage_interval=250)
     assert (first, second) == (100, 300)  # storage at every third save
 
@@ -190,6 +192,8 @@ MISTAKES = [
     ({"checkpoint": {"storage": {"write": "3"}}}, "needs a unit"),
     ({"recovery": "hope"}, "unknown recovery policy 'hope'"),
     ({"spares": -1}, "spares=-1"),
+    ({"evaluation": "2 min"}, "evaluation and evaluation_steps belong together"),
+    ({"reserve": 3}, "reserve=3 needs pool"),
     (3, "run=3: must be fields"),
 ]
 
@@ -292,3 +296,33 @@ def test_flushes_that_share_the_nics_slow_training_down() -> None:
     behind = flush * (1 - predict(job).step_seconds / predict(less).step_seconds)
     assert behind > 0.01
     assert shared.spec.savings[0].blocking == pytest.approx(alone.spec.savings[0].blocking + behind, rel=1e-3)
+
+
+def test_data_that_come_too_slowly_are_waited_for() -> None:
+    """Four sequences of each of 128 ranks in a step: 2 s each by two workers take 4 s, and so does reading 512 of them, 2 GB
+    each, at 256 GB/s; what a step hides of it is not waited for.
+    """
+    step = predict(read_job(JOB)).step_seconds
+
+    def stall(**fields: object) -> float:
+        checkpoint = {"storage": {"read": "256 GB/s", "latency": "0 s"}}
+        given = {"failures": "none", "input": {"sample": "0 s", **fields}, "checkpoint": checkpoint}
+        return prepare(read_job(JOB), read_run(given, "run"), days=1).spec.stall
+
+    assert stall(sample="2 s", workers=2, prefetch=False) == pytest.approx(4.0)
+    assert stall(sample="2 s", workers=2) == pytest.approx(4.0 - step)
+    assert stall(bytes="2 GB") == pytest.approx(4.0 - step)
+    assert stall(sample="10 ms", bytes="32 kB") == 0.0
+    settings = read_run({"failures": "none", "initialization": "0 s", "input": {"sample": "2 s", "workers": 2}}, "run")
+    prepared = prepare(read_job(JOB), settings, tokens=1e11)
+    answer = run(prepared, rates(read_job(JOB).cluster.node.gpu), count=1)
+    assert answer.goodput.mean == pytest.approx(step / 4.0, rel=1e-3)
+    assert answer.shares["data loading"] == pytest.approx(1 - step / 4.0, rel=1e-3)
+
+
+def test_more_failures_than_can_be_played_are_refused() -> None:
+    """A node that fails every second: one line, not a day of playing."""
+    job = read_job(JOB, run={"failures": {"parts": {"node": {"mtbf": "1 s"}}}})
+    assert job.run is not None
+    with pytest.raises(UserError, match="run.failures: one every 62.5 ms in up to 54 days: more than 1,000,000"):
+        prepare(job, job.run, days=54)
