@@ -346,3 +346,15 @@ def test_double_tree(n: int) -> None:
         assert depth - 1 <= math.floor(math.log2(n)) + 1
     inner = [set(parents[parents >= 0].tolist()) for parents in both]
     assert len(inner[0] & inner[1]) <= n % 2
+
+
+def test_trees_of_eight_as_nccl_draws_them() -> None:
+    """github.com/NVIDIA/nccl src/graph/trees.cc: odd numbers are leaves of the first tree; the second is its mirror image, and
+    for an odd number of nodes the first shifted by one.
+    """
+    first, second = ([*map(int, parents)] for parents in double_tree(8))
+    assert first == [-1, 2, 4, 2, 0, 6, 4, 6]
+    assert second == [1, 3, 1, 7, 5, 3, 5, -1]
+    first, second = ([*map(int, parents)] for parents in double_tree(5))
+    assert first == [-1, 2, 4, 2, 0]
+    assert second == [1, -1, 3, 0, 3]

@@ -316,3 +316,14 @@ def test_what_is_written_of_the_model() -> None:
     assert "--max-position-embeddings 131072" in lines
     assert "--group-query-attention" not in written({"model.kv_heads": 32})
     assert "--add-qkv-bias" in written({"model.attention_bias": True})
+
+
+def test_layers_of_virtual_stages_mean_nothing_where_layers_are_not_said(tmp_path: Path) -> None:
+    """The number of chunks is that of layers divided by these and the ranks; a script may leave the model to a checkpoint."""
+    script = tmp_path / "pretrain.sh"
+    flags = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3"
+    script.write_text(f"torchrun pretrain_gpt.py {BATCH} --hidden-size 768 --num-attention-heads 12 {flags}\n")
+    assert not {"schedule", "chunks"} & frameworks["megatron"].read(script).plan.keys()
+    script.write_text(f"torchrun pretrain_gpt.py {BATCH} {SIZES} {flags}\n")
+    plan = frameworks["megatron"].read(script).plan
+    assert (plan["schedule"], plan["chunks"]) == ("interleaved", 12 // 2 // 3)
