@@ -11,6 +11,7 @@ import pytest
 from sim.engine.player import run
 from sim.grid import Grid
 from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.link_merging import wire
 from sim.pricing.sibling_groups import Membership, lanes, placements
 from sim.pricing.wiring import Traffic
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
@@ -211,3 +212,12 @@ def test_a_long_chain_whose_hops_are_told_apart_by_siblings_plays_rank_by_rank()
     asked = job("dgx-a100", 24, {"gpus": 6, "nics": 1}, **plan)
     folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
     assert unfolded.step == pytest.approx(folded.step, rel=0.05)
+
+
+def test_links_of_equal_load_and_capacity_stay_apart_by_their_kind(toy_cluster) -> None:
+    """A send between nodes crosses PCIe and NICs; where both have 1 GB/s they still have prices of their own."""
+    topology = toy_cluster(1, nodes=2, pcie="1 GB/s", nic="1 GB/s").topology()
+    wiring = wire(topology, Grid.of(pp=2), (Traffic("send/direct", (), (("pp", 0),), (("pp", 1),)),))
+    assert sorted(set(wiring.kind)) == ["nic", "pcie"]
+    assert len(wiring.kind) == len(set(zip(wiring.kind, wiring.capacity, strict=True)))
+    assert set(wiring.capacity) == {1e9}
