@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reports.formatting import digits, dollars, percent, plural, span
+from reports.formatting import count, digits, dollars, percent, plural, span
 from strategies.job import Job
 from strategies.resilience.compare_runs import RunCase
 from topologies.reading import argument
@@ -33,8 +33,8 @@ def table(job: Job, cases: Sequence[RunCase], seed: int) -> RenderableType:
         result.add_row(*_row(case, best))
     lines: list[RenderableType] = [Text(f"{job.name}: runs with other inputs, all with the same failures", "bold"), result]
     lines += [Text(f"{_change(case)}: {case.refused}") for case in cases if case.refused]
-    count = played[0].answer.runs if played and played[0].answer else 0
-    return Group(*lines, Text(f"{plural(count, 'run')} each, seed {seed}; * the highest goodput"))
+    runs = played[0].answer.runs if played and played[0].answer else 0
+    return Group(*lines, Text(f"{plural(runs, 'run')} each, seed {seed}; * the highest goodput"))
 
 
 def _change(case: RunCase) -> str:
@@ -59,7 +59,7 @@ def _row(case: RunCase, best: float) -> list[str]:
         f"{percent(goodput.low)}–{percent(goodput.high)}",
         percent(answer.ettr.mean),
         digits(answer.days.mean),
-        f"{answer.tokens.mean:.3g}",
+        count(answer.tokens.mean),
         dollars(answer.usd.mean) if answer.usd is not None else "",
     ]
 

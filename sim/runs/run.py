@@ -152,13 +152,13 @@ class Run(Phases):
         if elastic is not None and out and self._may_shrink():
             self.missing += len(out)
             self.missing -= self._fill(self.missing)
-            place = self.progress.roll_back(len(out), warned, written) if elastic.rollback else None
+            place = self._roll_back(len(out), warned, written) if elastic.rollback else None
             self.progress.forget(len(out))
             again = again or (yield from self._phase(elastic.reconfigure, causes.INITIALIZATION))
             if again is None and place is not None:
                 again = yield from self._phase(spec.savings[place].restore, causes.RESTORE)
             return again or (failure if wrong else None)
-        place = self.progress.roll_back(len(out), warned, written)
+        place = self._roll_back(len(out), warned, written)
         if again is not None:
             self.missing += len(out)
             return again
@@ -166,6 +166,24 @@ class Run(Phases):
         if again is None:
             again = yield from self._start(place, here=not out)
         return again or (failure if wrong else None)
+
+    def _roll_back(self, lost: int, warned: bool, written: float) -> int | None:
+        """Back to the newest checkpoint that has survived; returns its place."""
+        before = self.ledger.entries[causes.WASTED]
+        place = self.progress.roll_back(lost, warned, written)
+        if self.record is not None:
+            self._mark(self.record, (self.ledger.entries[causes.WASTED] - before) / self.ledger.gpus)
+        return place
+
+    def _mark(self, record: list[tuple[float, float, str]], seconds: float) -> None:
+        """The last so many seconds of training were in vain."""
+        for number in range(len(record) - 1, -1, -1):
+            start, end, cause = record[number]
+            if cause == causes.PRODUCTIVE and seconds > 0:
+                cut = max(start, end - seconds)
+                parts = [(start, cut, causes.PRODUCTIVE), (cut, end, causes.WASTED)]
+                record[number : number + 1] = [part for part in parts if part[1] > part[0]]
+                seconds -= end - cut
 
     def _may_shrink(self) -> bool:
         """Whether the job may go on with the nodes that it has now."""

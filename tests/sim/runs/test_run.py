@@ -52,8 +52,8 @@ def test_a_failure_loses_what_was_done_since_the_checkpoint() -> None:
     }  # fmt: skip
     assert outcome.seconds == 166.0
     assert [cause for _, _, cause in outcome.timeline] == [
-        "initialization", "productive", "initialization", "checkpoint restore", "productive", "initialization",
-        "checkpoint restore", "productive",
+        "initialization", "productive", "wasted progress", "initialization", "checkpoint restore", "productive",
+        "wasted progress", "initialization", "checkpoint restore", "productive",
     ]  # fmt: skip
 
 
