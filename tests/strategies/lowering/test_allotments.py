@@ -57,8 +57,8 @@ def test_each_replica_does_what_it_does_among_its_like(job, plan: dict[str, Any]
     assert both.step == many.step
     lanes = {lane.rank: number for number, lane in enumerate(both.lanes)}
     meeting = min(few.start[number] for lane in range(len(few.lanes)) for number, op in few.ops(lane) if op.stream == "dp")
-    for number, lane in enumerate(few.lanes):  # until gradients are on the links
-        assert compute_ends(both, lanes[lane.rank], meeting) == compute_ends(few, number, meeting)
+    for number, lane in enumerate(few.lanes):  # until gradients are on the links; blocks may be cut where replicas differ
+        assert set(compute_ends(both, lanes[lane.rank], meeting)) >= set(compute_ends(few, number, meeting))
     stages = {stage.rank: stage for stage in summarise(both).memory}
     for equal, ranks in ((few, [lane.rank for lane in few.lanes]), (many, [])):
         for stage in summarise(equal).memory:

@@ -103,6 +103,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
         },
     ),
     "recompute_layers": st.integers(1, 2),
+    "microbatches_per_replica": st.sampled_from([(1, 2), (4, 1), (2, 1, 1, 3)]),
+    "uneven_batch": st.sampled_from(["drop_last", "join"]),
     "algorithm": st.sampled_from(["ring", "auto/simple"]),
     "powersgd": st.fixed_dictionaries({"matrix_approximation_rank": st.integers(1, 2), "warm_start": st.booleans()}),
     "offload": st.sampled_from(
