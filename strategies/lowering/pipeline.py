@@ -57,6 +57,7 @@ class Passes:
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
         plan = self.plan
+        self.every = 1 if flow.schedule.every_microbatch else plan.microbatches  # backward passes of a chunk between its updates
         self.host_waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
 
     def add(self) -> None:
@@ -86,27 +87,27 @@ class Passes:
 
     def _pass(self, action: Action) -> tuple[Stage, Ref, bool]:
         """Add a pass; (its stage, the op that ends it, whether it is the last one back before an update)."""
-        flow, stage, position, last = self.flow, self._stage(action), len(self.ops), False
+        flow, ops, (kind, microbatch, chunk, _) = self.flow, self.ops, action
+        stage, position, last = self.mine[chunk], len(ops), False
         held_up, self.held_up = self.held_up, ()
-        if action.kind == "F":
-            ref = flow.hook.forward(stage, action.microbatch, held_up)
-        elif action.kind == "I":
-            ref = flow.hook.input_gradient(stage, action.microbatch, held_up)
+        if kind == "F":
+            ref = flow.hook.forward(stage, microbatch, held_up)
+        elif kind == "I":
+            ref = flow.hook.input_gradient(stage, microbatch, held_up)
         else:
-            self.left[action.chunk] -= 1
-            last = not self.left[action.chunk] % (1 if flow.schedule.every_microbatch else self.plan.microbatches)
-            ref = flow.ended[stage.number] = flow.hook.backward(stage, action.microbatch, held_up, last, action.kind == "W")
+            self.left[chunk] -= 1
+            last = not self.left[chunk] % self.every
+            ref = flow.ended[stage.number] = flow.hook.backward(stage, microbatch, held_up, last, kind == "W")
             # without overlap the next pass waits for the gradients that this one reduces
             self.held_up = () if self.plan.overlap else tuple(stage.reduced[-1:])
-        way, step = ("F", -1) if action.kind == "F" else ("B", 1)
-        source = self.near[stage.number, step]
-        if action.kind != "W" and source is not None:
-            while self.ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
+        if kind != "W":
+            while ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
                 position += 1
-            flow.waits.append((self.ops[position], (way, source.number, action.microbatch)))
-        if action.kind != "W" and self.host_waits:
-            first = next(op for op in self.ops[position:] if op.stream == COMPUTE)
-            first.held = True
+            source = self.near[stage.number, -1 if kind == "F" else 1]
+            if source is not None:
+                flow.waits.append((ops[position], ("F" if kind == "F" else "B", source.number, microbatch)))
+            if self.host_waits:
+                ops[position].held = True
         return stage, ref, last
 
     def _send(self, action: Action, stage: Stage, ref: Ref) -> None:
@@ -114,12 +115,12 @@ class Passes:
         if action.kind == "W":
             return
         way = "F" if action.kind == "F" else "B"
-        key = way, stage.number, action.microbatch
-        self.flow.results[key] = ref
-        if key[:2] in self.sends:
-            stream, send = self.sends[key[:2]]
-            sent = self.flow.results[key] = stage.add(Op(stream, send, (ref,), microbatch=action.microbatch))
-            self.held_up += () if self.plan.overlap_p2p else (sent,)
+        sending = self.sends.get((way, stage.number))
+        if sending is not None:
+            stream, send = sending
+            ref = stage.add(Op(stream, send, (ref,), microbatch=action.microbatch))
+            self.held_up += () if self.plan.overlap_p2p else (ref,)
+        self.flow.results[way, stage.number, action.microbatch] = ref
 
     def _turns(self, first: Action, start: int, ended: Ref, second: Action, position: int, ref: Ref) -> tuple[Ref, Ref]:
         """Make one op of two passes, if each is one; (the op that ends the first, the one that ends the second)."""

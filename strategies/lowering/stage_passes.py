@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from sim.program import CACHED, COMPUTE, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
@@ -35,6 +36,7 @@ class StagePasses(StageParts):
     ) -> None:
         super().__init__(number, rank, chunk, parts, plan, model)
         self.cohort, self.host = cohort, Host(plan, rank, self.add)
+        self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
         self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
         self._copied: dict[tuple[Block, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with passes of copies
@@ -51,10 +53,12 @@ class StagePasses(StageParts):
 
     def add(self, op: Op) -> Ref:
         """Append an op; its address. Raises UserError when a step has more than can be played in seconds and a gigabyte."""
-        if len(self.cohort.ops) * self.plan.pp >= OPS:
+        ops = self.cohort.ops
+        if len(ops) >= self._most:
             raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
         op.chunk = self.chunk
-        return Ref(self.rank, self.cohort.add(op))
+        ops.append(op)
+        return Ref(self.rank, len(ops) - 1)
 
     def copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool = False) -> None:
         """Add passes over so many bytes of memory to a compute op, at its end or before it. A profile with measured wrapping has
@@ -83,7 +87,10 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
-        block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first))
+        if first or last is not None:
+            block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first))
+        else:
+            block, allocate, given_back = self._whole_forward
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
 
     def backward(
@@ -101,10 +108,12 @@ class StagePasses(StageParts):
         allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
         before, but are not there during the backward of the loss.
         """
-        start = self._begin(last)
-        block, allocated, given_back = self._block(BACKWARD, start, Cut(first), allocate[0][0] if allocate else "", absent)
-        if allocate:
+        if first or last is not None or allocate or absent:
+            passing = allocate[0][0] if allocate else ""
+            block, allocated, given_back = self._block(BACKWARD, self._begin(last), Cut(first), passing, absent)
             allocated = _summed(allocated + allocate)
+        else:
+            block, allocated, given_back = self._whole_backward
         return self.add(Op(COMPUTE, block, after, allocated, given_back + free, microbatch))
 
     def between(
@@ -159,6 +168,14 @@ class StagePasses(StageParts):
         """Second half of a backward pass."""
         block, allocated, given_back = self._block(WEIGHT, self._begin(last), Cut(first))
         return self.add(Op(COMPUTE, block, after, allocated + allocate, given_back + free, microbatch))
+
+    @cached_property
+    def _whole_forward(self) -> tuple[Block, Memory, Memory]:
+        return self._block(FORWARD, self._begin(None), Cut(0))
+
+    @cached_property
+    def _whole_backward(self) -> tuple[Block, Memory, Memory]:
+        return self._block(BACKWARD, self._begin(None), Cut(0))
 
     def _begin(self, last: int | None) -> Cut:
         """The moment before the backward pass of parts up to `last`, by default all."""
