@@ -47,13 +47,13 @@ def profiles_of(job: Job) -> tuple[Profile, ...]:
     """
     gpus = job.cluster.gpu_kinds
     if len(gpus) == 1:
-        return (load_profile(job.profile) if job.profile else profile_for(gpus[0].name),)
+        return (load_profile(job.profile) if job.profile else profile_for(gpus[0].model),)
     own = [load_profile(name) for name in (job.profile or "").split("+") if name]
     for profile in own:
-        if not any(serves(profile, gpu.name) for gpu in gpus):
+        if not any(serves(profile, gpu.model) for gpu in gpus):
             names = ", ".join(gpu.name for gpu in gpus)
             raise UserError(f"{job.where}: profile {profile.name} is for {profile.gpu}, which the cluster has none of ({names})")
-    return tuple(next((each for each in own if serves(each, gpu.name)), None) or profile_for(gpu.name) for gpu in gpus)
+    return tuple(next((each for each in own if serves(each, gpu.model)), None) or profile_for(gpu.model) for gpu in gpus)
 
 
 def prices_of(job: Job) -> Prices:

@@ -250,7 +250,7 @@ def _built(data: dict[str, Any], where: str) -> Cluster:
         raise UserError(f"{where}: nodes: a list of {len(given)} groups; must be 1 to {GROUPS:,}")
     own = data.pop("node", None)
     groups = [
-        build(NodeGroup, _group(group, own, f"{where}: nodes.{number}"), f"{where}: nodes.{number}")
+        build(NodeGroup, _group(group, own, f"{where}: nodes.{number}"), f"{where}: nodes.{number}").clocked()
         for number, group in enumerate(given)
     ]
     merged: list[NodeGroup] = []

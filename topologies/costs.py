@@ -66,7 +66,7 @@ def rates(gpu: Gpu, price: float | None = None, where: str = "--price") -> Rates
     if price is not None and (not isinstance(price, int | float) or not 0 <= price < float("inf")):
         raise UserError(f"{where}={price}: must be dollars per GPU-hour, and not negative")
     data: Mapping[str, Any] = _data()
-    offers, power = data["prices"].get(gpu.name), data["power"].get(gpu.name)
+    offers, power = data["prices"].get(gpu.model), data["power"].get(gpu.model)
     usd, source = (price, "as given") if price is not None else (None, f"no price of {gpu.name} is listed: give one")
     if price is None and offers:
         usd, source = float(offers[0]["usd"]), f"{offers[0]['offer']}, {offers[0]['date']}: {offers[0]['source']}"

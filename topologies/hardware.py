@@ -18,6 +18,9 @@ MAX_PER_NODE = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that
 EDGES = 2048  # of a node that is described edge by edge
 
 
+AT = " at "  # in the name of a GPU that runs at a part of its clock: "h100-sxm at 0.8"
+
+
 class Gpu(Config):
     """One accelerator, or one CPU process (sms = 0)."""
 
@@ -31,6 +34,11 @@ class Gpu(Config):
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
     source: str = ""
+
+    @property
+    def model(self) -> str:
+        """Its name at any clock, as profiles and prices name it."""
+        return self.name.partition(AT)[0]
 
     @model_validator(mode="after")
     def _consistent(self) -> Gpu:

@@ -24,6 +24,7 @@ class NodeGroup(Config):
     count: int = Field(ge=1, le=2**20)
     node: Node
     missing: tuple[str, ...] = Field((), max_length=1024)  # of each of these nodes: "gpu 3", "nic 2"
+    clock: float = Field(1.0, ge=0.1, le=1)  # of its GPUs, relative to that of their peaks (nvidia-smi --lock-gpu-clocks)
 
     @model_validator(mode="after")
     def _consistent(self) -> NodeGroup:
@@ -45,6 +46,10 @@ class NodeGroup(Config):
             for gpu in self.gpus:
                 self.through(board, gpu)
         return self
+
+    def clocked(self) -> NodeGroup:
+        """The group with its GPUs as they are at their clock: arithmetic is slower, memory and links are not."""
+        return self if self.clock == 1 else self.model_copy(update={"clock": 1.0, "node": self.node.at_clock(self.clock)})
 
     @cached_property
     def gpus(self) -> tuple[int, ...]:

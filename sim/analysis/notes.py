@@ -9,13 +9,14 @@ import numpy as np
 from sim.collectives import Ids
 from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
+from topologies.hardware import AT
 from topologies.topology import Topology
 
 
 def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
     """Hardware other than the profile's, and processes that share cores."""
     profile, gpu = prices.profile, prices.gpu.name
-    if gpu != profile.gpu:
+    if gpu.partition(AT)[0] != profile.gpu:
         yield f"profile {profile.name} was made for {profile.gpu}, and is used here for {gpu}"
     most = int(np.bincount(topology.node_of(np.arange(world))).max()) if profile.processes else 0
     if most > profile.processes:

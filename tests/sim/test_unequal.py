@@ -13,7 +13,7 @@ from sim.engine.effects import read_effects
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices
-from sim.program import Block, Cohort, Collective, Op, Program, Ref, Run, Send
+from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from tests.conftest import GPU, NONE
 from tests.sim.conftest import block, kernel, program
@@ -138,3 +138,25 @@ def test_a_missing_nic_is_the_effect_of_a_lost_one(toy_cluster, toy_prices, miss
     else:
         timeline = run(step, usual.topology(), toy_prices(), effects=read_effects("node 1 nic 2: lost", "effects"))
     assert timeline.step == pytest.approx(2.0, rel=0.003)
+
+
+def test_a_lower_clock_slows_down_arithmetic_and_not_memory(toy_profile) -> None:
+    """A product of 1e12 FLOPs and a kernel of 1 TB of traffic, at half the clock and at all of it."""
+    node = {
+        "gpu": GPU,
+        "gpus": 1,
+        "wiring": "switch",
+        "nvlink": "1 GB/s",
+        "pcie": "1 TB/s",
+        "nics": 1,
+        "nic": "1 GB/s",
+        "latency": NONE,
+    }
+    groups = [{"count": 1, "node": node}, {"count": 1, "node": node, "clock": 0.5}]
+    clocked = inline_cluster({"nodes": groups, "fabric": {"kind": "single", "hop_latency": "0 s"}}, "clocked")
+    assert [gpu.name for gpu in clocked.gpu_kinds] == ["toy", "toy at 0.5"]
+    product = Kernel("gemm", "product", "forward", 1e12, 0.0, "bf16", (1, 1000, 1000, 500_000))
+    prices = FleetPrices([Prices(toy_profile(), gpu) for gpu in clocked.gpu_kinds])
+    step = program(Cohort({}, [Op("compute", Block("forward", (Run(1, (product, kernel(3.0))),)))]), dp=2)
+    timeline = run(step, clocked.topology(), prices)
+    assert timeline.end == pytest.approx([1.0 + 3.0, 2.0 + 3.0], rel=1e-6)

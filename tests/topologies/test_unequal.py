@@ -107,6 +107,7 @@ def test_what_is_for_equal_nodes_is_refused() -> None:
         ([{"count": 1, "missing": [f"gpu {gpu}" for gpu in range(8)]}], "no GPU is left"),
         ([{"count": 1, "missing": [f"nic {nic}" for nic in range(8)]}], "gpu 0 has no way to other nodes left"),
         ([{"count": 0}], "nodes.0: count=0: input should be greater than or equal to 1"),
+        ([{"count": 1, "clock": 2}], "nodes.0: clock=2: input should be less than or equal to 1"),
         ([{"number": 4}], "nodes.0: "),
         ([4], "nodes.0=4: must be fields such as {count: 8, node: dgx-a100}"),
         ([], "nodes: a list of 0 groups; must be 1 to 1,000"),
