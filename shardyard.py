@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from strategies.job import Job
     from strategies.predict import predict, simulate
     from strategies.read_job import read_job
+    from strategies.resilience.runs import run_days
     from strategies.together import together
     from topologies.reading import UserError
 
@@ -49,6 +50,7 @@ _LAZY = {
     "main": "reports.commands",
     "predict": "strategies.predict",
     "read_job": "strategies.read_job",
+    "run_days": "strategies.resilience.runs",
     "simulate": "strategies.predict",
     "summarise": "sim.analysis.summary",
     "together": "strategies.together",

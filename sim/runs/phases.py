@@ -92,7 +92,12 @@ class Phases:
         if self._returned is not None:
             returned, self._returned = self._returned, None
             returned.succeed()
-        elif self.missing and self.spec.elastic is not None:
+        else:
+            self._regrow()
+
+    def _regrow(self) -> None:
+        """A node is there for an elastic job that lacks some: it joins after the present step."""
+        if self.missing and self.spec.elastic is not None:
             self.joining = True
             self._nudge()
 

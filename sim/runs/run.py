@@ -152,6 +152,8 @@ class Run(Phases):
         if elastic is not None and out and self._may_shrink():
             self.missing += len(out)
             self.missing -= self._fill(self.missing)
+            if self.missing and (spec.pool is None or self.fleet.free):
+                self.env.timeout(spec.allocation).callbacks.append(lambda _: self._regrow())
             place = self._roll_back(len(out), warned, written) if elastic.rollback else None
             self.progress.forget(len(out))
             again = again or (yield from self._phase(elastic.reconfigure, causes.INITIALIZATION))

@@ -9,9 +9,10 @@ from sim.runs import ledger
 from sim.runs.replications import Estimate, Map, half_width, replicate
 from sim.runs.run import Outcome
 from sim.runs.spec import RunSpec
+from strategies.job import Job
 from strategies.resilience.run_spec import Prepared, prepare, with_interval
 from strategies.resilience.settings import RunSettings
-from topologies.costs import Rates
+from topologies.costs import Rates, mean_rates
 from topologies.reading import UserError
 
 FACTORS = (0.25, 0.354, 0.5, 0.707, 1.0, 1.414, 2.0, 2.83, 4.0)  # of the interval, that are tried
@@ -42,6 +43,18 @@ class RunAnswer:
 def run(prepared: Prepared, rates: Rates, seed: int = 0, count: int | None = None, each: Map = map) -> RunAnswer:
     """Play `count` runs, or as many as are needed."""
     return answer(prepared, rates, replicate(prepared.spec, seed, count, each))
+
+
+def run_days(
+    job: Job, days: float | None = None, tokens: float | None = None, *, price: float | None = None, seed: int = 0, count: int = 20
+) -> RunAnswer:
+    """What `job` delivers in so many days, or how long so many tokens take, by `count` runs as its section `run` says. Raises
+    UserError.
+    """
+    if (days is None) == (tokens is None):
+        raise UserError("run_days: give days or tokens, and not both")
+    prepared = prepare(job, job.run or RunSettings(), days, tokens)
+    return run(prepared, mean_rates(job.cluster, price), seed, count)
 
 
 def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnswer:

@@ -114,6 +114,16 @@ def test_an_elastic_job_goes_on_without_a_replica() -> None:
     assert outcome.gpu_seconds["wasted progress"] <= 8 * 1.0
 
 
+def test_an_elastic_job_takes_in_a_free_node() -> None:
+    """As before, but a free node is there after 10 s: 1.5 s, then 8.5 s and the step under way with half, 1.5 s, all again."""
+    elastic = Elastic((Pace(1.0, 0.5),), 2, 1.5, rollback=False)
+    spec = replace(HUNDRED, components=(ONCE,), savings=(Saving("storage", 10),), pool=1, repair=Repair(always(1e9)))
+    outcome = play(replace(spec, elastic=elastic, allocation=10.0, idle_failures=False, deadline=100.0))
+    assert spent(outcome) == pytest.approx(
+        {"productive": 55 + 4.5 + 32.5, "missing replicas": 4.5, "initialization": 3.0}, abs=1.01
+    )
+
+
 def test_slow_nodes_make_steps_longer_for_a_while() -> None:
     """After 55 s steps take twice as long for 20 s: ten of them."""
     slow = Component("throttled", always(55.0), unit="job", slow=2.0, lasts=always(20.0))

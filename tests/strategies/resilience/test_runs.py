@@ -326,3 +326,13 @@ def test_more_failures_than_can_be_played_are_refused() -> None:
     assert job.run is not None
     with pytest.raises(UserError, match="run.failures: one every 62.5 ms in up to 54 days: more than 1,000,000"):
         prepare(job, job.run, days=54)
+
+
+def test_from_python() -> None:
+    job = read_job(EXAMPLES / "run-llama-3.1-405b.yaml", {"run.spares": 1})
+    answer = shardyard.run_days(job, days=20, count=5)
+    assert answer.days.mean == pytest.approx(20.0)
+    assert 0.9 < answer.goodput.low <= answer.goodput.mean < 1
+    assert answer == shardyard.run_days(job, days=20, count=5)
+    with pytest.raises(UserError, match="days or tokens"):
+        shardyard.run_days(job)
