@@ -36,6 +36,7 @@ __all__ = [
     "main",
     "predict",
     "read_job",
+    "run_days",
     "simulate",
     "summarise",
     "together",

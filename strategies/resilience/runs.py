@@ -46,7 +46,13 @@ def run(prepared: Prepared, rates: Rates, seed: int = 0, count: int | None = Non
 
 
 def run_days(
-    job: Job, days: float | None = None, tokens: float | None = None, *, price: float | None = None, seed: int = 0, count: int = 20
+    job: Job,
+    days: float | None = None,
+    tokens: float | None = None,
+    *,
+    price: float | None = None,
+    seed: int = 0,
+    count: int = COMPARED,
 ) -> RunAnswer:
     """What `job` delivers in so many days, or how long so many tokens take, by `count` runs as its section `run` says. Raises
     UserError.
