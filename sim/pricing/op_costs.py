@@ -13,7 +13,8 @@ from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, Start
-from topologies.topology import Topology, gpu_kind
+from topologies.impaired import nominal
+from topologies.topology import Topology, Unequal, gpu_kind
 
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
@@ -31,6 +32,7 @@ class OpCosts(CollectiveCosts):
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(program, topology, prices, lane)
+        self.unequal = isinstance(nominal(topology), Unequal)  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[int, Where, float], BlockCost] = {}
         self._equal: dict[tuple[int, float, Prices, tuple[float, ...]], BlockCost] = {}
@@ -41,8 +43,8 @@ class OpCosts(CollectiveCosts):
         return members[int(gpu_kind(self.topology, np.array([rank]))[0])] if len(members) > 1 else self.prices
 
     def _where(self, cohort: int, rank: int) -> Where:
-        """Whose prices a block on a rank has: all ranks of its cohort have the same where all GPUs are of one kind."""
-        if rank < 0 or len(self.prices.members) == 1:
+        """Whose prices a block on a rank has: all ranks of its cohort have the same where all nodes are alike."""
+        if rank < 0 or not self.unequal:
             return Where(cohort)
         if self.lane is None:
             return Where(cohort, rank)
@@ -147,7 +149,7 @@ class OpCosts(CollectiveCosts):
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:
-        they must be played item by item. With GPUs of several kinds each lane's blocks are priced by its own groups.
+        they must be played item by item. Where nodes are not alike each lane's blocks are priced by its own groups.
         """
         result = set()
         for work, cohort, inside in self._communications:
@@ -155,7 +157,7 @@ class OpCosts(CollectiveCosts):
                 group = self.groups(work, cohort)
                 first = np.zeros(int(group.max()) + 1, np.int64)
                 first[group] = lane
-                unlike = len(self.kinds(work, cohort)) > 1 and len(self.prices.members) == 1
+                unlike = len(self.kinds(work, cohort)) > 1 and not self.unequal
                 if unlike or (first[group] != lane).any():
                     result.add(cohort)
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,9 @@ from click.testing import CliRunner
 import shardyard
 from shardyard import UserError, predict, read_job, simulate
 from strategies.job import Job
+from topologies.cluster import UnequalCluster
+from topologies.node_group import NodeGroup
+from topologies.reading import build
 
 MIXED = "examples/clusters/a100-and-h100.yaml"
 
@@ -141,3 +145,39 @@ def test_the_others_say_so_in_one_line(command: str) -> None:
     lines = result.output.strip().splitlines()
     assert len(lines) == 1, result.output
     assert lines[0].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 8, "data_parallel": "zero1"},
+        {"tp": 2, "pp": 2, "data_parallel": "ddp"},
+        {"tp": 4, "data_parallel": "zero3", "kernels": "torch"},
+        {"pp": 4, "tp": 4, "schedule": "interleaved"},
+        {"cp": 2, "tp": 4, "data_parallel": "zero1"},
+    ],
+    ids=str,
+)
+def test_equal_nodes_told_apart_are_the_usual_cluster(plan: dict) -> None:
+    """The ways of unequal clusters, walked with two groups of nodes that are equal."""
+    usual = read_job(None, model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=plan | {"sequence": 4096, "global_batch": 64})
+    group = NodeGroup(count=2, node=usual.cluster.node)
+    fields = dict(usual.cluster) | {"every": (group, group)}
+    apart = replace(usual, cluster=build(UnequalCluster, fields, "apart"))
+    assert simulate(apart).step == pytest.approx(simulate(usual).step, rel=1e-9)
+    assert predict(apart).memory[0].peak == predict(usual).memory[0].peak
+
+
+@pytest.mark.parametrize(
+    "plan", [{"tp": 8, "data_parallel": "zero1"}, {"tp": 4, "pp": 2}, {"tp": 2, "data_parallel": "zero3"}], ids=str
+)
+def test_a_newer_half_makes_no_step_longer(plan: dict) -> None:
+    def step(*nodes: str) -> float:
+        groups = [{"count": 2, "node": node} for node in nodes]
+        cluster = {"nodes": groups, "fabric": {"kind": "single"}}
+        fields = plan | {"sequence": 4096, "global_batch": 64}
+        return predict(read_job(None, model="llama-3.1-8b", cluster=cluster, plan=fields)).step_seconds
+
+    mixed = step("dgx-a100", "dgx-h100")
+    assert 1.001 * step("dgx-a100", "dgx-a100") > mixed > step("dgx-h100", "dgx-h100")  # without LL128 between the halves
+    assert step("dgx-h100", "dgx-a100") > step("dgx-h100", "hgx-b200")
