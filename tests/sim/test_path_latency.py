@@ -57,3 +57,10 @@ def test_one_round_adds_a_hop_to_the_slower_of_what_is_there_and_what_comes() ->
     members, paths = after(arrival, slowest(arrival), phase, 1, np.array([SLOW, FAST]))
     assert members.tolist() == [1, 2]
     assert paths.tolist() == [SLOW, [0.0, 3.0, 0.0]]
+
+
+def test_the_slowest_of_some_paths_has_most_hops_of_the_outermost_kind() -> None:
+    """Then of inner links, then on the longest wire; of one path it is that one."""
+    assert slowest(np.array([[1.0, 2.0, 0.5]])).tolist() == [1.0, 2.0, 0.5]
+    paths = np.array([[9.0, 0.0, 0.5], [2.0, 1.0, 0.1], [3.0, 1.0, 0.2], [3.0, 1.0, 0.1]])
+    assert slowest(paths).tolist() == [3.0, 1.0, 0.2]

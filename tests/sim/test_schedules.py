@@ -358,3 +358,10 @@ def test_trees_of_eight_as_nccl_draws_them() -> None:
     first, second = ([*map(int, parents)] for parents in double_tree(5))
     assert first == [-1, 2, 4, 2, 0]
     assert second == [1, -1, 3, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["direct", "pairwise"])
+def test_of_all_to_allv_the_largest_row_is_the_buffer(name: str) -> None:
+    """Units of the buffer; where nobody sends anything it is one unit that stays."""
+    for counts, units in ((((0, 1), (0, 0)), 1), (((0, 0), (0, 0)), 1), (((5, 3), (1, 1)), 8)):
+        assert algorithms[f"all_to_allv/{name}"](Place((0, 0), counts=counts)).chunks == units

@@ -125,3 +125,11 @@ def test_all_that_is_gathered_is_given_back(played, recompute, distance) -> None
     ops = timeline.program.cohorts[0].ops
     allocated, back = (sum(size for op in ops for _, size in getattr(op, way)) for way in ("allocate", "free"))
     assert allocated == pytest.approx(back)
+
+
+def test_a_gathered_tensor_takes_what_its_collective_brings(played) -> None:
+    """2 bytes of each element of a tensor."""
+    gathered = gathers(played({"version": "0.3.13"}))
+    assert len(gathered) > 10
+    for op in gathered:
+        assert sum(size for _, size in op.allocate) == pytest.approx(op.work.bytes * op.work.repeat)

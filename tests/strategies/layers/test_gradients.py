@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sim.program import Collective, Item, Join, Kernel, Start
 from strategies.layers.gradients import CompletedGradient, before, completed
+from strategies.layers.model_costs import parts
 from strategies.layers.operators import Operator, Shape
+from strategies.models.model import Model
+from tests.strategies.layers.conftest import GPT, resolved
 
 GATHER = Collective("all_gather", 8.0, "tp", "gather")
 OTHER = Collective("reduce_scatter", 8.0, "tp", "reduce")
@@ -103,3 +108,16 @@ def test_tied_matrices_come_first_and_experts_are_spread() -> None:
 def test_what_follows_a_pass_is_left_as_well() -> None:
     gradients = (CompletedGradient((6, 4), 3, 2, False, False), CompletedGradient((6,), 0, 0, True, True))
     assert before(gradients, 5, 1) == (CompletedGradient((6, 4), 8, 3, False, False), CompletedGradient((6,), 5, 1, True, True))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_a_tied_head_with_a_bias_the_matrix_alone_is_the_embedding_s(tied: bool) -> None:
+    """BERT's head has a bias per token of the vocabulary, which no embedding has."""
+    model = Model(**GPT | {"tied": tied, "head_bias": True})
+    head = parts(model, resolved(model)).head
+    rows = model.padded_vocabulary
+    large = {(gradient.shape, gradient.tied) for gradient in head.gradients if rows in gradient.shape}
+    assert large == {((rows, model.hidden), tied), ((rows,), False)}
+    alone = parts(without := model.model_copy(update={"head_bias": False}), resolved(without)).head
+    assert head.parameters - alone.parameters == rows
+    assert alone.parameters == (0 if tied else rows * model.hidden) + 2 * model.hidden  # and the last norm
