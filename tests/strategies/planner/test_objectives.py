@@ -214,6 +214,15 @@ def test_a_plan_is_dominated_by_one_that_is_as_good_in_everything(usd: float | N
     assert best.dominates(place, 2, 3.0)
 
 
+def test_a_bound_of_any_objective_is_a_step_again() -> None:
+    """3,600 steps of 16 GPUs: a second of a step is 16 GPU-hours. 3 s dominate 48 GPU-hours, and not 47.9."""
+    place, best = site(), BestPlans(objective("gpu-hours"), 1)
+    best.add(place, 0, {"step": 3.0, "memory": 60e9})
+    assert best.rows[0]["value"] == pytest.approx(48.0)
+    assert best.dominates(place, 1, 48.0001)
+    assert not best.dominates(place, 1, 47.9)
+
+
 def test_what_the_next_plan_must_beat() -> None:
     best, _ = best_of((3.0, 1.0), (2.0, 1.0))
     assert best.worst == 2.0
