@@ -13,7 +13,7 @@ from sim.grid import Grid
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.link_merging import wire
 from sim.pricing.sibling_groups import Membership, lanes, placements
-from sim.pricing.wiring import Traffic
+from sim.pricing.wiring import Traffic, endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 from sim.timeline import Timeline
 from strategies.job import Job
@@ -221,3 +221,14 @@ def test_links_of_equal_load_and_capacity_stay_apart_by_their_kind(toy_cluster) 
     assert sorted(set(wiring.kind)) == ["nic", "pcie"]
     assert len(wiring.kind) == len(set(zip(wiring.kind, wiring.capacity, strict=True)))
     assert set(wiring.capacity) == {1e9}
+
+
+def test_switches_take_part_where_they_add_up(toy_cluster) -> None:
+    """Of a ring of 8 GPUs only the ranks; where the switch of a node sums, it too, one for both groups of four."""
+    topology = toy_cluster(8, multicast=True).topology()
+    for tp, groups in ((8, 1), (4, 2)):
+        grid = Grid.of(tp=tp, dp=8 // tp)
+        assert endpoints(topology, grid, Traffic("all_reduce/ring", ("tp",), ())).shape == (groups, tp)
+        summed = endpoints(topology, grid, Traffic("all_reduce/in_switch", ("tp",), ()))
+        assert summed.shape == (groups, tp + 1)
+        assert set(summed[:, -1].tolist()) == set(topology.switch_of(np.arange(8)).tolist())
