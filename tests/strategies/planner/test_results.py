@@ -128,3 +128,17 @@ def test_a_table_that_is_written_at_the_end_replaces_the_old_one_whole(
     assert [file.read_bytes()] == [file.read_bytes() for file in tmp_path.iterdir()] == [old]
     results.close()
     assert list(Results(str(file)).rows) == ["1" * 12, "3" * 12]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_of_a_table_are_the_fields_of_a_row(suffix: str, tmp_path: Path) -> None:
+    """And no number of a row besides."""
+    pandas = pytest.importorskip("pandas")
+    if suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / f"table{suffix}"
+    results = Results(str(file))
+    results.add(ROW)
+    results.close()
+    names = list(pandas.read_csv(file)) if suffix == ".csv" else parquet.read_schema(file).names
+    assert names == list(ROW)
