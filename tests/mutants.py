@@ -3,8 +3,9 @@
 A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The suite runs once
 with coverage, which says which tests reach a line. Each of a random sample of mutants then meets these tests, first those of
 its file's name and the kept answers, then those of the nearest folder, the quickest first, until one fails or SECONDS of tests
-have passed. A mutant that passes survives: a test is missing, or the change means nothing. Works in copies of the checkout
-under out/mutants. Exit code 1 when less than 90 % are killed.
+have passed. A mutant that passes survives: a test is missing, or the change means nothing. (Of what is cached in a process only
+the first test counts as one that reaches it: the whole suite may kill a survivor.) Works in copies of the checkout under
+out/mutants. Exit code 1 when less than 90 % are killed.
 """
 
 from __future__ import annotations
