@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reports.formatting import bar, count, digits, dollars, percent, plural, size, span, tokens_text
 from sim.runs import ledger
 from sim.runs.replications import Estimate
+from sim.runs.segment import blocked
 from sim.runs.spec import Saving
 from strategies.resilience.run_spec import NEVER, Prepared
 from strategies.resilience.runs import Alternative, RunAnswer
@@ -105,6 +106,8 @@ def _saving(saving: Saving, step: float) -> str:
     if saving.steps >= NEVER:
         return f"{saving.name}: never saved (nothing would be lost)"
     beside = f", {span(saving.flush)} beside training" if saving.flush else ""
+    waits = blocked(saving, step) - saving.blocking
+    beside += f", waits {span(waits)} for the save before it" if waits > 0 else ""
     between = f"every {saving.steps:,} steps ({span(saving.steps * step)})"
     return f"{saving.name}: saved {between}, blocks {span(saving.blocking)}{beside}; read in {span(saving.restore)}"
 
