@@ -123,7 +123,7 @@ def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None
 def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
     """The candidate; None when it is refused."""
     wanted = {"dp": None, "accumulation": None} | changes
-    if job.plan.microbatches_per_replica is not None:
+    if job.plan.microbatches_per_replica is not None and name != OWN:
         wanted = {"microbatches_per_replica": None} | wanted
     try:
         asked, _, dropped = applicable(job, wanted)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import UserError, predict, read_job, simulate
+from sim.engine.effects import read_effects
 from strategies.job import Job
 from topologies.cluster import UnequalCluster
 from topologies.node_group import NodeGroup
@@ -181,3 +182,20 @@ def test_a_newer_half_makes_no_step_longer(plan: dict) -> None:
     mixed = step("dgx-a100", "dgx-h100")
     assert 1.001 * step("dgx-a100", "dgx-a100") > mixed > step("dgx-h100", "dgx-h100")  # without LL128 between the halves
     assert step("dgx-h100", "dgx-a100") > step("dgx-h100", "hgx-b200")
+
+
+@pytest.mark.parametrize(
+    "effect",
+    ["node 5 nic 2: lost", "node 0 nic 1: rate 0.5", "leaf 0 up: background 0.5", "gpu 40: speed 0.5", "node 2: throttle 0.5"],
+)
+def test_effects_act_on_them(effect: str) -> None:
+    usual = simulate(job()).step
+    assert simulate(replace(job(), effects=read_effects(effect, "effects"))).step >= usual
+
+
+def test_advice_keeps_the_shares_of_the_jobs_own_plan() -> None:
+    result = CliRunner().invoke(shardyard.main, ["advise", "examples/mixed-gpus.yaml", "--json"])
+    assert result.exit_code == 0, result.output
+    candidates = json.loads(result.stdout)["candidates"]
+    own = next(candidate for candidate in candidates if candidate["name"] == "the job's plan")
+    assert own is candidates[0]

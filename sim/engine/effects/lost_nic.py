@@ -11,7 +11,7 @@ from pydantic import Field
 from sim.engine.effects import effects
 from sim.engine.effects.links import LinkEffect
 from topologies.reading import UserError
-from topologies.topology import Ids, Topology
+from topologies.topology import Ids, Topology, kind_of_link
 
 
 @effects("lost")
@@ -47,5 +47,6 @@ def _own_nic(topology: Topology) -> Ids:
     if not node[-1]:
         return np.full(topology.gpus, -1)
     routes = topology.routes(every, np.where(node == 0, topology.gpus - 1, 0))
-    nics = (routes >= 0) & (topology.kind(np.maximum(routes, 0)) == topology.kinds.index("nic"))
+    is_nic = np.array([kind_of_link(kind) == "nic" for kind in topology.kinds])
+    nics = (routes >= 0) & is_nic[topology.kind(np.maximum(routes, 0))]
     return np.where(nics.any(axis=1), routes[every, nics.argmax(axis=1)], -1)
