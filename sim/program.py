@@ -9,7 +9,7 @@ Units: bytes, seconds, FLOPs, elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -128,14 +128,28 @@ class Join:
 Item = Kernel | Collective | Start | Join
 
 
-class Run(NamedTuple):
-    """`items` in order, `times` times over: the layers of a stage are one Run. Every Start is joined before the items end.
-
-    Stages share the tuples of their layers. Prices know a tuple by its identity, because a hash of its value visits each kernel.
+class SharedItems(tuple[Item, ...]):
+    """Items in order, hashed as an object: stages share those of their layers, and prices are remembered by them. A hash of the
+    value would visit each kernel; equal items that are not shared are priced again.
     """
 
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+class _Run(NamedTuple):
     times: int
-    items: tuple[Item, ...]
+    items: SharedItems
+
+
+class Run(_Run):
+    """`items` in order, `times` times over: the layers of a stage are one Run. Every Start is joined before the items end."""
+
+    __slots__ = ()
+
+    def __new__(cls, times: int, items: Iterable[Item]) -> Run:
+        """Items that are shared stay the same object."""
+        return super().__new__(cls, times, items if isinstance(items, SharedItems) else SharedItems(items))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

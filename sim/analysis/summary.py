@@ -251,8 +251,8 @@ def _above(timeline: Timeline) -> str:
     """The reason why a step counts more FLOPs than the peak allows."""
     dtype, peak = timeline.program.dtype, timeline.op_costs.prices.members[0].gpu.peak
     blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
-    items = {id(run.items): run.items for block in blocks for run in block.runs}
-    others = {item.dtype for sequence in items.values() for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
+    items = dict.fromkeys(run.items for block in blocks for run in block.runs)
+    others = {item.dtype for sequence in items for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
     faster = sorted(other for other in others if peak[other] > peak[dtype])
     if faster:
         return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"

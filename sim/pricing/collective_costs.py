@@ -16,7 +16,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.protocols import Shape
 from sim.pricing.sibling_groups import Membership, lanes, together
 from sim.pricing.wiring import Traffic, members
-from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Program, Send, Start, Work
+from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
 from topologies.topology import Topology, Values
 
 REMEMBERED = 512  # prices of transfers on one wiring
@@ -44,7 +44,7 @@ class CollectiveCosts(AlgorithmChoice):
         self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
         for member in prices.members:
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
-        self._inside: dict[int, tuple[Collective, ...]] = {}
+        self._inside: dict[SharedItems, tuple[Collective, ...]] = {}
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
         self._kinds_of: dict[tuple[Collective | Send, int], tuple[Choice, ...]] = {}
         self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
@@ -242,11 +242,11 @@ class CollectiveCosts(AlgorithmChoice):
             for work in self._collectives_in(items):
                 yield times, work
 
-    def _collectives_in(self, items: tuple[Item, ...]) -> tuple[Collective, ...]:
-        collectives = self._inside.get(id(items))
+    def _collectives_in(self, items: SharedItems) -> tuple[Collective, ...]:
+        collectives = self._inside.get(items)
         if collectives is None:
             works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
-            collectives = self._inside[id(items)] = tuple(work for work in works if isinstance(work, Collective))
+            collectives = self._inside[items] = tuple(work for work in works if isinstance(work, Collective))
         return collectives
 
 

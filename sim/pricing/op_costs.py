@@ -12,10 +12,11 @@ from sim.pricing.algorithm_choice import At, TransferCost
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
-from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, Start
+from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
 from topologies.impaired import nominal
 from topologies.topology import Topology, Unequal, gpu_kind
 
+REMEMBERED = 4096  # prices of runs of items
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
 
@@ -34,8 +35,7 @@ class OpCosts(CollectiveCosts):
         super().__init__(program, topology, prices, lane)
         self.unequal = isinstance(nominal(topology), Unequal)  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
-        self._runs: dict[tuple[int, Where, float], BlockCost] = {}
-        self._equal: dict[tuple[int, float, Prices, tuple[float, ...]], BlockCost] = {}
+        self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""
@@ -61,16 +61,21 @@ class OpCosts(CollectiveCosts):
             cost = self._blocks[key] = chained([(times, self._items(items, key[1], factor)) for times, items in block.runs])
         return cost
 
-    def _items(self, items: tuple[Item, ...], where: Where, factor: float) -> BlockCost:
+    def _items(self, items: SharedItems, where: Where, factor: float) -> BlockCost:
         """One run of `items`; the layers of a stage share theirs, and stages whose collectives take as long."""
-        key = (id(items), where, factor)
+        key = (items, where, factor)
         cost = self._runs.get(key)
         if cost is None:
+            prices, program = self._prices(where), self.program
             alone = tuple(self._inside_block(work, where).alone for work in self._collectives_in(items))
-            equal = id(items), factor, self._prices(where), alone
-            cost = self._equal.get(equal)
-            if cost is None:
-                cost = self._equal[equal] = self._play(items, where, factor)
+            equal = items, factor, alone, program.eager, program.turns, program.blocking
+            known = prices.blocks.get(equal)
+            if known is None:
+                if len(prices.blocks) > REMEMBERED:
+                    prices.blocks.clear()
+                known = prices.blocks[equal] = self._play(items, where, factor), self._outside(items, prices)
+            cost, outside = known
+            self.notes |= outside
             self._runs[key] = cost
         return cost
 
@@ -82,7 +87,7 @@ class OpCosts(CollectiveCosts):
         group = int(self.groups(work, where.cohort)[where.place]) if where.place >= 0 else -1
         return self.collective(work, where.cohort, group)
 
-    def _play(self, items: tuple[Item, ...], where: Where, factor: float) -> BlockCost:
+    def _play(self, items: SharedItems, where: Where, factor: float) -> BlockCost:
         prices = self._prices(where)
         profile = prices.profile
         ahead = on_grid(profile.launching(self.program.eager) * self.program.turns)
@@ -97,7 +102,6 @@ class OpCosts(CollectiveCosts):
         """Seconds of an item by itself. factor: by which a kernel takes longer; extra: seconds besides."""
         if isinstance(item, Kernel):
             prices = self._prices(where)
-            self._note(item, prices)
             return on_grid(prices.seconds(item) * factor + extra)
         if isinstance(item, Join):
             return 0.0
@@ -114,10 +118,11 @@ class OpCosts(CollectiveCosts):
             listed = work.pieces * (VIEW + profile.launch)
         return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
 
-    def _note(self, kernel: Kernel, prices: Prices) -> None:
-        outside = prices.extrapolation(kernel)
-        if outside:
-            self.notes[outside] = None
+    @staticmethod
+    def _outside(items: SharedItems, prices: Prices) -> dict[str, None]:
+        """Notes on kernels that are outside of what was measured."""
+        notes = (prices.extrapolation(item) for item in items if isinstance(item, Kernel))
+        return dict.fromkeys(note for note in notes if note)
 
     @property
     def links(self) -> frozenset[int]:

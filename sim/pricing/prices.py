@@ -159,6 +159,7 @@ class Prices:
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         # what sim.pricing.collective_costs has worked out: algorithms by topology and grid, costs by wiring
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}
+        self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # by sim.pricing.op_costs, with notes
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
-from sim.program import Collective, Item, Kernel
+from sim.program import Collective, Item, Kernel, SharedItems
 from strategies.layers import gradients, selective_recomputation
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
@@ -46,6 +46,12 @@ class LayerCost:
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients, operator by operator
     gradients: tuple[gradients.CompletedGradient, ...]  # of every parameter, as the backward pass makes them
+
+    def __post_init__(self) -> None:
+        for name in ("forward", "input_gradient", "weight_gradient", "recompute", "backward"):
+            items = getattr(self, name)
+            if not isinstance(items, SharedItems):
+                object.__setattr__(self, name, SharedItems(items))
 
     def input_gradient_peak(self, absent: float = 0.0) -> float:
         """Bytes of workspace of the first half of a split backward pass, as `backward_peak`."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from sim.program import Block, Run
+from sim.program import Block, Run, SharedItems
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.tensor_overlap import Items, interleaved
 
@@ -44,7 +44,7 @@ def runs(parts: Sequence[LayerCost], direction: str, start: int = 0, end: int = 
     for number in range(len(parts) - 1, -1, -1):
         items = items_of(parts[number], direction)
         begin = len(items) - start if start and number == len(parts) - 1 else 0
-        items = _cut(_Same(items), begin, len(items) - (0 if number else end))
+        items = _cut(items, begin, len(items) - (0 if number else end))
         if result and result[-1].items is items:
             result[-1] = Run(result[-1].times + 1, items)
         elif items:
@@ -52,23 +52,15 @@ def runs(parts: Sequence[LayerCost], direction: str, start: int = 0, end: int = 
     return tuple(result)
 
 
-class _Same:
-    """Items as a key: equal to nothing but themselves."""
-
-    def __init__(self, items: Items) -> None:
-        self.items = items
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.items is other.items
-
-    def __hash__(self) -> int:
-        return id(self.items)
+@lru_cache(maxsize=4096)
+def _cut(items: Items, begin: int, end: int) -> Items:
+    """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""
+    return items if (begin, end) == (0, len(items)) else SharedItems(items[begin:end])
 
 
 @lru_cache(maxsize=4096)
-def _cut(key: _Same, begin: int, end: int) -> Items:
-    """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""
-    return key.items if (begin, end) == (0, len(key.items)) else key.items[begin:end]
+def _joined(first: Items, second: Items) -> Items:
+    return SharedItems((*first, *second))
 
 
 class Making(NamedTuple):
@@ -133,5 +125,5 @@ def _halved(parts: Sequence[LayerCost], absent: float, stranded: float) -> float
 def items_of(part: LayerCost, direction: str) -> Items:
     """What runs in one direction of a part, in order."""
     if direction == INPUT:
-        return part.recompute + part.input_gradient
+        return _joined(part.recompute, part.input_gradient)
     return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]
