@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from strategies.planner.search.space import default_space, doubling
 from strategies.read_job import read_job
 
@@ -66,3 +68,13 @@ def test_the_other_axes_and_what_the_job_says_on_each() -> None:
     assert usual["plan.overlap"] == [True, False]
     assert usual["plan.offload"] == [None, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}]
     assert choices(overlap=False)["plan.overlap"] == [True, False]
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "shards"), [(1, 4, {None}), (8, 1, {None}), (8, 4, {None, 8})])
+def test_parameters_are_shared_by_a_node_where_it_has_several_gpus_and_is_one_of_several(
+    gpus: int, nodes: int, shards: set[int | None]
+) -> None:
+    cluster = {"based_on": "dgx-h100", "node": {"gpus": gpus, "nics": gpus}}
+    space = default_space(read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes))
+    (axis,) = [axis for axis in space.axes if axis.name == "plan.data_parallel"]
+    assert {choice["plan.shard"] for choice in axis.choices} == shards
