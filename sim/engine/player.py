@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import cast
 
 import numpy as np
 from simpy import Environment, Event
 
 from sim.analysis import notes
-from sim.collectives import Ids
-from sim.engine.block_splitting import expand, expand_but
 from sim.engine.device import Compute
 from sim.engine.effects import Effect
+from sim.engine.folding import folded, past
 from sim.engine.host import HeldLaunches, Host
 from sim.engine.lanes import Lanes, Meeting, Turns
 from sim.engine.network import Network
@@ -28,7 +26,7 @@ from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
 from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
-from sim.engine.uncontended import Cost, Times, Uncontended
+from sim.engine.uncontended import Cost, Times
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
@@ -36,9 +34,6 @@ from sim.program import Block, Collective, Program
 from sim.timeline import Lane, Resumption, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
-
-MAX_PERTURBED_OPS = 2_000_000  # ops of all lanes up to which ranks are played that effects make unlike
-MAX_UNFOLDED_OPS = 500_000  # ops of all lanes up to which ranks that are not alike have lanes of their own
 
 
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True, effects: Sequence[Effect] = ()) -> Timeline:
@@ -54,78 +49,15 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     if whole is not program or lane is not None:
         op_costs = OpCosts(whole, perturbation.topology, prices, lane)
     op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-    lanes, past = _past(Lanes(whole, op_costs), perturbation, cut=lane is None)
+    lanes, ended = past(Lanes(whole, op_costs), perturbation, cut=lane is None)
     if not fold:
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
         op_costs = OpCosts(lanes.program, perturbation.topology, prices, lane)
         op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-        lanes, past = _past(Lanes(lanes.program, op_costs), perturbation, cut=False)
-    complete = min(past.end) >= 0
-    timeline = _timeline(lanes, past, lanes.ops) if complete else Player(lanes, past, perturbation).play()
+        lanes, ended = past(Lanes(lanes.program, op_costs), perturbation, cut=False)
+    complete = min(ended.end) >= 0
+    timeline = _timeline(lanes, ended, lanes.ops) if complete else Player(lanes, ended, perturbation).play()
     return _from_zero(timeline) if program.cohorts[0].steady else timeline
-
-
-def folded(
-    program: Program, op_costs: OpCosts, perturbation: Perturbation, others: frozenset[int] | None = None
-) -> tuple[Program, Ids | None]:
-    """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
-
-    others: links that other jobs use. Where one lane stands for all ranks of a job by itself, blocks are cut later, if need be:
-    see `_past`. Raises UserError when effects make so many ranks unlike that they cannot be played.
-    """
-    several = perturbation.effects or program.allotments or len(op_costs.prices.members) > 1
-    if op_costs.alike and not several and others is None:
-        return program, None
-    touched = op_costs.touched(others or frozenset())
-    unlike = perturbation.unlike(program)
-    perturbed = bool(unlike.any())
-    most = MAX_PERTURBED_OPS if perturbed else MAX_UNFOLDED_OPS
-    lane = None if op_costs.alike and not perturbed else op_costs.lanes(unlike, most // _ops(program))
-    if lane is not None:
-        whole = expand(program, touched | op_costs.divided(lane))
-        if _ops(whole) * (int(lane.max()) + 1) <= most:
-            return whole, lane
-    if perturbed:
-        number = "more" if lane is None else f"{int(lane.max()) + 1} of each stage"
-        raise UserError(f"effects and nodes make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs")
-    return expand(program, touched) if touched else program, None
-
-
-def _ops(program: Program) -> int:
-    return sum(len(cohort.ops) for cohort in program.cohorts)
-
-
-def _past(lanes: Lanes, perturbation: Perturbation, cut: bool) -> tuple[Lanes, Times]:
-    """What has ended when something contends, or an effect may act, for the first time.
-
-    cut: blocks that have not ended then are cut where they may meet other traffic.
-    """
-    if perturbation.effects:
-        return lanes, Times.none(lanes.ops)
-    step, program = Uncontended(lanes), lanes.program
-    if step.until == inf:
-        return lanes, step.times
-    if step.until < 0:  # nothing is known
-        touched = lanes.op_costs.touched() if cut else set()
-        lanes = Lanes(expand(program, touched), lanes.op_costs) if touched else lanes
-        return lanes, Times.none(lanes.ops)
-    ended = np.array(step.times.end) <= step.until
-    for number, cohort in enumerate(program.cohorts):  # on all lanes of a cohort
-        offset = lanes.offset[lanes.of_cohort(number)]
-        if len(offset) > 1:
-            part = slice(offset[0], offset[-1] + len(cohort.ops))
-            ended[part] = np.tile(ended[part].reshape(len(offset), -1).all(axis=0), len(offset))
-    ops = np.flatnonzero(ended)
-    if not cut or not step.touched:
-        return lanes, step.times.moved(ops, ops, lanes.ops)
-    whole = [
-        set((each - first).tolist())
-        for each, first in zip(np.split(ops, np.searchsorted(ops, lanes.offset[1:])), lanes.offset, strict=True)
-    ]
-    expanded = expand_but(program, step.touched, whole)
-    result = Lanes(expanded.program, lanes.op_costs)
-    place = np.concatenate([np.array(last, np.int64) + first for last, first in zip(expanded.last, result.offset, strict=True)])
-    return result, step.times.moved(ops, place[ops], result.ops)
 
 
 def _timeline(

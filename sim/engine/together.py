@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from simpy import Environment, Event
 
+from sim.engine.folding import folded
 from sim.engine.lanes import Lanes
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
-from sim.engine.player import Player, folded
+from sim.engine.player import Player
 from sim.engine.uncontended import Times
 from sim.pricing.link_merging import wire_together
 from sim.pricing.op_costs import OpCosts

@@ -120,7 +120,7 @@ def test_groups_that_differ_take_their_own_time(toy_cluster, toy_prices) -> None
 
 
 def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monkeypatch) -> None:
-    monkeypatch.setattr("sim.engine.player.MAX_UNFOLDED_OPS", 3)
+    monkeypatch.setattr("sim.engine.folding.MAX_UNFOLDED_OPS", 3)
     program = talking(Collective("all_gather", 2e9, "tp", "gather"), tp=2, dp=3)
     timeline = run(program, toy_cluster(3, 2, nic="0.5 GB/s").topology(), toy_prices())
     assert [(row.start, row.end) for row in timeline.rows()] == [(0, 2), (2, 3)]

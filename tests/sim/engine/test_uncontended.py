@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardyard import UserError, read_job, simulate
-from sim.engine import player
+from sim.engine import folding, player
 from sim.engine.lanes import Lanes
 from sim.engine.uncontended import Uncontended
 from sim.pricing.op_costs import OpCosts
@@ -139,7 +139,7 @@ def test_times_are_those_of_events_to_the_bit(number) -> None:
     except UserError:
         assume(False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(player, "Uncontended", Events)
+        patch.setattr(folding, "Uncontended", Events)
         played = simulate(job)
     if len(timeline.end) < len(played.end):
         assert timeline.step == pytest.approx(played.step, rel=1e-6)

@@ -114,7 +114,7 @@ def test_proofs_hold_where_ranks_are_unlike(number: int, ops: int, monkeypatch: 
     """No bound exceeds the simulation, the best that is searched is the best of all; shuffled, the same. ops: up to which ranks
     that differ are played by themselves.
     """
-    monkeypatch.setattr("sim.engine.player.MAX_UNFOLDED_OPS", ops)
+    monkeypatch.setattr("sim.engine.folding.MAX_UNFOLDED_OPS", ops)
     random = Random(number)
     drawn = draw(random, *CLUSTERS[number])
     site, steps = drawn.site(), []
