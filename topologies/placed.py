@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from topologies.topology import Hosted, Ids, Multicast, Topology, Values, gpu_kind, node_kind
+from topologies.topology import Ids, Topology, Values, gpu_kind, is_hosted, is_multicast, node_kind
 
 
 class PlacedTopology:
@@ -84,13 +84,13 @@ class PlacedTopology:
 
     def place(self, gpu: Ids, name: str) -> Ids:
         """See `topologies.topology.Hosted`."""
-        if name == "gpu" or not isinstance(self.whole, Hosted):
+        if name == "gpu" or not is_hosted(self.whole):
             return np.asarray(gpu, dtype=np.int64)
         return self.whole.place(self._gpus[np.asarray(gpu, dtype=np.int64)], name) - self.whole.gpus + self.gpus
 
     def switch_of(self, gpu: Ids) -> Ids:
         """See `topologies.topology.Multicast`."""
-        if not isinstance(self.whole, Multicast):
+        if not is_multicast(self.whole):
             return np.full(np.shape(gpu), -1, dtype=np.int64)
         switch = self.whole.switch_of(self._gpus[np.asarray(gpu, dtype=np.int64)])
         return np.where(switch < 0, -1, switch - self.whole.gpus + self.gpus)

@@ -6,7 +6,7 @@ A `Topology` never builds its whole graph: link ids are integers found by arithm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,7 @@ class Topology(Protocol):
         """A readable name: `"node 3 nic 2 out"`."""
 
 
-@runtime_checkable
-class Hosted(Protocol):
+class Hosted(Topology, Protocol):
     """A `Topology` whose nodes describe their CPUs."""
 
     @property
@@ -68,8 +67,7 @@ class Hosted(Protocol):
         """
 
 
-@runtime_checkable
-class Unequal(Protocol):
+class Unequal(Topology, Protocol):
     """A `Topology` whose nodes are not alike."""
 
     @property
@@ -83,14 +81,31 @@ class Unequal(Protocol):
         """Index into `gpu_kinds` for each GPU."""
 
 
+def is_hosted(topology: Topology) -> TypeGuard[Hosted]:
+    """Whether nodes describe their CPUs. A topology that stands for another (`ImpairedTopology`) has its attributes, which
+    isinstance does not see from Python 3.12 on.
+    """
+    return hasattr(topology, "cpu") and hasattr(topology, "place")
+
+
+def is_unequal(topology: Topology) -> TypeGuard[Unequal]:
+    """Whether nodes may be unlike."""
+    return hasattr(topology, "gpu_kinds")
+
+
+def is_multicast(topology: Topology) -> TypeGuard[Multicast]:
+    """Whether there are switches that add and multicast."""
+    return hasattr(topology, "switch_of")
+
+
 def gpu_kind(topology: Topology, gpu: Ids) -> Ids:
     """The kind of each GPU, 0 where all are alike."""
-    return topology.gpu_kind(gpu) if isinstance(topology, Unequal) else np.zeros(np.shape(gpu), dtype=np.int64)
+    return topology.gpu_kind(gpu) if is_unequal(topology) else np.zeros(np.shape(gpu), dtype=np.int64)
 
 
 def node_kind(topology: Topology, gpu: Ids) -> Ids:
     """The kind of each GPU's node, 0 where all are alike."""
-    return topology.node_kind(gpu) if isinstance(topology, Unequal) else np.zeros(np.shape(gpu), dtype=np.int64)
+    return topology.node_kind(gpu) if is_unequal(topology) else np.zeros(np.shape(gpu), dtype=np.int64)
 
 
 def kind_of_link(name: str) -> str:
@@ -98,8 +113,7 @@ def kind_of_link(name: str) -> str:
     return name.partition(" ")[0]
 
 
-@runtime_checkable
-class Multicast(Protocol):
+class Multicast(Topology, Protocol):
     """A `Topology` with switches that add and multicast (NVLink SHARP)."""
 
     def switch_of(self, gpu: Ids) -> Ids:

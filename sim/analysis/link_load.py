@@ -13,7 +13,7 @@ from sim.pricing.path_latency import Floats
 from sim.pricing.wiring import Traffic, endpoints, schedule
 from sim.program import Block, Collective
 from sim.timeline import Timeline
-from topologies.topology import Hosted, Topology
+from topologies.topology import Topology, is_hosted
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def carried(timeline: Timeline) -> Floats:
 
 def _sort(topology: Topology, ends: Ids) -> Ids:
     """0: a GPU or a switch, 1: the memory of a node, 2: its disks."""
-    if not isinstance(topology, Hosted) or topology.cpu is None:
+    if not is_hosted(topology) or topology.cpu is None:
         return np.zeros(len(ends), dtype=np.int64)
     first = [int(topology.place(np.zeros(1, dtype=np.int64), name)[0]) for name in ("cpu", "nvme")]
     return np.searchsorted(first, ends, side="right").astype(np.int64)

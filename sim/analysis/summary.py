@@ -16,7 +16,7 @@ from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.timeline import Timeline
 from topologies.reading import UserError
-from topologies.topology import Hosted, gpu_kind
+from topologies.topology import gpu_kind, is_hosted
 
 FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
@@ -301,7 +301,7 @@ def _memory(timeline: Timeline, lane: int) -> StageMemory:
 
 def _host(timeline: Timeline) -> NodeMemory | None:
     topology, grid = timeline.op_costs.topology, timeline.program.grid
-    if not isinstance(topology, Hosted) or topology.cpu is None:
+    if not is_hosted(topology) or topology.cpu is None:
         return None
     held: dict[str, NDArray[np.float64]] = {}
     for number, lane in enumerate(timeline.lanes):

@@ -20,7 +20,7 @@ from sim.engine.perturbed_device import PerturbedDevice, Price
 from sim.pricing.sibling_groups import numbered
 from sim.program import Program
 from topologies.impaired import ImpairedTopology, LinkChange
-from topologies.topology import Ids, Topology, Unequal, gpu_kind
+from topologies.topology import Ids, Topology, gpu_kind, is_unequal
 
 EVERY = 1009  # see `Perturbation.vary`: more than there may be effects
 
@@ -46,7 +46,7 @@ class Perturbation:
         """Equal numbers for places on which equal effects act, with equal GPUs and as many microbatches; a place is a rank of
         each cohort.
         """
-        if not (self.effects or program.allotments or isinstance(self.topology, Unequal)):
+        if not (self.effects or program.allotments or is_unequal(self.topology)):
             return np.zeros(program.grid.groups((), program.cohorts[0].at).size, dtype=np.int64)
         ranks = [program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts]
         own = [np.array([program.allotments])] if program.allotments else []

@@ -14,7 +14,7 @@ from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
 from topologies.impaired import nominal
-from topologies.topology import Topology, Unequal, gpu_kind
+from topologies.topology import Topology, gpu_kind, is_unequal
 
 REMEMBERED = 4096  # prices of runs of items
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
@@ -33,7 +33,7 @@ class OpCosts(CollectiveCosts):
 
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(program, topology, prices, lane)
-        self.unequal = isinstance(nominal(topology), Unequal)  # nodes are not alike
+        self.unequal = is_unequal(nominal(topology))  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
 

@@ -18,7 +18,7 @@ from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from sim.pricing.path_latency import Floats, after, hops_of, slowest, worst
 from topologies.reading import UserError
-from topologies.topology import Hosted, Multicast, Topology
+from topologies.topology import Topology, is_hosted, is_multicast
 
 MANY = 64  # stretches of one collective that are kept apart
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -89,7 +89,7 @@ def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
     last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
     if traffic.algorithm.startswith("copy/"):
         return _ends_of_copies(topology, groups, *traffic.algorithm.split("/")[1:])
-    if last < groups.shape[1] or not isinstance(topology, Multicast):
+    if last < groups.shape[1] or not is_multicast(topology):
         return groups
     switches = topology.switch_of(groups)
     return np.concatenate([groups, switches[:, np.sort(np.unique(switches[0], return_index=True)[1])]], axis=1)
@@ -97,7 +97,7 @@ def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
 
 def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: str) -> Ids:
     """Where the copies of each rank begin and end, shape (ranks, 2)."""
-    if not isinstance(topology, Hosted) or topology.cpu is None:
+    if not is_hosted(topology) or topology.cpu is None:
         raise UserError("the cluster describes no CPUs (node.cpu), so nothing can be copied to them")
     return np.stack([topology.place(ranks[:, 0], name) for name in (source, destination)], axis=1)
 
@@ -112,7 +112,7 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
         return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
     first = members(grid, traffic)[0]
     switch: tuple[int, ...] = ()
-    if isinstance(topology, Multicast) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
+    if is_multicast(topology) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
     place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings(topology, tuple(first.tolist())))

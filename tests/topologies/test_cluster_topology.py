@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topologies.cluster import Cluster, cluster_names, load_cluster
-from topologies.topology import Topology
+from topologies.impaired import ImpairedTopology, LinkChange
+from topologies.topology import Topology, is_hosted, is_multicast, is_unequal
 
 
 def route(topology: Topology, source: int, destination: int) -> list[str]:
@@ -180,3 +181,12 @@ def test_sixteen_thousand_gpus_are_fast() -> None:
     links = topology.routes(a, b)
     assert time.perf_counter() - start < 0.5  # a few ms on a quiet machine
     assert links.shape == (100_000, 6)
+
+
+def test_a_topology_that_stands_for_another_can_do_what_that_can() -> None:
+    """An impaired link takes neither the CPUs nor the switches of its cluster away."""
+    cluster = load_cluster("dgx-h100", nodes=2)
+    for topology in (cluster.topology(), ImpairedTopology(cluster.topology(), [LinkChange(0, capacity=0.5)], {})):
+        assert is_hosted(topology)
+        assert is_multicast(topology)
+        assert not is_unequal(topology)
