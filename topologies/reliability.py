@@ -6,16 +6,15 @@ What nobody has published is not made up: a file that says `unknown` lists it, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from topologies.catalogue import Catalogue
 from topologies.durations import Duration, Spread, Times
-from topologies.reading import Config, UserError, build, load_yaml, nearest, shown
+from topologies.reading import Config
 
-_FOLDER = Path(__file__).parent / "failures"
 DAY = 86400.0
 
 
@@ -81,31 +80,14 @@ def _units(part: Part, nodes: int) -> int:
     return {"node": nodes, "switch": -(-nodes // part.nodes), "job": 1}[part.unit]
 
 
+_CATALOGUE = Catalogue(Reliability, Path(__file__).parent / "failures", "failures", merged=("parts",))
+
+
 def reliability_names() -> list[str]:
     """Names in the catalogue, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return _CATALOGUE.names()
 
 
 def load_reliability(given: object, where: str) -> Reliability:
     """Failures by their name in the catalogue, by a path, or by fields. Raises UserError."""
-    if isinstance(given, Reliability):
-        return given
-    if isinstance(given, Mapping):
-        own = {field: value for field, value in given.items() if field != "based_on"}
-        base = _file(given["based_on"], where) if "based_on" in given else {}
-        if isinstance(own.get("parts"), Mapping):
-            own["parts"] = {**base.get("parts", {}), **own["parts"]}
-        return build(Reliability, {**base, **own}, where)
-    if not isinstance(given, str):
-        raise UserError(f"{where}={shown(given)}: must be a name, a file or fields; known: {', '.join(reliability_names())}")
-    return build(Reliability, _file(given, where), where if given in reliability_names() else given)
-
-
-def _file(name: object, where: str) -> dict[str, Any]:
-    """The fields behind a name or a path."""
-    known = reliability_names()
-    if name in known:
-        return {"name": name, **load_yaml(_FOLDER / f"{name}.yaml")}
-    if isinstance(name, str) and ("/" in name or "." in name):
-        return {"name": Path(name).stem, **load_yaml(Path(name))}
-    raise UserError(f"{where}: unknown failures '{name}'{nearest(str(name), known)}")
+    return _CATALOGUE.load(given, where)

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
+from topologies.catalogue import Catalogue
 from topologies.durations import Duration
-from topologies.reading import Config, UserError, build, load_yaml, nearest, shown
+from topologies.reading import Config
 from topologies.units import BytesPerSecond
-
-_FOLDER = Path(__file__).parent / "storages"
 
 
 class Storage(Config):
@@ -36,29 +33,14 @@ class Storage(Config):
         return rate * units if rate else float("inf")
 
 
+_CATALOGUE = Catalogue(Storage, Path(__file__).parent / "storages", "storage")
+
+
 def storage_names() -> list[str]:
     """Names in the catalogue, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return _CATALOGUE.names()
 
 
 def load_storage(given: object, where: str) -> Storage:
     """Storage by its name in the catalogue, by a path, or by its fields. Raises UserError."""
-    if isinstance(given, Storage):
-        return given
-    if isinstance(given, Mapping):
-        own = {field: value for field, value in given.items() if field != "based_on"}
-        base = _file(given["based_on"], where) if "based_on" in given else {}
-        return build(Storage, {**base, **own}, where)
-    if not isinstance(given, str):
-        raise UserError(f"{where}={shown(given)}: must be a name, a file or fields; known: {', '.join(storage_names())}")
-    return build(Storage, _file(given, where), where if given in storage_names() else given)
-
-
-def _file(name: object, where: str) -> dict[str, Any]:
-    """The fields behind a name or a path."""
-    known = storage_names()
-    if name in known:
-        return {"name": name, **load_yaml(_FOLDER / f"{name}.yaml")}
-    if isinstance(name, str) and ("/" in name or "." in name):
-        return {"name": Path(name).stem, **load_yaml(Path(name))}
-    raise UserError(f"{where}: unknown storage '{name}'{nearest(str(name), known)}")
+    return _CATALOGUE.load(given, where)

@@ -29,7 +29,7 @@ def folded(
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
 
     others: links that other jobs use. Where one lane stands for all ranks of a job by itself, blocks are cut later, if need be:
-    see `_past`. Raises UserError when effects make so many ranks unlike that they cannot be played.
+    see `past`. Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
     several = perturbation.effects or program.allotments or len(op_costs.prices.members) > 1
     if op_costs.alike and not several and others is None:

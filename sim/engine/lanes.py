@@ -33,22 +33,6 @@ class Meeting(NamedTuple):
     key: Hashable
 
 
-class Turns:
-    """Numbers of a lane's collectives that are equal on all lanes that meet there, asked for one op after the other."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._counted = bool(lanes.program.allotments)
-        self._met = Counter[tuple[str, ...]]()
-
-    def of(self, op: Op, index: int) -> int:
-        """The number of op `index`; where programs have other numbers of ops, of the collective among those along its axes."""
-        if not self._counted:
-            return index
-        assert isinstance(op.work, Collective)
-        self._met[op.work.axes] += 1
-        return self._met[op.work.axes]
-
-
 class Lanes:
     """One lane per actor: a cohort, or some of its ranks. Ops of lane a are numbered from offset[a]; first: by cohort its first
     lane.
@@ -69,6 +53,7 @@ class Lanes:
                 self._place.append(place)
                 self.ops += len(cohort.ops)
         self._known: list[dict[Work, Priced]] = [{} for _ in self.every]
+        self._turns: dict[int, list[int]] = {}  # by cohort
 
     def _actors(self, cohort: Cohort) -> Iterator[tuple[int, int, int]]:
         """The first rank of each lane of a cohort, its place among the cohort's ranks, and how many share the lane."""
@@ -115,8 +100,8 @@ class Lanes:
             cost = replace(cost, latency=cost.latency + wrapping)
         return Priced(cost, 0.0, 0.0)
 
-    def meeting(self, number: int, turn: int, op: Op, cost: TransferCost) -> Meeting | None:
-        """Where a lane meets the other ranks of a collective; None: it has them all. turn: see `Turns`."""
+    def meeting(self, number: int, index: int, op: Op, cost: TransferCost) -> Meeting | None:
+        """Where a lane meets the other ranks of a collective, op number `index` of its program; None: it has them all."""
         collective, lane, traffic = op.work, self.every[number], cost.traffic
         assert isinstance(collective, Collective)
         where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
@@ -126,8 +111,23 @@ class Lanes:
         if collective.axis in at:
             meeting = Meeting(self.program.grid.degree(collective.axis), (collective.label, where))
         else:
-            meeting = Meeting(cost.lanes, (tuple(at.items()), turn, where))
+            meeting = Meeting(cost.lanes, (tuple(at.items()), self._turn(lane.cohort, index), where))
         return meeting if meeting.expected > 1 else None
+
+    def _turn(self, cohort: int, index: int) -> int:
+        """A number of a collective, equal on all lanes that meet there: that of its op, or where ranks have several programs
+        that among the collectives along the same axes.
+        """
+        if not self.program.allotments:
+            return index
+        if cohort not in self._turns:
+            met = Counter[tuple[str, ...]]()
+            turns = self._turns[cohort] = []
+            for op in self.program.cohorts[cohort].ops:
+                axes = op.work.axes if isinstance(op.work, Collective) else ()
+                met[axes] += 1
+                turns.append(met[axes])
+        return self._turns[cohort][index]
 
     def bases(self, number: int) -> list[int]:
         """By cohort, the number of the first op of the lane that lane `number` waits for there; −1 where there is none."""

@@ -20,7 +20,7 @@ from sim.engine.device import Compute
 from sim.engine.effects import Effect
 from sim.engine.folding import folded, past
 from sim.engine.host import HeldLaunches, Host
-from sim.engine.lanes import Lanes, Meeting, Turns
+from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
@@ -30,7 +30,7 @@ from sim.engine.uncontended import Cost, Times
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.program import Block, Collective, Program
+from sim.program import Block, Program
 from sim.timeline import Lane, Resumption, Timeline
 from topologies.reading import UserError
 from topologies.topology import Topology
@@ -132,17 +132,11 @@ class Player:
         begin = next((index for index in range(len(ops)) if past.end[first + index] < 0), len(ops))
         self.tasks += [None] * begin
         self._resume(number, begin)
-        turns = Turns(self.lanes)
-        for op in ops[:begin]:
-            if isinstance(op.work, Collective):
-                turns.of(op, 0)
         for index, op in enumerate(ops[begin:], begin):
             cost, ahead, behind = self.lanes.priced(number, op)
             if past.end[first + index] >= 0:
                 if op.held:
                     self.held[device.host.resume_at(past.resumptions[first + index].time)] = first + index
-                if isinstance(op.work, Collective):
-                    turns.of(op, index)
                 device.host.work(ahead + behind)
                 self.tasks.append(None)
                 continue
@@ -153,7 +147,7 @@ class Player:
             elif cost.is_send:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
-                meeting = self.lanes.meeting(number, turns.of(op, index), op, cost)
+                meeting = self.lanes.meeting(number, index, op, cost)
                 meet = partial(self._rendezvous, meeting) if meeting else None
                 task = CollectiveTransfer(self.env, self.network, cost.parts, cost.latency, device, cost.working, meet)
             self.tasks.append(task)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.clock import on_grid
-from sim.engine.lanes import Lanes, Meeting, Turns
+from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import ROUNDING
 from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
@@ -114,7 +114,7 @@ class Uncontended:
         bases, blocked, streams = self.lanes.bases(number), self._blocked, self._works[number]
         idle: dict[str, float] = {}  # since when each stream is
         resumed = busy = 0.0  # when the host went on that was held up, and its seconds of work since then
-        held, turns = -1, Turns(self.lanes)
+        held = -1
         for op_number, op in enumerate(self.lanes.program.cohorts[lane.cohort].ops, first):
             stream = op.stream
             works = streams.get(stream)
@@ -147,7 +147,7 @@ class Uncontended:
                 if launch > ready:
                     ready = launch
                 if not transfer.is_send:
-                    meeting = self.lanes.meeting(number, turns.of(op, op_number - first), op, transfer)
+                    meeting = self.lanes.meeting(number, op_number - first, op, transfer)
                     if meeting is not None:
                         start[op_number] = ready
                         if not self._come_to(meeting, number, op_number, seconds):

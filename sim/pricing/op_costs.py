@@ -128,7 +128,7 @@ class OpCosts(CollectiveCosts):
     def links(self) -> frozenset[int]:
         """Links of the wiring that the program uses."""
         every = (priced for work, cohort, _ in self._communications for priced in self.each(work, cohort))
-        return frozenset(link for priced in every for part in priced.parts for link, _ in part.flows)
+        return frozenset(link for priced in every for link in priced.links)
 
     def touched(self, others: frozenset[int] = frozenset()) -> set[int]:
         """Cohorts whose blocks contain collectives on links that other traffic may use at the same time: they must be played
