@@ -89,6 +89,12 @@ def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
     assert timeline.step > len(gathered) * 16 * 1e-3
 
 
+def test_what_is_never_released_is_gathered_after_the_update_as_one_list(played) -> None:
+    """A tensor per rank, and a copy of each rank's part of each norm and bias: 8 in each of four layers, 2 at the end."""
+    timeline = played({"version": "0.3.13", "stage3_param_persistence_threshold": 1000})
+    assert gathers(timeline)[-1].work.pieces == 16 * (1 + 4 * 8 + 2)
+
+
 def test_more_ranks_take_the_host_longer(played) -> None:
     """The same bytes per node and second: only lists grow with ranks."""
     steps = {

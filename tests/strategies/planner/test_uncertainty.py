@@ -11,6 +11,7 @@ import pytest
 
 from calibration.published import published
 from sim.grid import Grid
+from sim.pricing.prices import Provenance
 from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Kernel, Op, Program, Run
 from strategies.job import Job
@@ -122,6 +123,17 @@ def test_spreads_of_single_shapes_average_out_and_what_all_share_does_not(toy_pr
         "memory": pytest.approx(math.hypot(clock, fused, unmeasured)),
         "optimizer": pytest.approx(math.hypot(clock, fused / 2, unmeasured)),
     }
+
+
+def test_percentiles_of_held_out_shapes_become_a_standard_deviation() -> None:
+    """Shapes that take from 10 % less to 20 % more than predicted, by the 10th and 90th percentile: ln(1.2 / 0.9) is 2 · 1.2816
+    standard deviations. Where there are no percentiles, half of a normal distribution lies within 0.6745 of them.
+    """
+    given = dict.fromkeys(("machine", "versions", "date", "source", "grid"), "")
+    spread = Provenance(measured=True, spread={"large": (-0.1, 0.0, 0.2)}, **given)
+    assert uncertainty._shape_error(spread, "large") == pytest.approx(0.28768207 / 2.5631031, rel=1e-6)
+    median = Provenance(measured=True, heldout_error=0.06744897501960817, **given)
+    assert uncertainty._shape_error(median, "large") == pytest.approx(0.1)
 
 
 def test_no_interval_is_narrower_than_the_error_of_jobs_whose_prices_were_all_measured(job: Job) -> None:
