@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import click
 from reports.commands._common import (
     AS_JSON,
     changing,
+    check_files,
     check_positive,
     engine_options,
     figure_option,
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything that is drawn.")
 @click.option("--advice/--no-advice", default=True, show_default=True, help="Try other intervals, and what else would help.")
 @figure_option("--plot", "Draw where time goes and intervals, or goodput over one --vary (PNG or SVG).")
+@click.option(
+    "--report", metavar="FILE", help="Also write a page that needs nothing but itself, with a timeline that zooms (.html)."
+)
 @engine_options
 @AS_JSON
 def command(
@@ -55,6 +61,7 @@ def command(
     seed: int,
     advice: bool,
     plot: str | None,
+    report: str | None,
     workers: int | None,
     dask: str | None,
     ray: str | None,
@@ -71,39 +78,58 @@ def command(
     check_positive(days=days)
     if days is not None and days > 10_000:
         raise UserError(f"--days {days:g}: must be at most 10,000")
+    _check_page(report, vary)
     total = None if days is not None else tokens_of(tokens) or TOKENS
     read = changing(job, overrides, given)
     with engine(workers, dask, ray) as runs:
+        asked = Asked(read, days, total, price, seed, replications, runs)
         if vary:
-            _compared(read, vary, days, total, price, seed, replications, runs, as_json, plot)
+            _compared(asked, vary, as_json, plot)
         else:
-            _one(read({}), days, total, price, seed, replications, advice, runs, as_json, plot)
+            _one(asked, advice, as_json, plot, report)
 
 
-def _one(
-    job: Job,
-    days: float | None,
-    tokens: float | None,
-    price: float | None,
-    seed: int,
-    replications: int | None,
-    advice: bool,
-    engine: Engine,
-    as_json: bool,
-    plot: str | None,
-) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """The job as a function of changes, how long it runs, what a GPU-hour costs, what is drawn how often, and where."""
+
+    read: Callable[[dict[str, Any]], Job]
+    days: float | None
+    tokens: float | None
+    price: float | None
+    seed: int
+    replications: int | None
+    engine: Engine
+
+
+def _check_page(report: str | None, vary: tuple[str, ...]) -> None:
+    """Refuse a page that cannot be written, before any work is done."""
+    from topologies.reading import UserError
+
+    if report is None:
+        return
+    if Path(report).suffix != ".html":
+        raise UserError(f"--report {report}: must end in .html")
+    if vary:
+        raise UserError("--report is of the job alone: leave out --vary, or draw its comparison by --plot")
+    check_files(report=report)
+
+
+def _one(asked: Asked, advice: bool, as_json: bool, plot: str | None, report: str | None) -> None:
     """One job, and what would help it."""
     from reports.tables.run import as_data, overview
+    from sim.runs.replications import recorded
     from strategies.resilience.run_spec import prepare
     from strategies.resilience.runs import alternatives, best_interval, run
     from strategies.resilience.settings import RunSettings
     from topologies.costs import mean_rates
 
-    money = mean_rates(job.cluster, price)
-    prepared = prepare(job, job.run or RunSettings(), days, tokens)
-    answer = run(prepared, money, seed, replications, engine.map)
-    tried = best_interval(prepared, seed, engine.map) if advice else []
-    changes = alternatives(prepared, days, tokens, seed, engine.map) if advice and prepared.spec.components else []
+    job, seed, each = asked.read({}), asked.seed, asked.engine.map
+    money = mean_rates(job.cluster, asked.price)
+    prepared = prepare(job, job.run or RunSettings(), asked.days, asked.tokens)
+    answer = run(prepared, money, seed, asked.replications, each)
+    tried = best_interval(prepared, seed, each) if advice else []
+    changes = alternatives(prepared, asked.days, asked.tokens, seed, each) if advice and prepared.spec.components else []
     if as_json:
         echo(json.dumps(as_data(prepared, answer, tried, changes), indent=2))
     else:
@@ -111,21 +137,20 @@ def _one(
     if plot is not None:
         from reports.figures.run import run as draw
 
-        echo(f"wrote {draw((prepared, answer, tried, seed), Path(plot))}", err=as_json)
+        echo(f"wrote {draw((prepared, answer, tried, recorded(prepared.spec, seed)), Path(plot))}", err=as_json)
+    if report is not None:
+        from reports.inputs import describe
+        from reports.page.run_report import RunReport, write_run_page
+        from strategies.resilience.compare_runs import compare_runs, scales
+
+        sizes = scales(job) if advice else []
+        cases = compare_runs(asked.read, sizes, asked.days, asked.tokens, asked.price, seed, None, each)
+        inputs, outcome = describe(job, shlex.join(["shardyard", *sys.argv[1:]])), recorded(prepared.spec, seed)
+        page = RunReport(prepared, answer, money, tried, changes, cases, outcome, inputs, seed)
+        echo(f"wrote {write_run_page(Path(report), page)}", err=as_json)
 
 
-def _compared(
-    read: Callable[[dict[str, Any]], Job],
-    vary: tuple[str, ...],
-    days: float | None,
-    tokens: float | None,
-    price: float | None,
-    seed: int,
-    replications: int | None,
-    engine: Engine,
-    as_json: bool,
-    plot: str | None,
-) -> None:
+def _compared(asked: Asked, vary: tuple[str, ...], as_json: bool, plot: str | None) -> None:
     """Every combination of inputs."""
     from reports.tables.compare_runs import as_data, table
     from strategies.planner.multiples import absolute
@@ -136,12 +161,14 @@ def _compared(
 
     if plot and len(vary) != 1:
         raise UserError("--plot takes one --vary")
-    axes = [absolute(parse_axis(text), read({}), price) for text in vary]
-    cases = compare_runs(read, combinations(axes), days, tokens, price, seed, replications, engine.map)
+    job = asked.read({})
+    axes = [absolute(parse_axis(text), job, asked.price) for text in vary]
+    how = (asked.days, asked.tokens, asked.price, asked.seed, asked.replications, asked.engine.map)
+    cases = compare_runs(asked.read, combinations(axes), *how)
     if as_json:
         echo(json.dumps([as_data(case) for case in cases], indent=2))
     else:
-        show(table(read({}), cases, seed))
+        show(table(job, cases, asked.seed))
     if plot is not None:
         from reports.figures.goodput import goodput as draw
 

@@ -34,14 +34,9 @@ def overview(
     from rich.console import Group
     from rich.text import Text
 
-    job, spec = prepared.job, prepared.spec
-    spares = f" and {plural(spec.spares, 'spare node')}" if spec.spares else ""
-    what = f"{job.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs){spares}"
-    first = (
-        f"{what}: {tokens_text(answer.tokens.mean)} in {digits(answer.days.mean)} days, goodput {percent(answer.goodput.mean)}"
-    )
-    lines: list[RenderableType] = [Text(first, "bold"), _quantities(answer, rates), _ledger(answer)]
-    lines += [Text(line) for line in _facts(prepared)]
+    spec = prepared.spec
+    lines: list[RenderableType] = [Text(headline(prepared, answer), "bold"), _quantities(answer, rates), _ledger(answer)]
+    lines += [Text(line) for line in facts(prepared)]
     lines += [Text(line) for line in _advice(prepared, tried, changes)]
     if answer.finished < 1 and spec.deadline > 50 * spec.work:
         lines.append(Text(f"{percent(1 - answer.finished)} of the runs never got to the end: they were given up"))
@@ -49,6 +44,15 @@ def overview(
     known = f"mean goodput ± {100 * answer.error:.2g} % (95 %)" if answer.runs > 1 else "one run"
     lines.append(Text(f"{plural(answer.runs, 'run')}, seed {seed}: {known}; ledgers close to {answer.closes:.0e}"))
     return Group(*lines)
+
+
+def headline(prepared: Prepared, answer: RunAnswer) -> str:
+    """The job and what it delivers, in one line."""
+    job, spares = prepared.job, prepared.spec.spares
+    ready = f" and {plural(spares, 'spare node')}" if spares else ""
+    what = f"{job.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs){ready}"
+    delivered = f"{tokens_text(answer.tokens.mean)} in {digits(answer.days.mean)} days"
+    return f"{what}: {delivered}, goodput {percent(answer.goodput.mean)}"
 
 
 def _quantities(answer: RunAnswer, rates: Rates) -> RenderableType:
@@ -88,7 +92,7 @@ def _ledger(answer: RunAnswer) -> RenderableType:
     return table
 
 
-def _facts(prepared: Prepared) -> list[str]:
+def facts(prepared: Prepared) -> list[str]:
     """Checkpoint, saves, failures."""
     step, bytes_each = prepared.summary.step_seconds, prepared.size
     lines = [f"step {span(step)}; checkpoint {size(bytes_each.total)}, up to {size(bytes_each.busiest_node)} per node"]

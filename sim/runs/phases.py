@@ -13,6 +13,8 @@ from sim.runs.failures import Failure, Failures, Streams
 from sim.runs.fleet import Fleet, RepairShop
 from sim.runs.ledger import Ledger
 from sim.runs.progress import Progress
+from sim.runs.record import Span
+from sim.runs.segment import Segment
 from sim.runs.spec import RunSpec
 from topologies.durations import BUFFER, buffered
 
@@ -50,7 +52,7 @@ class Phases:
         self.missing = 0  # nodes that the job trains without
         self.joining = False  # nodes are there again: the job grows after the present step
         self._returned: Event | None = None
-        self.record: list[tuple[float, float, str]] | None = [] if record else None
+        self.record: list[Span] | None = [] if record else None
         self.process: Process | None = None
 
     def _strike(self, failure: Failure) -> None:
@@ -123,9 +125,9 @@ class Phases:
             if failure is not None:
                 return failure
 
-    def _log(self, start: float, cause: str) -> None:
+    def _log(self, start: float, cause: str, segment: Segment | None = None) -> None:
         if self.record is not None and self.env.now > start:
-            self.record.append((start, self.env.now, cause))
+            self.record.append(Span(start, self.env.now, cause, segment, start, self.progress.causes if segment else ()))
 
     def _wait(self) -> Interruptible:
         """Wait until a node is repaired; returns the failure that came meanwhile, or None."""

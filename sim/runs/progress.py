@@ -30,7 +30,7 @@ class Progress:
     def __init__(self, spec: RunSpec, ledger: Ledger) -> None:
         self.spec, self.ledger = spec, ledger
         saves, evaluations = [causes.SAVE] * len(spec.savings), [causes.EVALUATION] * bool(spec.evaluation_steps)
-        self._causes = [*saves, *evaluations, causes.LOADING]  # of pauses
+        self.causes = (*saves, *evaluations, causes.LOADING)  # of pauses
         self.step, self.whole = 0, 0.0
         self.stretches: list[Stretch] = []
         self.durable = [0] * len(spec.savings)
@@ -67,7 +67,7 @@ class Progress:
         self.ledger.add(causes.PRODUCTIVE, useful)
         self.ledger.add(causes.REDUCED if pace.progress < 1.0 else causes.SLOW, work - useful)
         for number, seconds in enumerate(paused):
-            self.ledger.add(self._causes[number], seconds)
+            self.ledger.add(self.causes[number], seconds)
         return useful
 
     def stop(self, segment: Segment, pace: Pace, elapsed: float, now: float) -> None:

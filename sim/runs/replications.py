@@ -31,6 +31,11 @@ def play(task: tuple[RunSpec, int, int]) -> Outcome:
     return Run(spec, np.random.SeedSequence(seed, spawn_key=(number,))).outcome()
 
 
+def recorded(spec: RunSpec, seed: int = 0, number: int = 0) -> Outcome:
+    """A replication with its timeline."""
+    return Run(spec, np.random.SeedSequence(seed, spawn_key=(number,)), record=True).outcome()
+
+
 def replicate(spec: RunSpec, seed: int = 0, count: int | None = None, each: Map = map) -> list[Outcome]:
     """`count` runs, or (None) batches until the mean goodput is known within ±`ENOUGH` with 95 % confidence. each: as
     `map`.

@@ -15,6 +15,7 @@ from simpy import Event, Interrupt
 from sim.runs import ledger as causes
 from sim.runs.failures import Failure
 from sim.runs.phases import DeadlineError, Interruptible, Phases
+from sim.runs.record import Span, in_vain
 from sim.runs.spec import Pace
 
 
@@ -31,7 +32,7 @@ class Outcome:
     interruptions: int
     replaced: int
     waited: int
-    timeline: tuple[tuple[float, float, str], ...] = ()
+    timeline: tuple[Span, ...] = ()
 
     @property
     def held(self) -> float:
@@ -116,12 +117,13 @@ class Run(Phases):
                 end = min(end, start + segment.left(segment.last_before(self.env.now - start) + 1))
         if not self.spec.idle_failures:
             self.failures.pause()
-        self._log(start, causes.PRODUCTIVE)
+        self._log(start, causes.PRODUCTIVE, segment)
         finished = finished and end <= self.spec.deadline
         if finished:
             self.progress.finish(segment, pace, work, finish)
         else:
             self.progress.stop(segment, pace, self.env.now - start, self.env.now)
+            self._mark()
         if failure is None and self.env.now >= self.spec.deadline and not finished:
             raise DeadlineError
         if failure is None and self.joining:
@@ -171,21 +173,14 @@ class Run(Phases):
 
     def _roll_back(self, lost: int, warned: bool, written: float) -> int | None:
         """Back to the newest checkpoint that has survived; returns its place."""
-        before = self.ledger.entries[causes.WASTED]
         place = self.progress.roll_back(lost, warned, written)
-        if self.record is not None:
-            self._mark(self.record, (self.ledger.entries[causes.WASTED] - before) / self.ledger.gpus)
+        self._mark()
         return place
 
-    def _mark(self, record: list[tuple[float, float, str]], seconds: float) -> None:
-        """The last so many seconds of training were in vain."""
-        for number in range(len(record) - 1, -1, -1):
-            start, end, cause = record[number]
-            if cause == causes.PRODUCTIVE and seconds > 0:
-                cut = max(start, end - seconds)
-                parts = [(start, cut, causes.PRODUCTIVE), (cut, end, causes.WASTED)]
-                record[number : number + 1] = [part for part in parts if part[1] > part[0]]
-                seconds -= end - cut
+    def _mark(self) -> None:
+        """Note what was in vain of the training on record."""
+        if self.record is not None:
+            in_vain(self.record, self.progress.step)
 
     def _may_shrink(self) -> bool:
         """Whether the job may go on with the nodes that it has now."""

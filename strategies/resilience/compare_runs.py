@@ -14,6 +14,8 @@ from strategies.resilience.settings import RunSettings
 from topologies.costs import mean_rates
 from topologies.reading import UserError
 
+SCALES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # times the job's nodes
+
 
 @dataclass(frozen=True)
 class RunCase:
@@ -47,4 +49,20 @@ def compare_runs(
             result.append(RunCase(changes, None, None, str(error)))
             continue
         result.append(RunCase(changes, prepared, run(prepared, money, seed, count or COMPARED, each)))
+    return result
+
+
+def scales(job: Job, factors: Sequence[float] = SCALES) -> list[dict[str, Any]]:
+    """The job at other sizes, the batch and the spare, free and reserved nodes grown with its nodes; what is no whole number is
+    left out.
+    """
+    settings, batch, nodes = job.run or RunSettings(), job.resolve().global_batch, job.cluster.nodes
+    grown = {"nodes": nodes, "plan.global_batch": batch, "run.spares": settings.spares, "run.reserve": settings.reserve}
+    if settings.pool is not None:
+        grown["run.pool"] = settings.pool
+    result = []
+    for factor in factors:
+        if nodes * factor >= 1 and (nodes * factor).is_integer() and (batch * factor).is_integer():
+            changes: dict[str, Any] = {field: round(value * factor) for field, value in grown.items() if value}
+            result.append({**changes, "plan.accumulation": None, "plan.dp": None})
     return result

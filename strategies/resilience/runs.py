@@ -38,6 +38,8 @@ class RunAnswer:
     error: float  # half of the 95 % confidence interval of the mean goodput
     finished: float
     closes: float  # largest relative difference of a run's ledger from GPUs · time
+    tokens_per_step: float
+    outcomes: tuple[Outcome, ...]  # of each run
 
 
 def run(prepared: Prepared, rates: Rates, seed: int = 0, count: int | None = None, each: Map = map) -> RunAnswer:
@@ -89,6 +91,8 @@ def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnsw
         error=half_width(goodputs) if len(goodputs) > 1 else 0.0,
         finished=sum(outcome.steps >= spec.steps for outcome in outcomes) / len(outcomes),
         closes=max(abs(outcome.held / _expected(outcome, spec) - 1) for outcome in outcomes),
+        tokens_per_step=per_step,
+        outcomes=tuple(outcomes),
     )
 
 

@@ -51,7 +51,7 @@ def test_a_failure_loses_what_was_done_since_the_checkpoint() -> None:
         "productive": 100.0, "wasted progress": 22.0, "checkpoint save": 8.0, "checkpoint restore": 6.0, "initialization": 30.0,
     }  # fmt: skip
     assert outcome.seconds == 166.0
-    assert [cause for _, _, cause in outcome.timeline] == [
+    assert [span.cause for span in outcome.timeline] == [
         "initialization", "productive", "wasted progress", "initialization", "checkpoint restore", "productive",
         "wasted progress", "initialization", "checkpoint restore", "productive",
     ]  # fmt: skip
@@ -224,3 +224,18 @@ def test_more_spares_deliver_no_less(seed: int, spares: int) -> None:
         for count in (spares, spares + 1)
     )
     assert more >= fewer * 0.995
+
+
+@given(spec=specs.filter(lambda spec: spec.elastic is None and spec.deadline == 20 * spec.work), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_the_record_says_what_the_ledger_says(spec: RunSpec, seed: int) -> None:
+    """Pieces of a recorded run follow each other without a gap, and those of each cause add up to its entry."""
+    outcome = play(spec, seed, record=True)
+    pieces = [piece for span in outcome.timeline for piece in span.pieces(0.0, outcome.seconds)]
+    assert [start for start, _, _ in pieces[1:]] == pytest.approx([end for _, end, _ in pieces[:-1]], abs=1e-5)
+    seconds = dict.fromkeys(ledger.CAUSES, 0.0)
+    for start, end, cause in pieces:
+        seconds[cause] += end - start
+    entries = {cause: entry / spec.gpus for cause, entry in outcome.gpu_seconds.items() if cause != ledger.SPARES}
+    del seconds[ledger.SPARES]
+    assert seconds == pytest.approx(entries, abs=1e-4, rel=1e-6)
