@@ -10,6 +10,7 @@ from dataclasses import replace
 from strategies.frameworks import passes
 from strategies.frameworks.megatron_2021.small_kernels import lookup, mean, targets
 from strategies.frameworks.pytorch import operators as eager
+from strategies.layers.model_ends import patch_embedding, relative_positions, softcap
 from strategies.layers.operators import Operator, column_linear, norm, pointwise, replicated_linear
 from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.tensor_overlap import Items
@@ -18,10 +19,15 @@ from strategies.layers.tensor_overlap import Items
 def embedding(rank: RankShapes) -> list[Operator]:
     """Token, position and segment embedding, the norm that may follow (BERT), and dropout."""
     model = rank.model
-    operators = [lookup(rank), _tokens(rank)]
+    operators = [lookup(rank), *(patch_embedding(rank) if model.patches else [_tokens(rank)])]
+    if model.family == "encoder_decoder":  # the same matrix for the decoder's tokens
+        operators[1:] = [_tokens(RankShapes(model.as_encoder, rank.resolved)), replace(_tokens(rank), shapes=())]
+        operators.append(relative_positions(rank))
+    if model.embedding_scale:
+        operators.append(pointwise(rank, "embedding scale", rank.stream, rank.stream))
     if model.positions == "learned":
         rows = rank.local_tokens // rank.batch  # positions of this rank
-        operators.append(_added_rows(rank, "position embedding", rows, model.context))
+        operators.append(_added_rows(rank, "position embedding", rows, model.learned_rows))
     if model.token_types:
         operators.append(_added_rows(rank, "segment embedding", model.token_types, model.token_types))
     if model.embedding_norm:
@@ -74,6 +80,8 @@ def head(rank: RankShapes) -> list[Operator]:
         ]
     if model.pooler_classes:
         operators.append(replicated_linear(rank, "classifier", rank.batch, model.pooler_classes))
+    if model.classes:
+        operators.append(replicated_linear(rank, "classifier", rank.batch, model.classes))
     if model.head_transform:
         gelu = pointwise(rank, "head activation", rank.stream, rank.stream, "head transform output")
         operators += [
@@ -91,7 +99,7 @@ def head(rank: RankShapes) -> list[Operator]:
         forward = before.forward + loss.forward + after.forward + _metrics(rank)
         backward = after.input_gradient + loss.input_gradient + before.input_gradient
         loss_and_logits = replace(loss, forward=forward, input_gradient=backward)
-        operators += [matrix, loss_and_logits]
+        operators += [matrix, *(softcap(rank) if model.logit_softcap else []), loss_and_logits]
     return operators
 
 

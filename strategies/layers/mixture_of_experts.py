@@ -38,7 +38,7 @@ from strategies.layers.fp8 import Fp8Products
 from strategies.layers.operators import Operator, activation, column_linear, pointwise, replicated_linear, row_linear
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items, pipelined
-from strategies.models.model import Experts
+from strategies.models.parts import Experts
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
 
@@ -199,7 +199,16 @@ def _shared(rank: RankShapes, moe: Experts) -> list[Operator]:
             activation(rank, "shared activation", elements, saved="shared up output"), "shared down input", of="shared_experts"
         ),
         _part(row_linear(rank, "shared down", ffn, model.mlp_bias), of="shared_experts"),
+        *(_weighted(rank) if moe.shared_gate else []),
     ]
+
+
+def _weighted(rank: RankShapes) -> list[Operator]:
+    """The result of the shared experts times the sigmoid of a number per token; both are kept for the product's gradients."""
+    tokens = rank.local_tokens
+    gate = replicated_linear(rank, "shared gate", tokens, 1, rank.tokens // tokens, bias=False, source=INPUT)
+    product = pointwise(rank, "shared gate product", rank.stream, rank.stream, saved="shared result")
+    return [_part(gate, of="shared_experts"), _part(product, of="shared_experts")]
 
 
 def _sums(rank: RankShapes, branches: int) -> Operator:

@@ -23,7 +23,8 @@ from strategies.layers.pipeline_scatter import received, returned
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 from strategies.layers.transformer import transformer_layer
-from strategies.models.model import Experts, Model
+from strategies.models.model import Model
+from strategies.models.parts import Experts
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
@@ -67,14 +68,15 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
     """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
     _check(model, plan)
     rank, recompute = RankShapes(model, plan), plan.recompute
-    kinds = list(dict.fromkeys(_experts(model, layer) for layer in range(model.layers)))
-    layers, kept = (tuple(part_of("layer", _layer(rank, moe), rank, again) for moe in kinds) for again in (recompute, "none"))
+    kinds = [_kind(model, layer) for layer, _ in model.layer_kinds]
+    every = [(RankShapes(model.layer_models[layer], plan), _experts(model, layer)) for layer, _ in model.layer_kinds]
+    layers, kept = (tuple(part_of("layer", _layer(own, moe), own, again) for own, moe in every) for again in (recompute, "none"))
     return ModelCosts(
         plan=plan,
         embedding=part_of("embedding", embedding(rank), rank, "none"),
         layers=layers,
         kept=kept,
-        kinds=tuple(kinds.index(_experts(model, layer)) for layer in range(model.layers)),
+        kinds=tuple(kinds.index(_kind(model, layer)) for layer in range(model.layers)),
         head=part_of("head", head(rank), rank, "none"),
         batch=batch(rank),
         received=received(rank),
@@ -93,20 +95,29 @@ def _experts(model: Model, layer: int) -> Experts | None:
     return model.experts if model.is_mixture(layer) else None
 
 
+def _kind(model: Model, layer: int) -> tuple[int, bool]:
+    """What tells layers of the model apart."""
+    return id(model.layer_models[layer]), model.is_mixture(layer)
+
+
+def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
+    """The pieces of a layer."""
+    _check(model, plan)
+    return _layer(RankShapes(model.layer_models[layer], plan), _experts(model, layer))
+
+
 def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that a rank keeps from forward to backward of a microbatch: name -> bytes.
 
     As arXiv:2205.05198 counts them, section 4: tensors of tokens × features and masks of a byte per element; the mean and
     deviation of a norm are left out. A gated activation is one kernel that keeps gate and up, and the next matrix its product.
     """
-    _check(model, plan)
-    return tensors_of(_layer(RankShapes(model, plan), _experts(model, layer)), plan.recompute, plan.recomputed_modules)[0]
+    return tensors_of(_operators(model, plan, layer), plan.recompute, plan.recomputed_modules)[0]
 
 
 def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     """Activations of a layer that recomputation makes anew in the backward pass: name -> bytes."""
-    _check(model, plan)
-    return tensors_of(_layer(RankShapes(model, plan), _experts(model, layer)), plan.recompute, plan.recomputed_modules)[1]
+    return tensors_of(_operators(model, plan, layer), plan.recompute, plan.recomputed_modules)[1]
 
 
 def _check(model: Model, plan: Resolved) -> None:
@@ -122,11 +133,14 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
         yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
     if plan.kernel_set.eager:
         yield from _unknown_eager(model, plan)
-    if model.norms != 2:
-        yield f"norms={model.norms} is not simulated yet: layers must have 2 norms"
-    if model.window is not None and model.window < plan.sequence and plan.fused_attention:
-        rule = f"a sliding window shorter than sequence={plan.sequence} is not simulated yet with attention=flash"
-        yield f"window={model.window}: {rule}"
+    if model.norms not in ((1, 2) if model.parallel else (2, 4)):
+        yield f"norms={model.norms} is not simulated: layers must have 2 or 4 norms, parallel ones 1 or 2"
+    narrow = min((own.window or own.chunk or plan.sequence for own, _ in model.distinct_layers), default=plan.sequence)
+    if narrow < plan.sequence and plan.cp > 1 and plan.cp_method == "ring":
+        rule = "windows are simulated with cp_method=ulysses only: some ranks of a ring lie outside"
+        yield f"window={narrow} with cp={plan.cp}: {rule}"
+    if model.family == "encoder_decoder" and (plan.pp > 1 or plan.cp > 1):
+        yield f"an encoder and a decoder with pp={plan.pp}, cp={plan.cp} are not simulated: only pp=1, cp=1 are"
 
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:

@@ -73,8 +73,8 @@ class RankShapes:
 
     @property
     def sequence(self) -> int:
-        """Tokens of one sequence, on all cp ranks together."""
-        return self.resolved.sequence
+        """Tokens of one sequence, on all cp ranks together; beside an encoder a decoder may have others."""
+        return (self.model.family != "encoder" and self.model.targets) or self.resolved.sequence
 
     @property
     def tokens(self) -> int:

@@ -31,6 +31,7 @@ def check(rank: RankShapes) -> None:
         (not plan.fused_attention, f"needs fused attention, and attention={plan.attention}"),
         (not rank.kernels.separate_products, "is not simulated with joined_products=true: the policy counts products"),
         (biased, f"is not simulated with biases, which {model.name} has: their products are another operator"),
+        (bool(model.norms != 2 or model.parallel or model.pattern), f"is written down for plain layers, unlike {model.name}'s"),
         (model.experts is not None, f"is not simulated with experts, which {model.name} has"),
         (model.latent is not None, f"is not simulated with latent attention, which {model.name} has"),
         (plan.cp > 1, f"with cp={plan.cp} is not simulated"),

@@ -1,6 +1,8 @@
 """A transformer layer: norm, attention, residual, norm, MLP or mixture of experts, residual.
 
-Models that norm after the residual addition (the original BERT) run the same kernels and keep as many bytes, in another order.
+Models that norm after the residual addition (the original BERT) or after the block (OLMo 2) run the same kernels and keep as many
+bytes, in another order. With four norms (Gemma 2) results of both blocks are normed, too. Of parallel blocks (GPT-NeoX, Falcon)
+each adds its result to the residual stream, and tp ranks reduce each by itself; GPT-NeoX reduces their sum, once.
 """
 
 from __future__ import annotations
@@ -8,31 +10,63 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strategies.frameworks.pytorch import operators as eager
+from strategies.layers.attention.cross_attention import cross_attention
 from strategies.layers.attention.self_attention import attention
 from strategies.layers.mixture_of_experts import mixture
 from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear
 from strategies.layers.rank_shapes import RankShapes
-from strategies.models.model import Experts
+from strategies.models.parts import Experts
 
 
 def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
     """The pieces of one layer, dense or with the experts `moe`, in the order of the forward pass."""
+    if rank.model.parallel:
+        return _parallel(rank)
     before, after = norm(rank, "attention norm", residual=True, source="layer input"), norm(rank, "mlp norm", residual=True)
     return [
         replace(before, modules=("layernorm",), makes=("qkv input",)),
         *attention(rank),
+        *_result_norm(rank, "attention"),
         residual(rank, "attention residual"),
+        *(cross_attention(rank) if rank.model.cross else ()),
         replace(after, modules=("layernorm",), makes=("mlp up input", "mlp input")),
         *(mixture(rank, moe) if moe else _mlp(rank)),
+        *_result_norm(rank, "mlp"),
         residual(rank, "mlp residual"),
     ]
 
 
-def _mlp(rank: RankShapes) -> list[Operator]:
+def _result_norm(rank: RankShapes, block: str) -> list[Operator]:
+    """The norm of a block's result before it is added, where layers have four."""
+    return [norm(rank, f"{block} result norm")] if rank.model.norms == 4 else []
+
+
+def _parallel(rank: RankShapes) -> list[Operator]:
+    """Both blocks read the layer's input through one norm or through one each."""
+    before = norm(rank, "attention norm", residual=True, source="layer input")
+    if rank.model.norms == 1:
+        both = rank.memory("parallel input sum", "backward", 3 * rank.element * rank.stream)  # gradients of the two ways
+        between, source = Operator(input_gradient=(both,)), "qkv input"
+    else:
+        between, source = norm(rank, "mlp norm", residual=True, source="layer input"), ""
+    return [
+        replace(before, modules=("layernorm",), makes=("qkv input",)),
+        *([between] if source else []),
+        *attention(rank),
+        *([] if source else [replace(between, modules=("layernorm",), makes=("mlp up input",))]),
+        *_mlp(rank, source),
+        residual(rank, "attention residual"),
+        residual(rank, "mlp residual"),
+    ]
+
+
+def _mlp(rank: RankShapes, source: str = "") -> list[Operator]:
+    """source: name of its input where another block reads it, too."""
     model = rank.model
     width = model.ffn * (2 if model.gated else 1)
     tokens, columns = rank.tokens, model.ffn // rank.tp
-    up = column_linear(rank, "mlp up", width, model.mlp_bias, parts=(columns, columns) if model.gated else ())
+    parts = (columns, columns) if model.gated else ()
+    up = column_linear(rank, "mlp up", width, model.mlp_bias, source=source, parts=parts)
     between = (
         eager.gated(rank, columns)
         if rank.eager and model.gated

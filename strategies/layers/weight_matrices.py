@@ -67,13 +67,15 @@ def vectors(part: LayerCost, model: Model) -> int:
         return of_norm * model.embedding_norm
     if part.name == "head":
         return of_norm * model.final_norm
-    return of_norm * (model.norms + 2 * model.qk_norm) + model.mlp_bias * sum(weight.copies for weight in weights(part, model, 0))
+    return of_norm * (model.norms + 2 * (model.qk_norm is True)) + model.mlp_bias * sum(
+        weight.copies for weight in weights(part, model, 0)
+    )
 
 
 def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
     """The matrices of a part; the matrix of a product has the label of the product that makes its gradient."""
     if part.name == "embedding":
-        extra = (model.context if model.positions == "learned" else 0, model.token_types)
+        extra = (model.learned_rows, model.token_types)
         for rows in (_vocabulary_rows(part, model, sum(extra)), *extra):
             if rows:
                 yield Weight("embedding", rows, model.hidden, 1)

@@ -8,140 +8,18 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
-
+from strategies.models.fields import ModelFields
 from strategies.models.importers import is_hugging_face, read_hugging_face
-from topologies.reading import Config, UserError, build, is_there, load_yaml, nearest
+from strategies.models.parts import Matrix
+from topologies.reading import UserError, build, is_there, load_yaml, nearest
 
-LAYERS = 10_000  # DeepNet has 1,000, the largest language models 130
-EXPERTS = 500_000  # of all layers together; DeepSeek-V3 has 14,848, Kimi K2 23,040
-WIDTH = 2**22  # features, heads or columns; MT-NLG 530B has 20,480 features
-TOKENS = 2**30  # of a sequence or a vocabulary; 100 million are the longest contexts that were announced
-Layers = Annotated[int, Field(gt=0, le=LAYERS)]
-Width = Annotated[int, Field(gt=0, le=WIDTH)]
-Tokens = Annotated[int, Field(gt=0, le=TOKENS)]
 _PRESETS = Path(__file__).parent / "presets"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-class Matrix(NamedTuple):
-    """One weight matrix of a layer: maps `inputs` to `outputs` features of a token."""
-
-    name: str  # "query", "key", "value", "output", "gate", "up", "down", "router", "expert up", "shared down", …
-    inputs: int
-    outputs: int
-    bias: bool = False
-    split: Literal["columns", "rows", "none"] = "none"  # how tensor parallelism cuts it: its outputs, its inputs, not at all
-    copies: int = 1  # how many exist in the layer: the number of experts, otherwise 1
-    used: int = 1  # how many of them one token passes through
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all copies, biases included."""
-        return self.copies * self.outputs * (self.inputs + self.bias)
-
-
-class Experts(Config):
-    """Mixture of experts in place of the feed-forward block of layers i ≥ first_dense with i % every = 0."""
-
-    experts: Annotated[int, Field(gt=0, le=EXPERTS)] = Field(description="Routed experts in a layer.")
-    chosen: Annotated[int, Field(gt=0, le=EXPERTS)] = Field(description="Routed experts that each token passes through.")
-    ffn: Width = Field(description="Intermediate size of one routed expert.")
-    shared: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="Shared experts, which every token passes through.")
-    shared_ffn: Width = Field(default_factory=lambda data: data.get("ffn", 1), description="Size of one shared expert (ffn).")
-    router_bias: bool = Field(False, description="The router has a bias per expert (DeepSeek-V3's load-balancing correction).")
-    first_dense: Annotated[int, Field(ge=0, le=LAYERS)] = Field(0, description="Leading layers that stay dense.")
-    every: Layers = Field(1, description="Every how many layers there is a mixture.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Experts:
-        if self.chosen > self.experts:
-            raise ValueError(f"experts.chosen={self.chosen}: must be at most experts.experts={self.experts}")
-        return self
-
-
-class Latent(Config):
-    """Multi-head latent attention: queries and keys/values pass through low-rank bottlenecks (DeepSeek-V2, arXiv:2405.04434)."""
-
-    q_rank: Width | None = Field(None, description="Rank of the query bottleneck; none: one full matrix.")
-    kv_rank: Width = Field(description="Rank of the joint key and value bottleneck.")
-    nope_head_dim: Width = Field(description="Features of a query/key head without rotary position.")
-    rope_head_dim: Width = Field(description="Features of a query/key head with rotary position; heads share the key's.")
-    v_head_dim: Width = Field(description="Features of a value head.")
-
-
-def _head_dim(data: dict[str, Any]) -> int:
-    latent: Latent | None = data.get("latent")
-    hidden, heads = int(data.get("hidden", 1)), int(data.get("heads", 1))
-    return latent.nope_head_dim + latent.rope_head_dim if latent else max(1, hidden // heads)
-
-
-class Model(Config):
-    """Sizes of a transformer. Defaults are GPT-2's; what is left out of a YAML has them."""
-
-    name: str = Field(description="Name for people.")
-    source: str = Field("", description="Where the sizes come from.")
-    family: Literal["decoder", "encoder"] = Field("decoder", description="Decoder: causal attention. Encoder: full attention.")
-    hidden: Width = Field(description="Features of a token between layers.")
-    layers: Layers = Field(description="Transformer layers.")
-    heads: Width = Field(description="Attention heads.")
-    latent: Latent | None = Field(None, description="Multi-head latent attention in place of ordinary attention.")
-    kv_heads: Width = Field(default_factory=lambda data: data.get("heads", 1), description="Key and value heads (heads).")
-    head_dim: Width = Field(default_factory=_head_dim, description="Features of a query or key head (hidden / heads).")
-    ffn: Width = Field(
-        default_factory=lambda data: 4 * data.get("hidden", 1), description="Intermediate size of a dense layer (4 · hidden)."
-    )
-    gated: bool = Field(False, description="Feed-forward of three matrices (SwiGLU) in place of two.")
-    experts: Experts | None = Field(None, description="Mixture of experts; none: every layer is dense.")
-    vocabulary: Tokens = Field(description="Tokens of the vocabulary.")
-    vocabulary_multiple: Tokens = Field(1, description="The embedding is padded to a multiple of this many tokens.")
-    context: Tokens = Field(description="Longest sequence in tokens.")
-    window: Tokens | None = Field(None, description="Sliding window of causal attention in tokens; none: all.")
-    positions: Literal["rotary", "learned", "alibi"] = Field(
-        "learned",
-        description="Learned: an embedding of context × hidden; alibi: added to scores by distance (arXiv:2108.12409).",
-    )
-    token_types: Annotated[int, Field(ge=0, le=WIDTH)] = Field(0, description="Rows of the segment embedding (BERT: 2).")
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Layernorm has weight and bias, rmsnorm only weight.")
-    norms: Annotated[int, Field(gt=0, le=16)] = Field(2, description="Norms over hidden in one layer.")
-    qk_norm: bool = Field(False, description="Queries and keys are normed over head_dim (Qwen3).")
-    embedding_norm: bool = Field(False, description="A norm follows the embedding (BERT).")
-    final_norm: bool = Field(True, description="A norm follows the last layer.")
-    attention_bias: bool = Field(True, description="Query, key and value have biases (latent: the first of their two matrices).")
-    output_bias: bool = Field(True, description="The output projection of attention has a bias.")
-    mlp_bias: bool = Field(True, description="The feed-forward matrices have biases.")
-    head: bool = Field(True, description="A head predicts tokens: hidden → vocabulary.")
-    tied: bool = Field(True, description="The head's matrix is the token embedding.")
-    head_bias: bool = Field(False, description="The head has a bias per token of the vocabulary (BERT).")
-    head_transform: bool = Field(False, description="A matrix hidden → hidden with bias and a norm precede the head (BERT).")
-    pooler: bool = Field(False, description="A matrix hidden → hidden with bias on the first token (BERT).")
-    pooler_classes: Annotated[int, Field(ge=0, le=WIDTH)] = Field(
-        0, description="Outputs of a classifier on the pooler (BERT's next sentence: 2)."
-    )
-    dropout: bool = Field(False, description="Dropout on the residual stream: masks are kept for backward.")
-    attention_dropout: bool = Field(False, description="Dropout on attention probabilities.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Model:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}: {_remainder(self.heads, self.kv_heads)}")
-        if self.latent is None and "head_dim" not in self.model_fields_set and self.hidden % self.heads:
-            rule = f"must divide hidden={self.hidden} when head_dim is not given: {_remainder(self.hidden, self.heads)}"
-            raise ValueError(f"heads={self.heads} {rule}")
-        if self.latent and self.head_dim != _head_dim({"latent": self.latent}):
-            parts = f"{self.latent.nope_head_dim} + {self.latent.rope_head_dim}"
-            raise ValueError(f"head_dim={self.head_dim} must be latent.nope_head_dim + latent.rope_head_dim = {parts}")
-        if self.experts and self.experts.first_dense > self.layers:
-            raise ValueError(f"experts.first_dense={self.experts.first_dense} must be at most layers={self.layers}")
-        if self.experts and self.experts.experts * self.layers > EXPERTS * self.experts.every:
-            count = f"{self.layers}·{self.experts.experts}"
-            raise ValueError(f"layers·experts.experts = {count}: more than {EXPERTS:,} experts are not simulated")
-        for part, needs in (("head_bias", "head"), ("head_transform", "head"), ("pooler_classes", "pooler")):
-            if getattr(self, part) and not getattr(self, needs):
-                raise ValueError(f"{part}={getattr(self, part)} needs {needs}=True")
-        return self
+class Model(ModelFields):
+    """A transformer: what follows from its fields."""
 
     @property
     def padded_vocabulary(self) -> int:
@@ -157,10 +35,42 @@ class Model(Config):
         """Whether layer 0 … layers − 1 has experts."""
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer} of a model with {self.layers} layers")
-        return self.experts is not None and layer >= self.experts.first_dense and layer % self.experts.every == 0
+        moe = (self.patterned_layers[layer] if self.pattern else self).experts
+        return moe is not None and layer >= moe.first_dense and layer % moe.every == 0
+
+    @property
+    def layer_models(self) -> tuple[Model, ...]:
+        """For each layer a model all of whose layers are like it."""
+        return self.patterned_layers or (self,) * self.layers
+
+    @cached_property
+    def patterned_layers(self) -> tuple[Model, ...]:
+        """The same where layers are not all alike; nothing otherwise: a model that holds itself could not be compared."""
+        if not self.pattern:
+            return ()
+        changes = {kind.name: kind.changes for kind in self.kinds}
+        fields = {name: getattr(self, name) for name in type(self).model_fields} | {"pattern": (), "kinds": ()}
+        alike = {name: Model.model_construct(**fields | changes.get(name, {})) for name in dict.fromkeys(self.pattern)}
+        return tuple(alike[self.pattern[layer % len(self.pattern)]] for layer in range(self.layers))
+
+    @cached_property
+    def as_encoder(self) -> Model:
+        """A model whose layers are like this one's and attend to all tokens."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Model.model_construct(**fields | {"family": "encoder"})
+
+    @property
+    def distinct_layers(self) -> tuple[tuple[Model, int], ...]:
+        """The different ones of `layer_models`, and how many layers are like each."""
+        if not self.pattern:
+            return ((self, self.layers),)
+        counts: dict[int, tuple[Model, int]] = {}
+        for model in self.layer_models:
+            counts[id(model)] = model, counts.get(id(model), (model, 0))[1] + 1
+        return tuple(counts.values())
 
     def attention_matrices(self) -> list[Matrix]:
-        """Weight matrices of one layer's attention, in the order of the forward pass."""
+        """Weight matrices of the attention of one layer, in the order of the forward pass."""
         heads, width = self.heads, self.heads * self.head_dim
         output = Matrix("output", heads * self.v_head_dim, self.hidden, self.output_bias, "rows")
         if self.latent is None:
@@ -179,11 +89,12 @@ class Model(Config):
     def feed_forward_matrices(self, layer: int) -> list[Matrix]:
         """Weight matrices of a layer's feed-forward block: dense, or router, routed and shared experts."""
         if not self.is_mixture(layer) or self.experts is None:
-            return self._block("", self.ffn, 1, 1)
+            return self._block("", self.layer_models[layer].ffn, 1, 1)
         moe = self.experts
         router = Matrix("router", self.hidden, moe.experts, moe.router_bias)
         routed = self._block("expert ", moe.ffn, moe.experts, moe.chosen)
-        return [router, *routed, *(self._block("shared ", moe.shared * moe.shared_ffn, 1, 1) if moe.shared else [])]
+        shared = self._block("shared ", moe.shared * moe.shared_ffn, 1, 1) if moe.shared else []
+        return [router, *routed, *shared, *[Matrix("shared gate of all", self.hidden, 1)] * moe.shared_gate]
 
     def _block(self, prefix: str, ffn: int, copies: int, used: int) -> list[Matrix]:
         into = ("gate", "up") if self.gated else ("up",)
@@ -192,26 +103,49 @@ class Model(Config):
 
     def matrices(self, layer: int) -> list[Matrix]:
         """All weight matrices of a layer, in the order of the forward pass."""
-        return self.attention_matrices() + self.feed_forward_matrices(layer)
+        own = self.layer_models[layer]
+        cross = [matrix._replace(name=f"cross {matrix.name}") for matrix in own.attention_matrices() if own.cross]
+        return own.attention_matrices() + cross + self.feed_forward_matrices(layer)
 
     def norm_parameters(self, features: int) -> int:
         """Elements of one norm over so many features."""
-        return features * (2 if self.norm == "layernorm" else 1)
+        return features * (self.norm_weights + (self.norm == "layernorm" and self.norm_weights and self.norm_bias))
 
     def layer_parameters(self, layer: int) -> int:
         """Elements of layer 0 … layers − 1: matrices, biases and norms."""
-        norms = self.norms * self.norm_parameters(self.hidden)
-        if self.qk_norm:
-            norms += 2 * self.norm_parameters(self.head_dim)
+        own = self.layer_models[layer]
+        norms = (own.norms + own.cross + own.joins) * self.norm_parameters(self.hidden) + sum(own.qk_norm_sizes)
         if self.latent:  # each bottleneck is normed
             norms += self.norm_parameters(self.latent.kv_rank) + self.norm_parameters(self.latent.q_rank or 0)
-        return norms + sum(matrix.parameters for matrix in self.matrices(layer))
+        return norms + own.heads * own.sinks + sum(matrix.parameters for matrix in self.matrices(layer))
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, ...]:
+        """Elements of the parameters of the norms of queries and of keys."""
+        over = {True: (self.head_dim,) * 2, "whole": (self.heads * self.head_dim, self.kv_heads * self.head_dim)}
+        return tuple(map(self.norm_parameters, over.get(self.qk_norm, ())))
 
     @property
     def embedding_parameters(self) -> int:
-        """Elements before the first layer: token, position and segment embeddings and their norm."""
-        rows = self.padded_vocabulary + self.token_types + (self.context if self.positions == "learned" else 0)
-        return rows * self.hidden + (self.norm_parameters(self.hidden) if self.embedding_norm else 0)
+        """Elements before the first layer: token, position and segment embeddings and their norm, the matrix of patches, and
+        T5's relative positions, which the first layer of each of its stacks has.
+        """
+        rows = self.padded_vocabulary + self.token_types + self.learned_rows
+        result = rows * self.hidden + (self.norm_parameters(self.hidden) if self.embedding_norm else 0)
+        if self.patches:
+            result += self.hidden * (self.patches.pixels + 1 + self.patches.class_token)
+        return result + self.position_buckets
+
+    @property
+    def learned_rows(self) -> int:
+        """Rows of the embedding of positions."""
+        return (self.position_rows or self.context) if self.positions == "learned" else 0
+
+    @property
+    def position_buckets(self) -> int:
+        """Elements of learned relative positions: a number per head for each bucket of distances, in every stack."""
+        stacks = 2 if self.family == "encoder_decoder" else 1
+        return stacks * self.heads * (self.position_rows or 0) if self.positions == "relative" else 0
 
     @property
     def head_parameters(self) -> int:
@@ -220,15 +154,16 @@ class Model(Config):
         head = self.padded_vocabulary * self.hidden if self.head and not self.tied else 0
         square = self.hidden * (self.hidden + 1)
         bias = self.padded_vocabulary if self.head_bias else 0
-        return norms + head + bias + square * (self.head_transform + self.pooler) + self.pooler_classes * (self.hidden + 1)
+        classes = self.pooler_classes + self.classes
+        return norms + head + bias + square * (self.head_transform + self.pooler) + classes * (self.hidden + 1)
 
     @cached_property
     def layer_kinds(self) -> tuple[tuple[int, int], ...]:
         """One layer of each kind, dense or a mixture, and how many there are."""
-        kinds: dict[bool, tuple[int, int]] = {}
-        for layer in range(self.layers):
-            mixture = self.is_mixture(layer)
-            kinds[mixture] = kinds.get(mixture, (layer, 0))[0], kinds.get(mixture, (layer, 0))[1] + 1
+        kinds: dict[tuple[int, bool], tuple[int, int]] = {}
+        for layer, own in enumerate(self.layer_models):
+            kind = id(own), self.is_mixture(layer)
+            kinds[kind] = kinds.get(kind, (layer, 0))[0], kinds.get(kind, (layer, 0))[1] + 1
         return tuple(kinds.values())
 
     @cached_property
@@ -248,25 +183,40 @@ class Model(Config):
 
         A product of m × k and k × n counts 2·m·n·k; norms, softmax, activations and the embedding lookup count nothing. Of the
         experts those chosen count. `causal=False` counts QKᵀ and AV in full, as torch.utils.flop_counter does even for causal
-        attention; `causal=True` counts half of them, or what lies in the sliding window: (s·w − w²/2) / s² of them.
-        `head=False` leaves out all that follows the last layer. A backward pass is twice a forward pass.
+        attention; `causal=True` counts half of them where attention is causal, or what lies in the sliding window:
+        (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a forward
+        pass. sequence: of the encoder where there are two; the decoder's are `targets`.
         """
-        tokens = batch * sequence
-        matrices = ((count, matrix) for layer, count in self.layer_kinds for matrix in self.matrices(layer))
-        weights = sum(count * m.used * m.inputs * m.outputs for count, m in matrices)
-        seen = min(self.window or sequence, sequence)
-        pairs = sequence * seen - seen**2 / 2 if causal else sequence**2
-        attention = self.layers * batch * self.heads * pairs * (self.head_dim + self.v_head_dim)
+        tokens, targets = batch * sequence, batch * (self.targets or sequence)
+        weights, attention = 0, 0.0
+        for layer, count in self.layer_kinds:
+            own = self.layer_models[layer]
+            of_layer = targets if own.targets and own.family == "decoder" else tokens
+            for m in self.matrices(layer):  # an encoder's result passes through the keys and values of cross-attention
+                weights += (
+                    count * (tokens if m.name in ("cross key", "cross value") else of_layer) * m.used * m.inputs * m.outputs
+                )
+        for own, count in self.distinct_layers:
+            rows = (self.targets or sequence) if own.family == "decoder" else sequence
+            pairs = own.visible_pairs(rows) if causal and (own.family == "decoder" or not self.pattern) else rows**2
+            pairs += rows * sequence * own.cross
+            attention += count * batch * own.heads * pairs * (own.head_dim + own.v_head_dim)
         after = 0
         if head:
             square = self.hidden**2
-            after = tokens * (self.head * self.padded_vocabulary * self.hidden + self.head_transform * square)
-            after += batch * (self.pooler * square + self.pooler_classes * self.hidden)
-        return 2.0 * (tokens * weights + attention + after)
+            after = targets * (self.head * self.padded_vocabulary * self.hidden + self.head_transform * square)
+            after += batch * (self.pooler * square + (self.pooler_classes + self.classes) * self.hidden)
+            if self.patches:
+                after += batch * self.patches.count * self.patches.pixels * self.hidden
+        return 2.0 * (weights + attention + after)
 
-
-def _remainder(whole: int, part: int) -> str:
-    return f"{whole} % {part} = {whole % part}"
+    def visible_pairs(self, sequence: int) -> float:
+        """Pairs of a token and one that it attends to in causal attention, with half of the diagonal."""
+        if self.chunk and self.chunk < sequence:
+            whole, rest = divmod(sequence, self.chunk)
+            return (whole * self.chunk**2 + rest**2) / 2
+        seen = min(self.window or sequence, sequence)
+        return sequence * seen - seen**2 / 2
 
 
 def model_names() -> list[str]:

@@ -18,7 +18,8 @@ from strategies.data_parallel import Declaration, hooks
 from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.frameworks.deepspeed.runtime import deepspeed_runtime
 from strategies.frameworks.runtime import Runtime, SendInParts
-from strategies.models.model import LAYERS, WIDTH, Layers, Model, Tokens
+from strategies.models.model import Model
+from strategies.models.parts import LAYERS, WIDTH, Layers, Tokens
 from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.options import Offload, PowerSGD

@@ -95,8 +95,42 @@ def number(flags: Keys, name: str, value: Any) -> float:
         raise UserError(f"{flags.where}: --{name}={shown(value)} must be a number") from None
 
 
+# what pretrain_gpt.py's arguments do not say, or say in ways that are not written down here
+_WITHOUT = {
+    "window": None,
+    "chunk": None,
+    "sinks": False,
+    "rotary_dim": None,
+    "position_rows": None,
+    "norm_weights": True,
+    "norm_bias": True,
+    "parallel": False,
+    "embedding_scale": False,
+    "logit_softcap": False,
+    "patches": None,
+    "pattern": (),
+    "classes": 0,
+}
+
+
+def _refuse_unsaid(model: Model) -> None:
+    """Raise UserError for what would be lost."""
+    for field, usual in _WITHOUT.items():
+        if (value := getattr(model, field)) != usual:
+            raise UserError(
+                f"model {model.name}: {field}={shown(value)} is not written as arguments of Megatron-LM: only {usual} is"
+            )
+    if model.qk_norm not in (True, False) or model.positions not in _POSITIONS.values():
+        raise UserError(
+            f"model {model.name}: qk_norm={model.qk_norm}, positions={model.positions} have no arguments of Megatron-LM"
+        )
+    if model.norms != 2 or (model.experts and (model.experts.shared_gate or model.experts.every != 1)):
+        raise UserError(f"model {model.name}: its norms or experts are not written as arguments of Megatron-LM")
+
+
 def model_flags(model: Model, tp: int) -> Flags:
-    """Arguments that describe the model to tp ranks."""
+    """Arguments that describe the model to tp ranks. Raises UserError for a model that they do not describe."""
+    _refuse_unsaid(model)
     flags: Flags = [("--" + name, getattr(model, field)) for field, name in _SIZES.items()]
     flags.append(("--make-vocab-size-divisible-by", max(1, model.vocabulary_multiple // tp)))
     if model.kv_heads != model.heads:

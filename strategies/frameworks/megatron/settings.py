@@ -14,7 +14,7 @@ from strategies.frameworks.megatron.model_settings import Flags, model_flags, nu
 from strategies.frameworks.megatron.options import MegatronOptions
 from strategies.frameworks.settings import Framework, Keys, ReadSettings, WrittenSettings, frameworks
 from strategies.frameworks.shell import arguments
-from strategies.models.model import LAYERS
+from strategies.models.parts import LAYERS
 from topologies.reading import UserError
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 
+TILE = 128  # keys of a tile (flash_fwd_launch_template.h of FlashAttention-2: 64 to 128)
 Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
 
 
@@ -31,11 +32,34 @@ def blocks(rank: RankShapes) -> list[Shape]:
         int(rank.model.family == "decoder"),
         (rank.model.head_dim + rank.model.v_head_dim) // 2,
     )
+    if local := _local(rank, dim):
+        return [local]
     if not _ring(rank):
         return [(rank.batch, rank.heads // rank.cp, rank.kv_heads // rank.cp, sequence, sequence, dim, causal)]
     own = sequence // rank.cp
     others: Shape = (rank.batch, rank.heads, rank.kv_heads, own, own // 2 if causal else own, dim, 0)
     return [(rank.batch, rank.heads, rank.kv_heads, own, own, dim, causal)] + [others] * (rank.cp - 1)
+
+
+def _local(rank: RankShapes, dim: int) -> Shape | None:
+    """The kernel of attention within chunks, each a sequence of its own, or within a sliding window: a query sees as many keys as
+    the window leaves it on average, and a tile of keys at each end of the window is half in vain. None: over all tokens.
+    """
+    model, sequence = rank.model, rank.sequence
+    heads, kv_heads, causal = rank.heads // _spread(rank), rank.kv_heads // _spread(rank), model.family == "decoder"
+    if model.chunk and model.chunk < sequence:
+        number = -(-sequence // model.chunk)
+        rows = -(-sequence // number)
+        return (rank.batch * number, heads, kv_heads, rows, rows, dim, int(causal))
+    if model.window and model.window < sequence:
+        seen = model.visible_pairs(sequence) / sequence if causal else min(sequence, 2 * model.window)
+        return (rank.batch, heads, kv_heads, sequence, min(sequence, round(seen) + TILE), dim, 0)
+    return None
+
+
+def _spread(rank: RankShapes) -> int:
+    """Ranks over which Ulysses spreads heads."""
+    return 1 if _ring(rank) else rank.cp
 
 
 def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:

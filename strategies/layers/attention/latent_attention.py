@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from strategies.layers.operators import Operator, column_linear, norm, pointwise, replicated_linear, rotary
 from strategies.layers.rank_shapes import RankShapes
-from strategies.models.model import Latent
+from strategies.models.parts import Latent
 
 INPUT = "qkv input"
 

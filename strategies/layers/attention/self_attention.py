@@ -25,8 +25,10 @@ def attention(rank: RankShapes) -> list[Operator]:
     """The pieces of attention, in the order of the forward pass."""
     model = rank.model
     before = projections(rank, model.latent) if model.latent else _projections(rank)
+    if model.sinks:
+        before.append(Operator(weight_gradient=rank.vectors("sinks", rank.heads), shapes=((rank.heads,),)))
     flash = rank.resolved.fused_attention
-    core = exchanged(rank, _flash(rank)) if flash else _materialised(rank)
+    core = exchanged(rank, _flash(rank)) if flash else materialised_core(rank, rank.sequence)
     core = _unpadded(rank, core) if rank.kernels.unpads else core
     if rank.kernels.sequences_first and (rank.resolved.attention, rank.cp) == ("flash2", 1):
         core = _sequences_first(rank, core)
@@ -65,10 +67,13 @@ def _projections(rank: RankShapes) -> list[Operator]:
     ]
     if model.qk_norm:
         normed = pointwise(rank, "qk norm", queries + keys, queries + keys, saved="queries and keys before norm")
-        shapes = ((dim,),) * (2 * model.norm_parameters(dim) // dim)
-        operators.append(replace(normed, shapes=shapes, replicated=dim * len(shapes)))
+        whole = model.qk_norm == "whole"
+        sizes = (queries // rank.tokens, keys // rank.tokens) if whole else (dim, dim)
+        count = model.norm_parameters(dim) // dim if model.qk_norm != "unweighted" else 0
+        shapes = tuple((size,) for size in sizes for _ in range(count))
+        operators.append(replace(normed, shapes=shapes, replicated=0 if whole else dim * len(shapes)))
     if model.positions == "rotary":
-        turned = queries + keys
+        turned = (queries + keys) * (model.rotary_dim or dim) // dim
         operators.append(eager.rotary(rank, turned) if rank.eager else rotary(rank, turned))
     if rank.kernels.repeats_keys and rank.kv_heads < rank.heads:
         operators.append(_repeated(rank, queries, keys))
@@ -95,23 +100,29 @@ def _flash(rank: RankShapes) -> Operator:
     With ring attention there is a kernel per block of keys and values; a rank keeps its own block. Where value heads are
     narrower than key heads (latent attention), a kernel's head_dim is their mean: it has as many products.
     """
+    return fused_core(rank, blocks(rank), rank.sequence)
+
+
+def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Operator:
+    """Fused kernels of `shapes`; key_sequence: tokens of one sequence of keys, on all cp ranks together."""
     model, dim, element = rank.model, rank.model.head_dim, rank.element
-    queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
-    values, results = rank.tokens * rank.kv_heads * model.v_head_dim, rank.tokens * rank.heads * model.v_head_dim
+    tokens = rank.batch * key_sequence // rank.cp
+    queries, keys = rank.tokens * rank.heads * dim, tokens * rank.kv_heads * dim
+    values, results = tokens * rank.kv_heads * model.v_head_dim, rank.tokens * rank.heads * model.v_head_dim
     if rank.kernels.repeats_keys and rank.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
     sums = LOG_SUM_EXP * rank.tokens * rank.heads
-    shapes, (coming, returning) = blocks(rank), passed_on(rank, queries if rank.kernels.repeats_keys else keys)
+    coming, returning = passed_on(rank, queries if rank.kernels.repeats_keys else keys)
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
     return Operator(
-        forward=(*coming, *result, *(_fused(rank, shape, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *gradients, *(_fused(rank, shape, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes)),
+        input_gradient=(*coming, *gradients, *(_fused(rank, shape, key_sequence, backward=True) for shape in shapes), *returning),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         modules=CORE,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
-        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * rank.sequence,
+        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * key_sequence,
     )
 
 
@@ -156,14 +167,18 @@ def _unpadded(rank: RankShapes, core: list[Operator]) -> list[Operator]:
     return [before, *core, after]
 
 
-def _fused(rank: RankShapes, shape: Shape, backward: bool) -> Kernel:
+def _fused(rank: RankShapes, shape: Shape, key_sequence: int, backward: bool) -> Kernel:
     """A flash kernel: reads queries, keys, values, writes the result; backward reads these and the result's gradient too, and
-    writes three gradients.
+    writes three gradients. A window's keys are all read, though each query sees few. Learned relative positions are an operand,
+    read for every sequence, whose gradient is written (cuDNN's fused attention with a bias).
     """
     batch, heads, kv_heads, rows, columns, dim, causal = shape
-    queries, keys = batch * heads * rows * dim, batch * kv_heads * columns * dim
-    flops = 4.0 * queries * columns * (0.5 if causal else 1.0)
+    windowed = rank.model.window is not None and rank.model.window < key_sequence
+    queries, keys = batch * heads * rows * dim, batch * kv_heads * (key_sequence if windowed else columns) * dim
+    flops = 4.0 * batch * heads * rows * dim * columns * (0.5 if causal else 1.0)
     moved = float(rank.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
+    if rank.model.positions == "relative" and rows == columns:
+        moved += rank.element * batch * heads * rows * columns * (2 if backward else 1)
     plan, name = rank.resolved, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
@@ -171,26 +186,27 @@ def _fused(rank: RankShapes, shape: Shape, backward: bool) -> Kernel:
     return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
 
 
-def _materialised(rank: RankShapes) -> list[Operator]:
-    """Scores and probabilities as tensors in memory, sequence × sequence for every head, in full even when causal.
+def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:
+    """Scores and probabilities as tensors in memory, sequence × key_sequence for every head, in full even when causal.
 
     Shared key and value heads are repeated for each query head first, as the batched product needs them.
     """
-    sequence, dim, element = rank.sequence, rank.model.head_dim, rank.element
-    plan = rank.resolved
-    queries, keys = element * rank.tokens * rank.heads * dim, element * rank.tokens * rank.kv_heads * dim
+    dim, element, tokens = rank.model.head_dim, rank.element, rank.batch * key_sequence // rank.cp
+    plan, itself = rank.resolved, key_sequence == rank.sequence
+    queries, keys = element * rank.tokens * rank.heads * dim, element * tokens * rank.kv_heads * dim
+    repeats = element * tokens * rank.heads * dim  # bytes of keys for each query head
     matrices = rank.batch * rank.heads
-    scores = matrices * sequence**2
+    scores = matrices * rank.sequence * key_sequence
     repeated = rank.kv_heads < rank.heads
     # the attention core gets keys and values as they are: repeated ones are its own, and then only selective recomputation
     # needs those that were not
     inputs = {"keys": keys, "values": keys} if not repeated or "core_attn" in plan.recomputed_modules else {}
     operators = []
     if repeated:
-        forward = rank.memory("repeat keys and values", "forward", 2 * (keys + queries))
-        backward = rank.memory("repeat keys and values", "backward", 2 * (keys + queries))
+        forward = rank.memory("repeat keys and values", "forward", 2 * (keys + repeats))
+        backward = rank.memory("repeat keys and values", "backward", 2 * (keys + repeats))
         operators.append(
-            Operator((forward,), (backward,), modules=CORE, inner={"repeated keys": queries, "repeated values": queries})
+            Operator((forward,), (backward,), modules=CORE, inner={"repeated keys": repeats, "repeated values": repeats})
         )
     ways = _softmax(rank)
     softmax = Operator(
@@ -200,18 +216,27 @@ def _materialised(rank: RankShapes) -> list[Operator]:
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
-    product = _product(rank, "scores", sequence, dim, {"queries": queries, **inputs})
+    product = _product(rank, "scores", key_sequence, dim, {"queries": queries, **inputs})
     scaled = (rank.memory("score gradient scale", "backward", 2 * queries),) * 2 if rank.kernels.scales_score_gradients else ()
     operators += [
         Operator(input_gradient=scaled, modules=CORE),
         _biased(rank, product, element * scores) if rank.model.positions == "alibi" else product,
+        *([_relative(rank, scores)] if rank.model.positions == "relative" and itself else []),
         softmax,
     ]
     if rank.attention_dropout:
         operators.append(_dropped(rank, scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(rank.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    return [*operators, _product(rank, "context", dim, sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
+    return [*operators, _product(rank, "context", dim, key_sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
+
+
+def _relative(rank: RankShapes, scores: int) -> Operator:
+    """Learned numbers of distances (T5) are added to all sequences' scores; backward, gradients are summed over sequences."""
+    table = scores // rank.batch
+    there = rank.memory("relative positions", "forward", rank.element * (2 * scores + table))
+    back = rank.reduction("relative positions", "backward", rank.element * (scores + 2 * table))
+    return Operator((there,), (back,), modules=CORE, temporary=rank.element * scores)
 
 
 def _dropped(rank: RankShapes, scores: int) -> Operator:

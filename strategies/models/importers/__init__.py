@@ -8,11 +8,13 @@ configuration classes of transformers (github.com/huggingface/transformers, `mod
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from strategies.models.importers.unread import may_change_sizes
+from strategies.models.importers.unread import NOT_READ, may_change_sizes
 from topologies.reading import UserError, shown
 from topologies.registry import Registry
 
@@ -32,8 +34,13 @@ class Reader:
         """Name keys of a family that change neither parameters nor matrix products of the main model: they may be ignored."""
         self.known |= set(keys)
 
-    def integer(self, key: str) -> int:
-        """A positive whole number that the file must have. Raises UserError when it is absent or something else."""
+    def integer(self, key: str, absent: int | None = None) -> int:
+        """A positive whole number that the file must have unless there is a default. Raises UserError when it is absent or
+        something else.
+        """
+        if key not in self._data and absent is not None:
+            self.read.add(key)
+            return absent
         if key not in self._data:
             raise UserError(f"{self.where}: field '{key}' is required")
         value = self.optional(key)
@@ -76,6 +83,12 @@ class Reader:
         return names[0]
 
     @property
+    def labels(self) -> int:
+        """Outputs of a classifier: as many as `id2label` names, or `num_labels`, or transformers' two."""
+        names, number = self.value("id2label"), self.optional("num_labels")
+        return number or (len(names) if isinstance(names, Mapping) and names else 2)
+
+    @property
     def has_language_head(self) -> bool:
         """Whether the architecture predicts tokens (…ForCausalLM) or is the bare …Model. Raises UserError for other heads."""
         name = self.architecture
@@ -90,8 +103,8 @@ Importer = Callable[[Reader], dict[str, Any]]
 model_type: Registry[Importer] = Registry("model type", package="strategies.models.importers")
 
 
-def sizes(config: Reader) -> dict[str, Any]:
-    """Sizes that most families say with the same keys."""
+def sizes(config: Reader, absent: Mapping[str, int] = MappingProxyType({})) -> dict[str, Any]:
+    """Sizes that most families say with the same keys; absent: by key, defaults."""
     keys = {
         "hidden": "hidden_size",
         "layers": "num_hidden_layers",
@@ -100,7 +113,7 @@ def sizes(config: Reader) -> dict[str, Any]:
         "vocabulary": "vocab_size",
         "context": "max_position_embeddings",
     }
-    return {field: config.integer(key) for field, key in keys.items()}
+    return {field: config.integer(key, absent.get(key)) for field, key in keys.items()}
 
 
 def is_hugging_face(data: Mapping[str, Any]) -> bool:
@@ -136,6 +149,8 @@ def _all_known(reader: Reader, data: Mapping[str, Any]) -> None:
 
 def _all_alike(reader: Reader, fields: Mapping[str, Any]) -> None:
     """Refuse layers that attend in different ways, or otherwise than the other keys say."""
+    if "layer_types" in reader.read:  # the importer has
+        return
     kinds = reader.value("layer_types") or []
     if not isinstance(kinds, list):
         raise UserError(f"{reader.where}: layer_types={shown(kinds)} must be a list of names")
@@ -150,7 +165,13 @@ def _importer(reader: Reader) -> Importer:
     if kind is None:  # LlamaForCausalLM, GPT2LMHeadModel, DeepseekV3Model → llama, gpt2, deepseek_v3
         stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", reader.architecture).lower()
         kind = next((name for name in model_type if name.replace("_", "") == stem), stem)
-    try:
-        return model_type[str(kind).removesuffix("_text")]
-    except UserError as error:
-        raise UserError(f"{reader.where}: {error}") from None
+    name = str(kind).removesuffix("_text")
+    if name in model_type:
+        return model_type[name]
+    close = difflib.get_close_matches(name[:40], model_type, n=1, cutoff=0.85)
+    misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in NOT_READ
+    hint = f"; did you mean '{close[0]}'?" if misspelt else f": {NOT_READ.get(name, 'no importer reads it')}"
+    known = (
+        "" if misspelt else f"; describe a model of its sizes in a YAML (docs/models.md), or take one of: {', '.join(model_type)}"
+    )
+    raise UserError(f"{reader.where}: unknown model type {shown(name)}{hint}{known}")

@@ -14,9 +14,10 @@ def deepseek_v2(config: Reader) -> dict[str, Any]:
     return _deepseek(config, "greedy")
 
 
+@model_type("kimi_k2")
 @model_type("deepseek_v3")
 def deepseek_v3(config: Reader) -> dict[str, Any]:
-    """DeepSeek-V3 and R1 without the multi-token prediction layers (`num_nextn_predict_layers` is reported as ignored)."""
+    """DeepSeek-V3, R1 and Kimi K2 without the prediction layers, whose `num_nextn_predict_layers` is reported as ignored."""
     return _deepseek(config, "noaux_tc")
 
 

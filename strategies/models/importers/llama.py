@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from strategies.models.importers import Reader, model_type, sizes
-from topologies.reading import UserError
+from topologies.reading import UserError, shown
 
 
-def llama_like(config: Reader) -> dict[str, Any]:
-    """Fields that Llama, Mistral, Mixtral, Qwen and DeepSeek say with the same keys; no biases."""
+def llama_like(config: Reader, tied: bool = False, **absent: int) -> dict[str, Any]:
+    """Fields that Llama, Mistral, Mixtral, Qwen, DeepSeek and others say with the same keys; no biases. The arguments are
+    transformers' defaults of absent keys.
+    """
     return {
-        **sizes(config),
-        "tied": config.flag("tie_word_embeddings", False),
+        **sizes(config, absent),
+        "tied": config.flag("tie_word_embeddings", tied),
         "attention_dropout": config.rate("attention_dropout"),
         "head": config.has_language_head,
         "gated": True,
@@ -31,6 +34,18 @@ def grouped_heads(config: Reader, kv_heads: int | None = None, head_dim: int | N
         "head_dim": config.optional("head_dim", head_dim),
     }
     return {field: value for field, value in fields.items() if value is not None}
+
+
+def partial_rotary(
+    config: Reader, fields: Mapping[str, Any], absent: float, key: str = "partial_rotary_factor"
+) -> dict[str, Any]:
+    """`rotary_dim` where not all features of a head have rotary positions: the part lies under `key` or in `rope_parameters`."""
+    nested = config.value("rope_parameters") or {}
+    part = config.value(key, nested.get("partial_rotary_factor", absent) if isinstance(nested, Mapping) else absent)
+    if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part <= 1:
+        raise UserError(f"{config.where}: {key}={shown(part)} must be a number above 0 and at most 1")
+    dim = fields.get("head_dim") or fields["hidden"] // fields["heads"]
+    return {"rotary_dim": int(dim * part)} if part < 1 else {}
 
 
 @model_type("llama")
@@ -53,32 +68,3 @@ def mixtral(config: Reader) -> dict[str, Any]:
     fields = llama_like(config) | grouped_heads(config, kv_heads=8) | {"window": config.optional("sliding_window")}
     experts = config.optional("num_local_experts", 8)
     return fields | {"experts": {"experts": experts, "chosen": config.optional("num_experts_per_tok", 2), "ffn": fields["ffn"]}}
-
-
-@model_type("qwen2")
-def qwen2(config: Reader) -> dict[str, Any]:
-    """Qwen 2 and 2.5: query, key and value always have biases, the output never."""
-    config.harmless("attention_bias")  # which Qwen 2 does not have
-    fields = llama_like(config) | grouped_heads(config, kv_heads=32) | {"attention_bias": True}
-    return fields | {"window": _qwen_window(config, fields["layers"])}
-
-
-@model_type("qwen3")
-def qwen3(config: Reader) -> dict[str, Any]:
-    """Qwen 3: queries and keys are normed; `attention_bias` covers query, key, value and output."""
-    bias = config.flag("attention_bias", False)
-    fields = llama_like(config) | grouped_heads(config, kv_heads=32, head_dim=128)
-    fields |= {"qk_norm": True, "attention_bias": bias, "output_bias": bias}
-    return fields | {"window": _qwen_window(config, fields["layers"])}
-
-
-def _qwen_window(config: Reader, layers: int) -> int | None:
-    """Qwen's window holds from layer `max_window_layers` on, and only with `use_sliding_window`."""
-    in_use, first = config.flag("use_sliding_window", False), config.optional("max_window_layers", 28) or 0
-    window = config.optional("sliding_window", 4096)
-    if not in_use or first >= layers:
-        return None
-    if first > 0:
-        rule = f"a sliding window in only some of num_hidden_layers={layers} is not supported"
-        raise UserError(f"{config.where}: max_window_layers={first}: {rule}")
-    return window

@@ -93,6 +93,20 @@ HARMLESS = frozenset(
         "use_flash_attn",
     }
 )
+# Families that no importer reads, and why.
+_SCAN = "its layers are state-space scans, whose kernels no profile has measured"
+_HYBRID = "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"
+NOT_READ = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv"), _SCAN),
+    **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba kimi_linear lfm2".split(), _HYBRID),
+    **dict.fromkeys("nemotron_h qwen3_next qwen3_5 recurrent_gemma zamba zamba2".split(), _HYBRID),
+    "gemma3n": "its per-layer embeddings and alternating updates are not simulated",
+    "deepseek_v32": "its sparse attention has an indexer that is not simulated",
+    "albert": "its layers share one set of parameters, which is not simulated",
+    "whisper": "its encoder reads spectrograms through convolutions, which are not simulated",
+    "deit": "it has a distillation token besides the class token, which is not simulated",
+    "clip": "it trains two encoders on one loss, which is not simulated",
+}
 # One size by several names: harmless where it agrees with the one that was read.
 ALIASES = (
     frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"}),

@@ -13,10 +13,19 @@ if TYPE_CHECKING:
 
 def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
     """What tp and cp ranks share must divide by their number."""
-    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads"), (model.ffn, "MLP columns")):
+    sizes = [
+        size
+        for own, _ in model.distinct_layers
+        for size in ((own.heads, "attention heads"), (own.kv_heads, "key-value heads"), (own.ffn, "MLP columns"))
+    ]
+    for count, what in dict.fromkeys(sizes):
         # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
         if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
             yield f"tp={plan.tp} does not divide {count} {what}"
+    if plan.tp > 1 and model.qk_norm == "whole":
+        yield f"tp={plan.tp} is not simulated for {model.name}, which norms queries over all heads, of which tp ranks have a part"
+    if model.patches and sequence != model.context:
+        yield f"sequence={sequence} contradicts the {model.context} tokens of an image of {model.name}; set model.patches.image"
     if plan.sequence_parallel and plan.tp == 1:
         yield "sequence_parallel=true needs tp > 1, and tp=1"
     if plan.sequence_parallel and sequence % plan.tp:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from strategies.models.model import Experts, Model
+from strategies.models.model import Model
+from strategies.models.parts import Experts
 
 if TYPE_CHECKING:
     from strategies.plan.plan import Plan

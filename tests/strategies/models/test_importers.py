@@ -60,11 +60,6 @@ def test_model_type_from_architecture_and_text_config(tmp_path: Path) -> None:
         ("llama-3.1-8b", {"num_attention_heads": 24}, "heads=24 must divide hidden=4096 when head_dim is not given"),
         ("llama-3.1-8b", {"text_config": 3}, "text_config=3 must be a mapping"),
         ("mixtral-8x7b", {"num_experts_per_tok": 9}, "experts.chosen=9: must be at most experts.experts=8"),
-        (
-            "qwen2-7b",
-            {"use_sliding_window": True, "max_window_layers": 14},
-            "max_window_layers=14: a sliding window in only some",
-        ),
         ("deepseek-v3", {"first_k_dense_replace": 62}, "experts.first_dense=62 must be at most layers=61"),
         ("bert-base-uncased", {"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice' is not read; known: BertM"),
     ],
@@ -209,3 +204,84 @@ def test_other_mistakes_are_one_line(tmp_path: Path) -> None:
         build(Model, SMALL | {"hiden": 3}, "small")
     with pytest.raises(UserError, match="small: pooler_classes=2 needs pooler=True"):
         build(Model, SMALL | {"pooler_classes": 2}, "small")
+
+
+def test_layers_that_are_not_alike_are_told_apart(tmp_path: Path) -> None:
+    model, _ = hugging_face(tmp_path, "qwen2-7b", use_sliding_window=True, max_window_layers=14, sliding_window=4096)
+    assert [own.window for own in model.layer_models] == [None] * 14 + [4096] * 14
+    gemma, _ = load_model(str(FILES / "gemma-2-2b.json"))
+    assert [own.window for own in gemma.layer_models] == [4096, None] * 13
+    assert gemma.pattern == ("sliding_attention", "full_attention")
+    oss, _ = load_model(str(FILES / "gpt-oss-20b.json"))
+    assert [own.window for own in oss.layer_models] == [128, None] * 12
+    maverick, _ = load_model(str(FILES / "llama-4-maverick.json"))
+    assert [maverick.is_mixture(layer) for layer in range(6)] == [False, True] * 3
+    assert [own.chunk for own in maverick.layer_models[:4]] == [8192, 8192, 8192, None]
+    moe, _ = hugging_face(tmp_path, "qwen3-30b-a3b", decoder_sparse_step=2, mlp_only_layers=[1])
+    assert [moe.is_mixture(layer) for layer in range(6)] == [False, False, False, True, False, True]
+    all_alike, _ = hugging_face(tmp_path, "gemma-2-2b", layer_types=["full_attention"] * 26)
+    assert all_alike.pattern == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("mamba", "its layers are state-space scans, whose kernels no profile has measured"),
+        ("nemotron_h", "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"),
+        ("gemma3n", "its per-layer embeddings and alternating updates are not simulated"),
+        ("llama9", "no importer reads it"),
+        ("my_model", "no importer reads it"),
+    ],
+)
+def test_a_type_that_is_not_read_is_no_misspelling(tmp_path: Path, kind: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"unknown model type '{kind}': {why}; describe a model") as caught:
+        hugging_face(tmp_path, "llama-2-7b", model_type=kind)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("gemma-2-2b", {"layer_types": ["linear_attention"] * 26}, "layer_types has 'linear_attention', which is not simulated"),
+        ("gemma-2-2b", {"layer_types": ["full_attention"] * 3}, "must be a list of num_hidden_layers=26 entries"),
+        ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not known of a 'gemma3_text'"),
+        ("opt-125m", {"word_embed_proj_dim": 512}, "an embedding narrower than hidden_size=768"),
+        (
+            "roberta-base",
+            {"architectures": ["RobertaForQuestionAnswering"]},
+            "is not read; known: RobertaModel, RobertaForMaskedLM",
+        ),
+        ("roberta-base", {"max_position_embeddings": 1}, "max_position_embeddings=1 leaves no position after pad_token_id=1"),
+        ("mpt-7b", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln=True is not simulated"),
+        ("t5-small", {"architectures": ["T5EncoderModel2"]}, "only T5ForConditionalGeneration and T5Model are read"),
+        ("vit-base-patch16-224", {"model_type": "deit"}, "it has a distillation token"),
+        ("stablelm-3b", {"qk_layernorm": True}, "qk_layernorm=true: norms with weights of their own"),
+        ("glm-4-9b-0414", {"partial_rotary_factor": 2}, "partial_rotary_factor=2 must be a number above 0 and at most 1"),
+    ],
+)
+def test_what_a_family_may_say_and_is_not_read_is_refused(
+    tmp_path: Path, file: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        hugging_face(tmp_path, file, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kinds": [{"name": "a"}]}, "kinds: 'a' must be in pattern"),
+        ({"parallel": True, "norms": 4}, "parallel=True is for dense layers with 1 or 2 norms"),
+        ({"vocabulary": 0}, "vocabulary=0: must be 0 for images"),
+        ({"family": "encoder_decoder"}, "family=encoder_decoder needs kinds of both families"),
+        ({"targets": 9}, "targets, cross and joins are for family=encoder_decoder"),
+        ({"positions": "relative"}, "positions=relative needs position_rows"),
+        ({"position_rows": 39}, "position_rows=39 must be at least context=40"),
+        ({"rotary_dim": 9}, "rotary_dim=9 must be at most head_dim=8"),
+        ({"window": 3, "chunk": 3}, "window and chunk exclude each other"),
+        ({"pattern": ["a"], "kinds": [{"name": "a", "kv_heads": 4}]}, "'a': kv_heads=4 must divide heads=6: 6 % 4 = 2"),
+    ],
+)
+def test_fields_of_a_description_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(Model, SMALL | changes, "small")
