@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from sim.program import COMPUTE, SIDE_STREAM, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
 
 Piece = Block | Collective | Start | Join
 
 
-class Expanded(NamedTuple):
-    """A program whose blocks are cut; last: by cohort, for each op of the whole program the number of its last piece."""
-
-    program: Program
-    last: list[list[int]]
-
-
 def expand(program: Program, cohorts: set[int]) -> Program:
     """`program` with the blocks of `cohorts` cut at their collectives, so that these meet other traffic on the network."""
-    return expand_but(program, cohorts, [()] * len(program.cohorts)).program
-
-
-def expand_but(program: Program, cohorts: set[int], whole: Sequence[Container[int]]) -> Expanded:
-    """`program` with the blocks of `cohorts` cut at their collectives, but for some ops. whole: by cohort, these ops."""
-    cut = [_Cut(cohort, number in cohorts, whole[number]) for number, cohort in enumerate(program.cohorts)]
+    cut = [_Cut(cohort, number in cohorts) for number, cohort in enumerate(program.cohorts)]
     result = []
     for number, cohort in enumerate(program.cohorts):
         ops, last = cut[number].ops, cut[number].last
@@ -34,7 +20,7 @@ def expand_but(program: Program, cohorts: set[int], whole: Sequence[Container[in
             op.after = (*others, *(Ref(number, position) for position in own))
         steady = cohort.steady and (last[cohort.steady[0] - 1] + 1, last[cohort.steady[1] - 1] + 1)
         result.append(replace(cohort, ops=ops, steady=steady))
-    return Expanded(replace(program, cohorts=result), [each.last for each in cut])
+    return replace(program, cohorts=result)
 
 
 class _Cut:
@@ -42,14 +28,14 @@ class _Cut:
     op the number of its last piece.
     """
 
-    def __init__(self, cohort: Cohort, blocks: bool, whole: Container[int]) -> None:
+    def __init__(self, cohort: Cohort, blocks: bool) -> None:
         self.ops: list[Op] = []
         self.own: list[tuple[int, ...]] = []
         self.last: list[int] = []
         self._computed: tuple[int, ...] = ()  # the latest op of the compute stream
         pieces: dict[Block, list[Piece]] = {}
-        for number, op in enumerate(cohort.ops):
-            if not blocks or not isinstance(op.work, Block) or number in whole:
+        for op in cohort.ops:
+            if not blocks or not isinstance(op.work, Block):
                 self._add(Op(*(getattr(op, name) for name in Op.__slots__)))
             else:
                 if op.work not in pieces:

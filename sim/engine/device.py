@@ -35,6 +35,9 @@ class Compute(Task):
         """Run on the device."""
         self.device.compute(self)
 
+    def disturb(self) -> None:
+        """A collective comes beside the kernels: those of a block that is one event are slowed down evenly."""
+
 
 class Device:
     """A GPU, or GPUs that do the same at the same times. One block of kernels runs at a time.
@@ -74,6 +77,16 @@ class Device:
         self._slow = min(1.0, sum(self._working)) if self._working else 0.0
         self._expect(self._left)
 
+    def stop(self) -> None:
+        """Let the block that runs go, which does not end."""
+        cancel(self._event)
+        self._task = self._event = None
+
+    @property
+    def beside_collectives(self) -> bool:
+        """Whether collectives run that slow down kernels."""
+        return bool(self._working) and self.slowdown != 1
+
     def _factor(self) -> float:
         """The factor by which the block takes longer beside collectives that work for a part of the time: its kernels take
         longer, its own collectives and launches do not.
@@ -104,6 +117,8 @@ class Device:
     def communicate(self, working: float) -> None:
         """A collective starts: compute that is running slows down."""
         self._working.append(working)
+        if self._task is not None and self.slowdown != 1:
+            self._task.disturb()
         self._adapt()
 
     def fall_silent(self, working: float) -> None:

@@ -1,17 +1,13 @@
 """Which ranks are played as one, and what of a step needs no events.
 
-Ranks that do the same at the same times are one lane. Where links serve several lanes or jobs, blocks are cut at their
-collectives, so that these meet the other traffic: as late as possible, only where they have not ended before anything contends.
+Ranks that do the same at the same times are one lane. Where links serve several lanes of a cohort or several jobs, blocks are cut
+at their collectives, so that these meet the other traffic.
 """
 
 from __future__ import annotations
 
-from math import inf
-
-import numpy as np
-
 from sim.collectives import Ids
-from sim.engine.block_splitting import expand, expand_but
+from sim.engine.block_splitting import expand
 from sim.engine.lanes import Lanes
 from sim.engine.perturbation import Perturbation
 from sim.engine.uncontended import Times, Uncontended
@@ -28,8 +24,8 @@ def folded(
 ) -> tuple[Program, Ids | None]:
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
 
-    others: links that other jobs use. Where one lane stands for all ranks of a job by itself, blocks are cut later, if need be:
-    see `past`. Raises UserError when effects make so many ranks unlike that they cannot be played.
+    others: links that other jobs use. Where one lane stands for all ranks of a job by itself, no block is cut: see
+    `sim.engine.contended_block`. Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
     several = perturbation.effects or program.allotments or len(op_costs.prices.members) > 1
     if op_costs.alike and not several and others is None:
@@ -53,34 +49,9 @@ def _ops(program: Program) -> int:
     return sum(len(cohort.ops) for cohort in program.cohorts)
 
 
-def past(lanes: Lanes, perturbation: Perturbation, cut: bool) -> tuple[Lanes, Times]:
-    """What has ended when something contends, or an effect may act, for the first time.
-
-    cut: blocks that have not ended then are cut where they may meet other traffic.
-    """
+def past(lanes: Lanes, perturbation: Perturbation) -> Times:
+    """What has ended when something contends, or an effect may act, for the first time."""
     if perturbation.effects:
-        return lanes, Times.none(lanes.ops)
-    step, program = Uncontended(lanes), lanes.program
-    if step.until == inf:
-        return lanes, step.times
-    if step.until < 0:  # nothing is known
-        touched = lanes.op_costs.touched() if cut else set()
-        lanes = Lanes(expand(program, touched), lanes.op_costs) if touched else lanes
-        return lanes, Times.none(lanes.ops)
-    ended = np.array(step.times.end) <= step.until
-    for number, cohort in enumerate(program.cohorts):  # on all lanes of a cohort
-        offset = lanes.offset[lanes.of_cohort(number)]
-        if len(offset) > 1:
-            part = slice(offset[0], offset[-1] + len(cohort.ops))
-            ended[part] = np.tile(ended[part].reshape(len(offset), -1).all(axis=0), len(offset))
-    ops = np.flatnonzero(ended)
-    if not cut or not step.touched:
-        return lanes, step.times.moved(ops, ops, lanes.ops)
-    whole = [
-        set((each - first).tolist())
-        for each, first in zip(np.split(ops, np.searchsorted(ops, lanes.offset[1:])), lanes.offset, strict=True)
-    ]
-    expanded = expand_but(program, step.touched, whole)
-    result = Lanes(expanded.program, lanes.op_costs)
-    place = np.concatenate([np.array(last, np.int64) + first for last, first in zip(expanded.last, result.offset, strict=True)])
-    return result, step.times.moved(ops, place[ops], result.ops)
+        return Times.none(lanes.ops)
+    step = Uncontended(lanes)
+    return step.times.by(step.until)

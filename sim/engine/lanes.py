@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +101,21 @@ class Lanes:
         if wrapping:  # a CPU waits for its own work
             cost = replace(cost, latency=cost.latency + wrapping)
         return Priced(cost, 0.0, 0.0)
+
+    @cached_property
+    def touched(self) -> set[int]:
+        """Cohorts whose blocks meet other traffic on the links of their collectives, where those of all ranks are alike."""
+        return self.op_costs.touched() if self.op_costs.lane is None else set()
+
+    def rates(self, cost: TransferCost) -> tuple[float, ...]:
+        """Bytes per second of each part of a transfer that has its links for itself, as the network has it."""
+        capacity = self.op_costs.capacity
+        return tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
+
+    def seconds(self, cost: TransferCost) -> float:
+        """Seconds of a transfer that has its links for itself."""
+        pairs = zip(cost.parts, self.rates(cost), strict=True)
+        return sum(on_grid(part.bytes / rate) for part, rate in pairs) + cost.latency
 
     def meeting(self, number: int, index: int, op: Op, cost: TransferCost) -> Meeting | None:
         """Where a lane meets the other ranks of a collective, op number `index` of its program; None: it has them all."""

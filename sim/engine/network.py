@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from simpy import Environment, Event
 
@@ -48,14 +48,22 @@ class Flow:
         return self.parts[self.part].flows
 
 
-class Link:
-    """A capacity in one direction, bytes per second, and the flows on it with their multiplicity."""
+class Visitor(Protocol):
+    """Who may put flows on links at any time, and must know when others do."""
 
-    __slots__ = ("capacity", "flows")
+    def disturb(self) -> None:
+        """A flow, or another visitor, comes to a link."""
+
+
+class Link:
+    """A capacity in one direction, bytes per second, the flows on it with their multiplicity, and its visitors."""
+
+    __slots__ = ("capacity", "flows", "visitors")
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.flows: dict[Flow, float] = {}
+        self.visitors: dict[Visitor, None] = {}
 
 
 class Network:
@@ -72,6 +80,28 @@ class Network:
     ) -> None:
         """Begin a transfer now. left_sender is called when its last byte has left, `done` `latency` seconds later."""
         self._enter(Flow(parts, latency, done, left_sender))
+
+    def visit(self, visitor: Visitor, links: Sequence[int]) -> None:
+        """Come to `links`, and disturb who is there."""
+        for link in links:
+            visitors = self.links[link].visitors
+            for other in list(visitors):
+                other.disturb()
+            visitors[visitor] = None
+
+    def leave(self, visitor: Visitor, links: Sequence[int]) -> None:
+        """Go away."""
+        for link in links:
+            del self.links[link].visitors[visitor]
+
+    def quiet(self, links: Sequence[int]) -> bool:
+        """Whether nothing is on `links` but one visitor."""
+        now, own = self.env.now, [self.links[link] for link in links]
+        return not any(len(link.visitors) > 1 or any(flow.drain > now for flow in link.flows) for link in own)
+
+    def alone(self, parts: Sequence[FlowPart]) -> list[float]:
+        """Seconds of each of `parts` with nothing else on its links."""
+        return [on_grid(part.bytes / self._full_rate(part.flows)) if part.flows else 0.0 for part in parts]
 
     def change(self, link: int, capacity: float) -> None:
         """From now on `link` has another capacity; 0: nothing goes over it."""
@@ -92,6 +122,10 @@ class Network:
     def _enter(self, flow: Flow) -> None:
         part = flow.parts[flow.part]
         now = self.env.now
+        for link, _ in part.flows:
+            if self.links[link].visitors:
+                for visitor in list(self.links[link].visitors):
+                    visitor.disturb()
         flow.left, flow.since, flow.drain = part.bytes, now, float("inf")
         lonely = True
         for link, count in part.flows:

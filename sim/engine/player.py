@@ -16,6 +16,8 @@ import numpy as np
 from simpy import Environment, Event
 
 from sim.analysis import notes
+from sim.engine.block_splitting import expand
+from sim.engine.contended_block import ContendedBlock
 from sim.engine.device import Compute
 from sim.engine.effects import Effect
 from sim.engine.folding import folded, past
@@ -24,6 +26,7 @@ from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
+from sim.engine.segments import Segments
 from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
 from sim.engine.uncontended import Cost, Times
@@ -49,12 +52,16 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
     if whole is not program or lane is not None:
         op_costs = OpCosts(whole, perturbation.topology, prices, lane)
     op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-    lanes, ended = past(Lanes(whole, op_costs), perturbation, cut=lane is None)
+    lanes = Lanes(whole, op_costs)
+    ended = past(lanes, perturbation)
     if not fold:
+        if min(ended.end) < 0:  # ranks meet in the collectives of blocks that other traffic may slow down
+            whole = expand(whole, op_costs.touched())
         lane = np.arange(program.grid.groups((), program.cohorts[0].at).size)
-        op_costs = OpCosts(lanes.program, perturbation.topology, prices, lane)
+        op_costs = OpCosts(whole, perturbation.topology, prices, lane)
         op_costs.notes |= dict.fromkeys(notes.of_lanes(op_costs.alike, lane))
-        lanes, ended = past(Lanes(lanes.program, op_costs), perturbation, cut=False)
+        lanes = Lanes(whole, op_costs)
+        ended = past(lanes, perturbation)
     complete = min(ended.end) >= 0
     timeline = _timeline(lanes, ended, lanes.ops) if complete else Player(lanes, ended, perturbation).play()
     return _from_zero(timeline) if program.cohorts[0].steady else timeline
@@ -118,6 +125,7 @@ class Player:
             for device in self.devices:
                 device.host = Host(start=self.env.now)
         perturbation.vary(self.env, self.network, self.op_costs.wiring.varying)
+        self.segments = [Segments(lanes, number) for number in range(len(lanes.every))]
         for number in range(len(lanes.every)):
             self._launch(number)
 
@@ -143,7 +151,7 @@ class Player:
             past.cost[first + index] = cost
             task: Task
             if isinstance(cost, BlockCost):
-                task = Compute(self.env, device, cost, cast(Block, op.work))
+                task = self._block(number, cost, cast(Block, op.work))
             elif cost.is_send:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
@@ -154,6 +162,15 @@ class Player:
             device.host.launch(task, ahead, behind, op.held)
             if task.holds is not None:
                 self.held[task.holds] = first + index
+
+    def _block(self, number: int, cost: BlockCost, work: Block) -> Compute:
+        """A block of a lane; item by item while it meets other traffic."""
+        device = self.devices[number]
+        if self.lanes.every[number].cohort in self.lanes.touched:
+            segmented = self.segments[number].of(work)
+            if segmented.links:
+                return ContendedBlock(self.env, device, cost, work, self.network, segmented)
+        return Compute(self.env, device, cost, work)
 
     def _resume(self, number: int, begin: int) -> None:
         """The host of a lane has launched the ops before its op number `begin`."""

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.clock import on_grid
 from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import ROUNDING
 from sim.pricing.algorithm_choice import TransferCost
@@ -24,7 +23,6 @@ from sim.program import Block, Op, Work
 from sim.timeline import Resumption
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class _Known(NamedTuple):
@@ -61,24 +59,11 @@ class Times:
         """Of so many ops none has ended."""
         return cls([0.0] * ops, [-1.0] * ops, [0.0] * ops, [None] * ops)
 
-    def moved(self, ops: Integers, places: Integers, count: int) -> Times:
-        """Only `ops` have ended, which have the numbers `places` among `count` ops."""
-        columns = []
-        for times, nothing in ((self.start, 0.0), (self.end, -1.0), (self.launched, 0.0)):
-            column = np.full(count, nothing)
-            column[places] = np.array(times)[ops]
-            columns.append(column.tolist())
-        start, end, launched = columns
-        place_of = dict(zip(ops.tolist(), places.tolist(), strict=True))
-        cost: list[Cost | None] = [None] * count
-        for op, place in place_of.items():
-            cost[place] = self.cost[op]
-        resumptions = {
-            place_of[op]: each._replace(before=place_of.get(each.before, -1))
-            for op, each in self.resumptions.items()
-            if op in place_of
-        }
-        return Times(start, end, launched, cost, resumptions)
+    def by(self, time: float) -> Times:
+        """Only what has ended by `time`."""
+        end = [each if each <= time else -1.0 for each in self.end]
+        resumptions = {op: each for op, each in self.resumptions.items() if end[op] >= 0}
+        return Times(self.start, end, self.launched, self.cost, resumptions)
 
 
 class Uncontended:
@@ -95,7 +80,6 @@ class Uncontended:
         self._come: dict[Hashable, list[tuple[int, int, float]]] = {}  # (lane, op, seconds) by rendezvous that is not complete
         self._carried: set[int] = set()  # ops whose bytes another member of their rendezvous puts on the network
         self._alike = True  # whether the members of each rendezvous take equally long
-        self.touched: set[int] = set()  # cohorts whose blocks have collectives on links that other traffic may use
         self._free = list(range(len(lanes.every)))  # lanes that can go on
         complete = self._run() and self._alike
         self.until = self._first_contention() if complete else -1.0
@@ -162,14 +146,7 @@ class Uncontended:
         cost, ahead, behind = self.lanes.priced(lane, op)
         if isinstance(cost, BlockCost):
             return _Known(op.work, cost, None, (), cost.busy, cost.critical, ahead, behind, [])
-        rates = self._rates(cost)
-        seconds = sum(on_grid(part.bytes / rate) for part, rate in zip(cost.parts, rates, strict=True)) + cost.latency
-        return _Known(op.work, cost, cost, rates, seconds, 0.0, ahead, behind, [])
-
-    def _rates(self, cost: TransferCost) -> tuple[float, ...]:
-        """The rate of each part of a transfer that has its links for itself, as the network has it."""
-        capacity = self.lanes.op_costs.capacity
-        return tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
+        return _Known(op.work, cost, cost, self.lanes.rates(cost), self.lanes.seconds(cost), 0.0, ahead, behind, [])
 
     def _come_to(self, meeting: Meeting, lane: int, op: int, seconds: float) -> bool:
         """A lane comes to a rendezvous; whether it was the last one, with which all of them start."""
@@ -208,10 +185,8 @@ class Uncontended:
         capacity = self.lanes.op_costs.capacity
         distinct: dict[Hashable, int] = {}  # links with the same traffic
         for link, rates in streams.items():
-            if len(rates) > 1:
-                self.touched |= {self.lanes.every[lane].cohort for lane, _, inside in rates if inside}
-                if sum(rates.values()) > capacity[link] * (1 + ROUNDING):
-                    distinct.setdefault(tuple((known.ops[0], rate / capacity[link]) for known, rate in users[link]), link)
+            if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING):
+                distinct.setdefault(tuple((known.ops[0], rate / capacity[link]) for known, rate in users[link]), link)
         return self._overloaded(
             [[(known, rate / capacity[link]) for known, rate in users[link]] for link in distinct.values()], start, end
         )
@@ -242,7 +217,7 @@ class Uncontended:
         transfers = [(known.transfer, known.rates, "")] if known.transfer else []
         if isinstance(known.work, Block) and self.lanes.op_costs.lane is None:
             inside = self.lanes.op_costs.inside(known.work, self.lanes.every[lane].cohort)
-            transfers = [(transfer, self._rates(transfer), stream) for transfer, stream in inside]
+            transfers = [(transfer, self.lanes.rates(transfer), stream) for transfer, stream in inside]
         demands: dict[tuple[int, str], float] = {}
         for transfer, rates, stream in transfers:
             for (_, flows), rate in zip(transfer.parts, rates, strict=True):

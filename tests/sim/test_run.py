@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from sim.engine.block_splitting import expand
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.program import Block, Cohort, Collective, Op, Ref, Run, Send
+from sim.program import SIDE_STREAM, Block, Cohort, Collective, Op, Ref, Run, Send
 from strategies.lowering.lower import lower
 from tests.sim.conftest import block, kernel, program
 from topologies.reading import UserError
@@ -159,20 +160,27 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_folded_equals_unfolded(plan, nodes, toy_job, toy_prices) -> None:
-    """Every rank of the unfolded run has the times of its cohort, to the bit."""
+    """Every rank of the unfolded run has the times of its cohort, to the bit. Where something contends its blocks are cut, and
+    pieces of them are as near as the parts of a transfer that are rounded one by one.
+    """
     job = toy_job(8, nodes, bucket="20 kB", **plan)
     program = lower(job.model, job.resolve())
     prices = toy_prices(launch="1 us", slowdown=1.2, collective_launch="3 us")
     folded, unfolded = (run(program, job.cluster.topology(), prices, fold=fold) for fold in (True, False))
-    times: dict[int, list[tuple[float, float]]] = {}
+    cut = len(folded.program.cohorts[0].ops) < len(unfolded.program.cohorts[0].ops)
+    near = partial(pytest.approx, abs=1e-10 if cut else 0.0, rel=0.0)
+    inside = ("compute", SIDE_STREAM) if cut else ()
+    times: dict[int, list[float]] = {}
     for row in folded.rows():
-        times.setdefault(folded.lanes[row.lane].cohort, []).append((row.start, row.end))
+        if row.op.stream not in inside:
+            times.setdefault(folded.lanes[row.lane].cohort, []).extend((row.start, row.end))
     assert len(unfolded.lanes) == 8 * nodes
     for lane, actor in enumerate(unfolded.lanes):
-        mine = [(unfolded.start[number], unfolded.end[number]) for number, _ in unfolded.ops(lane)]
-        assert mine == times[actor.cohort]
+        ops = [number for number, op in unfolded.ops(lane) if op.stream not in inside]
+        assert [time for number in ops for time in (unfolded.start[number], unfolded.end[number])] == near(times[actor.cohort])
     first = {lane.cohort: number for number, lane in reversed(list(enumerate(unfolded.lanes)))}
-    assert breakdowns(folded) == [breakdowns(unfolded)[first[lane.cohort]] for lane in folded.lanes]
+    for lane, parts in zip(folded.lanes, breakdowns(folded), strict=True):
+        assert parts == near(breakdowns(unfolded)[first[lane.cohort]])
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])

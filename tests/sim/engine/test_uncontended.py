@@ -129,9 +129,7 @@ class Events(Uncontended):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9))
 def test_times_are_those_of_events_to_the_bit(number) -> None:
-    """Every op of a random job has the times that it has when each of them is an event. Blocks are only cut where they meet other
-    traffic; how much collectives inside a block slow down kernels that a host is late for is exact only in a cut one.
-    """
+    """Every op of a random job has the times that it has when each of them is an event."""
     try:
         job = read_job(None, {}, **random_job(number))
         assume(job.cluster.gpus <= MOST // 2)
@@ -141,8 +139,5 @@ def test_times_are_those_of_events_to_the_bit(number) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folding, "Uncontended", Events)
         played = simulate(job)
-    if len(timeline.end) < len(played.end):
-        assert timeline.step == pytest.approx(played.step, rel=1e-3)
-    else:
-        every: list[tuple[Any, ...]] = [(each.start, each.end, each.launched, each.stretch) for each in (timeline, played)]
-        assert every[0] == every[1]
+    every: list[tuple[Any, ...]] = [(each.start, each.end, each.launched, each.stretch) for each in (timeline, played)]
+    assert every[0] == every[1]

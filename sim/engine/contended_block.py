@@ -1,0 +1,210 @@
+"""A block whose collectives are on links that other traffic uses.
+
+As long as nothing else is on these links the block is one event. When a transfer, or another such block, comes to one of them,
+the block goes on piece by piece, its collectives as flows on the network, until it is alone on its links again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from simpy import Environment
+
+from sim.clock import on_grid
+from sim.engine.device import Compute, Device
+from sim.engine.network import FlowPart, Network
+from sim.engine.segments import Piece, Rest, SegmentedBlock
+from sim.engine.task import Task, start
+from sim.engine.transfer import CollectiveTransfer
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import BlockCost
+from sim.program import Block
+
+NOTHING = FlowPart(0.0, ())
+
+
+class ContendedBlock(Compute):
+    """A block that shares links with other traffic."""
+
+    __slots__ = ("_lengthened", "_place", "_whole", "network", "segmented")
+
+    def __init__(
+        self, env: Environment, device: Device, cost: BlockCost, work: Block, network: Network, segmented: SegmentedBlock
+    ) -> None:
+        super().__init__(env, device, cost, work)
+        self.network, self.segmented = network, segmented
+        self._place = 0  # of the segment that runs
+        self._whole: _Whole | None = None  # this segment and all later ones, as long as they are one event
+        self._lengthened: dict[str, float] = {}  # seconds by which collectives took longer, by axis
+
+    def begin(self) -> None:
+        """Come to the links."""
+        self.network.visit(self, self.segmented.links)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Play what is left of the block, in one go where nothing else is on its links."""
+        if self._place == len(self.segmented.segments):
+            self.network.leave(self, self.segmented.links)
+            self._settle()
+            self.finish()
+            return
+        rest = self.segmented.segments[self._place]
+        if self.device.beside_collectives or not self.network.quiet(self.segmented.links):
+            self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces])
+            return
+        self._whole = _Whole(self, rest.cost if self._place else self.cost)
+        self._whole.start, self._whole.launched = self.env.now, self.launched
+        self.device.compute(self._whole)
+
+    def _play(self, rest: Rest, states: Sequence[_State]) -> None:
+        """Play a segment as tasks: what is left of its pieces."""
+        tasks: list[Task | None] = []
+        over = _Over(self, rest, states)
+        for piece, state in zip(rest.segment.pieces, states, strict=True):
+            task = self._task(piece, state.left) if state.left else None
+            tasks.append(task)
+            if task is not None:
+                task.launched = self.launched + rest.launch + piece.launch
+                over.wait_for(task)
+                for each in piece.waits:
+                    other = tasks[each]
+                    if other is not None:
+                        task.wait_for(other)
+        over.tasks = tasks
+        if over.waiting:
+            start(task for task in tasks if task is not None)
+        else:
+            over.begin()
+
+    def _task(self, piece: Piece, left: float) -> Task:
+        """What is left of a piece that has begun, or all of it."""
+        cost = piece.cost
+        if isinstance(cost, BlockCost):
+            if left < piece.seconds:  # it is launched
+                cost = BlockCost(left, -inf, 0.0, {}, cost.kernels * left / piece.seconds)
+            return Compute(self.env, self.device, cost, self.work)
+        parts, latency = self._rest_of(cost, piece.seconds - left) if left < piece.seconds else (cost.parts, cost.latency)
+        return CollectiveTransfer(self.env, self.network, parts, latency, self.device, cost.working, None)
+
+    def _rest_of(self, cost: TransferCost, passed: float) -> tuple[tuple[FlowPart, ...], float]:
+        """What a collective has to send yet, and its latency, when it was alone for `passed` seconds."""
+        for number, seconds in enumerate(self.network.alone(cost.parts)):
+            if passed < seconds:
+                part = cost.parts[number]
+                return (part._replace(bytes=part.bytes * (1 - passed / seconds)), *cost.parts[number + 1 :]), cost.latency
+            passed -= seconds
+        return (NOTHING,), cost.latency - passed
+
+    def ended(self, rest: Rest, states: Sequence[_State], tasks: Sequence[Task | None]) -> None:
+        """A segment is over."""
+        self._place += 1
+        self.stretch -= rest.segment.slowed
+        for piece, state, task in zip(rest.segment.pieces, states, tasks, strict=True):
+            self.stretch += state.slowed
+            if isinstance(task, Compute):
+                self.stretch += task.stretch
+            elif task is not None:
+                more = (task.end or 0.0) - task.start - state.left
+                self._lengthened[piece.axis] = self._lengthened.get(piece.axis, 0.0) + more
+        self._go_on()
+
+    def computed(self, whole: _Whole) -> None:
+        """All that was left is over."""
+        self.stretch += whole.stretch
+        self._whole, self._place = None, len(self.segmented.segments)
+        self._go_on()
+
+    def disturb(self) -> None:
+        """Something comes to the links, or a collective beside the kernels: go on piece by piece."""
+        whole, now = self._whole, self.env.now
+        if whole is None:
+            return
+        self._whole = None
+        self.device.stop()
+        begin = whole.start
+        for rest in self.segmented.segments[self._place :]:
+            launched, cost = self.launched + rest.launch, rest.segment.cost
+            end = max(begin + cost.busy, launched + cost.critical)
+            if end > now:
+                self._play(rest, _states(rest, begin, launched, now, self.device.slowdown))
+                return
+            begin = end
+            self._place += 1
+        self._go_on()
+
+    def _settle(self) -> None:
+        """Say what lengthened the block: other traffic its collectives, besides what slowed down its kernels."""
+        more = self.env.now - self.start - self.device.duration(self) - self.stretch
+        if more and self._lengthened:
+            owed = {f"{axis} exposed": seconds for axis, seconds in self._lengthened.items()}
+            largest = max(owed, key=lambda name: owed[name])
+            self.owed = owed | {largest: owed[largest] + more - sum(owed.values())}
+
+
+class _State(NamedTuple):
+    """Of a piece: seconds by which collectives have slowed it down, and seconds left, were nothing beside it; 0: it is over."""
+
+    slowed: float
+    left: float
+
+
+def _states(rest: Rest, begin: float, launch: float, now: float, slowdown: float) -> list[_State]:
+    """How far the pieces of a segment that began at `begin` with nothing else on its links are at `now`."""
+    ends: list[float] = []
+    states: list[_State] = []
+    beside = begin  # when the latest collective ends
+    for piece in rest.segment.pieces:
+        start, launched = max((ends[each] for each in piece.waits), default=begin), launch + piece.launch
+        slowed = 0.0
+        if isinstance(piece.cost, BlockCost):
+            shared = max(0.0, beside - start)
+            slowed = on_grid(min(piece.seconds * (slowdown - 1), shared * (1 - 1 / slowdown)))
+            ends.append(max(start + piece.seconds + slowed, launched + piece.critical))
+        else:
+            start = max(start, launched)
+            ends.append(start + piece.seconds)
+            beside = max(beside, ends[-1])
+        if ends[-1] <= now:
+            states.append(_State(slowed, 0.0))
+        elif start >= now:
+            states.append(_State(0.0, piece.seconds))
+        else:
+            spent = min(slowed, on_grid((now - start) * (1 - 1 / slowdown)))
+            states.append(_State(spent, min(piece.seconds, ends[-1] - now - (slowed - spent))))
+    return states
+
+
+class _Over(Task):
+    """The end of a segment."""
+
+    __slots__ = ("block", "rest", "states", "tasks")
+
+    def __init__(self, block: ContendedBlock, rest: Rest, states: Sequence[_State]) -> None:
+        super().__init__(block.env)
+        self.block, self.rest, self.states = block, rest, states
+        self.tasks: Sequence[Task | None] = ()
+
+    def begin(self) -> None:
+        """The block goes on."""
+        self.block.ended(self.rest, self.states, self.tasks)
+
+
+class _Whole(Compute):
+    """All that is left of a block, as one event."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: ContendedBlock, cost: BlockCost) -> None:
+        super().__init__(block.env, block.device, cost, block.work)
+        self.block = block
+
+    def disturb(self) -> None:
+        """A collective comes beside the kernels."""
+        self.block.disturb()
+
+    def finish(self) -> None:
+        """The block goes on."""
+        self.block.computed(self)

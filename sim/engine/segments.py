@@ -1,0 +1,164 @@
+"""A block as a sequence of segments: kernels in a row, a collective, or kernels with the collectives that run beside them.
+
+Between segments no collective of the block is under way. A segment is a graph of pieces, which can be played by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
+
+from sim.engine.lanes import Lanes
+from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.block_costs import SLOWDOWN, BlockCost
+from sim.program import COMPUTE, SIDE_STREAM, Block, Collective, Item, Join, Kernel, Op, Run, SharedItems, Start
+
+
+class Piece(NamedTuple):
+    """Kernels in a row, or a collective along `axis`; it begins when the pieces `waits` of its segment have ended.
+
+    seconds: from its start, with nothing beside it; launch: seconds from the launch of the segment to its own; critical: seconds
+    from its launch to its end, at least.
+    """
+
+    cost: BlockCost | TransferCost
+    waits: tuple[int, ...]
+    seconds: float
+    launch: float
+    critical: float
+    axis: str = ""
+
+
+class Segment(NamedTuple):
+    """Pieces in the order of their launches, and what they cost as a block. slowed: seconds by which their collectives lengthen
+    their kernels.
+    """
+
+    cost: BlockCost
+    pieces: tuple[Piece, ...]
+    slowed: float
+
+
+class Rest(NamedTuple):
+    """A segment, seconds from the launch of its block to its own, and the cost of it and all that follow, from the launch of the
+    block on.
+    """
+
+    segment: Segment
+    launch: float
+    cost: BlockCost
+
+
+class SegmentedBlock(NamedTuple):
+    """The segments of a block, and the links of its collectives."""
+
+    segments: tuple[Rest, ...]
+    links: tuple[int, ...]
+
+
+class Segments:
+    """The segments of the blocks of one lane; equal items are segmented once."""
+
+    def __init__(self, lanes: Lanes, number: int) -> None:
+        self.lanes, self.number = lanes, number
+        self._blocks: dict[Block, SegmentedBlock] = {}
+        self._runs: dict[SharedItems, list[Segment]] = {}
+
+    def of(self, block: Block) -> SegmentedBlock:
+        """The segments of a block; none where it has no collectives."""
+        known = self._blocks.get(block)
+        if known is None:
+            known = self._blocks[block] = self._segmented(block)
+        return known
+
+    def _segmented(self, block: Block) -> SegmentedBlock:
+        sequence: list[Segment] = []
+        for times, items in block.runs:
+            if all(isinstance(item, Kernel) for item in items):
+                sequence.append(self._segment(block.name, times, items))
+            else:
+                if items not in self._runs:
+                    self._runs[items] = [self._segment(block.name, 1, SharedItems(each)) for each in _cut(items)]
+                sequence += self._runs[items] * times
+        inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
+        links = {link: None for cost, _ in inside for link in sorted(cost.links)}
+        launches = [0.0]
+        for segment in sequence:
+            launches.append(launches[-1] + segment.cost.host)
+        busy, critical, kernels = 0.0, -inf, 0.0
+        rests: list[Rest] = []
+        for segment, launch in zip(reversed(sequence), reversed(launches[:-1]), strict=True):
+            critical = max(critical, launch + segment.cost.critical + busy)
+            busy, kernels = busy + segment.cost.busy, kernels + segment.cost.kernels
+            rests.append(Rest(segment, launch, BlockCost(busy, critical, 0.0, {}, kernels)))
+        return SegmentedBlock(tuple(reversed(rests)), tuple(links))
+
+    def _segment(self, name: str, times: int, items: SharedItems) -> Segment:
+        lane = self.lanes.every[self.number]
+        cost = self.lanes.op_costs.block(Block(name, (Run(times, items),)), lane.cohort, rank=lane.rank)
+        slowed = sum(seconds for (part, _), seconds in cost.parts.items() if part == SLOWDOWN)
+        return Segment(cost, tuple(self._pieces(name, times, items)), slowed)
+
+    def _pieces(self, name: str, times: int, items: SharedItems) -> Iterator[Piece]:
+        """The pieces of a segment, each waiting for those before it as ops on streams would."""
+        launched = 0.0
+        computed: tuple[int, ...] = ()  # the latest piece of the compute stream
+        beside: dict[str, tuple[int, ...]] = {}  # the latest collective of each stream beside
+        started: dict[Collective, list[int]] = {}
+        joins: tuple[int, ...] = ()
+        number = 0
+        for item in _grouped(items):
+            if isinstance(item, Join):
+                joins = (*joins, started[item.collective].pop(0))
+                continue
+            work: Block | Collective
+            if isinstance(item, Start):
+                stream, work = item.stream, item.collective
+                waits = (*computed, *beside.get(stream, ()))
+                beside[stream] = (number,)
+                started.setdefault(work, []).append(number)
+            else:
+                stream, waits = COMPUTE, (*computed, *joins)
+                work = item if isinstance(item, Collective) else Block(name, (Run(times, item),))
+                if isinstance(item, Collective):
+                    waits += beside.get(SIDE_STREAM, ())
+                computed, joins = (number,), ()
+            cost, ahead, behind = self.lanes.priced(self.number, Op(stream, work))
+            launched += ahead
+            if isinstance(cost, BlockCost):
+                yield Piece(cost, waits, cost.busy, launched, cost.critical)
+            else:
+                seconds, axis = self.lanes.seconds(cost), work.axis if isinstance(work, Collective) else ""
+                yield Piece(cost, waits, seconds, launched, seconds, axis)
+            launched += behind
+            number += 1
+
+
+def _cut(items: SharedItems) -> Iterator[list[Item]]:
+    """The items of each segment: collectives that were started are joined in it."""
+    segment: list[Item] = []
+    under_way = 0
+    for item in items:
+        if segment and not under_way and not (isinstance(item, Kernel) and isinstance(segment[-1], Kernel)):
+            yield segment
+            segment = []
+        segment.append(item)
+        under_way += isinstance(item, Start) - isinstance(item, Join)
+    if segment:
+        yield segment
+
+
+def _grouped(items: SharedItems) -> Iterator[tuple[Kernel, ...] | Collective | Start | Join]:
+    """Kernels in a row as one."""
+    kernels: list[Kernel] = []
+    for item in items:
+        if isinstance(item, Kernel):
+            kernels.append(item)
+            continue
+        if kernels:
+            yield tuple(kernels)
+            kernels = []
+        yield item
+    if kernels:
+        yield tuple(kernels)

@@ -1,0 +1,95 @@
+"""Blocks whose collectives meet other traffic: literal times and events, and the times of blocks that are cut everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from shardyard import UserError, read_job, simulate
+from sim.analysis.breakdown import breakdowns
+from sim.engine.block_splitting import expand
+from sim.engine.player import run
+from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
+from sim.timeline import Timeline
+from strategies.predict import prices_of
+from tests.corpus import MOST, random_job
+from tests.sim.conftest import block, kernel, program
+
+GATHER = Collective("all_gather", 4e9, "tp", "gather", "ring")  # 2 s on a link of 1 GB/s
+
+
+@pytest.fixture
+def play(toy_cluster, toy_prices) -> Callable[..., Timeline]:
+    """Two stages of two tp ranks, 1 GB/s between GPUs. The first has a block of `items`, `times` over, and sends what takes
+    `seconds` to the second when that has computed for `after` seconds.
+    """
+
+    def play(*items: Item, seconds: float, after: float, times: int = 1, cut: bool = False, slowdown: float = 1.0) -> Timeline:
+        cohorts = [Cohort({"pp": 0}), Cohort({"pp": 1})]
+        cohorts[0].add(Op("compute", Block("forward", (Run(times, items),))))
+        cohorts[1].add(Op("compute", block(after)))
+        cohorts[0].add(Op("pp next", Send(seconds * 1e9, 1, "x"), (Ref(1, 0),)))
+        whole = program(*cohorts, tp=2, pp=2)
+        prices = toy_prices(slowdown=slowdown, collective_launch="0 s")
+        return run(expand(whole, {0}) if cut else whole, toy_cluster(4).topology(), prices)
+
+    return play
+
+
+def test_a_collective_shares_its_links_with_a_send(play) -> None:
+    """From 1.5 s on both have half a link: 1 GB is sent at 3.5 s, the 1.5 GB that were left of the collective at 4 s."""
+    timeline = play(kernel(1.0), GATHER, kernel(1.0), seconds=1.0, after=1.5)
+    assert timeline.end == [5.0, 3.5, 1.5]
+    assert timeline.owed == {0: {"tp exposed": 1.0}}
+    assert breakdowns(timeline)[0]["tp exposed"] == 3.0
+
+
+def test_kernels_are_not_disturbed(play) -> None:
+    """What is sent beside kernels lengthens nothing: the collective begins after it."""
+    timeline = play(kernel(3.0), GATHER, kernel(1.0), seconds=1.0, after=1.5)
+    assert timeline.end == [6.0, 2.5, 1.5]
+    assert not timeline.owed
+
+
+def test_a_collective_beside_kernels_is_under_way_when_it_is_disturbed(play) -> None:
+    """It began at 0 and has 1 GB left at 1 s: it takes until 3 s, and the last kernel waits for it."""
+    timeline = play(Start(GATHER), kernel(2.0), Join(GATHER), kernel(1.0), seconds=1.0, after=1.0)
+    assert timeline.end == [4.0, 3.0, 1.0]
+    assert timeline.owed == {0: {"tp exposed": 1.0}}
+
+
+def test_kernels_are_slowed_down_as_long_as_the_collective_takes(play) -> None:
+    """Of 4 s of kernels 0.5 s are done after 1 s beside the collective, 1 s more until it ends at 3 s, and the rest by itself."""
+    timeline = play(Start(GATHER), kernel(4.0), Join(GATHER), seconds=1.0, after=1.0, slowdown=2.0)
+    assert timeline.end == [5.5, 3.0, 1.0]
+    assert timeline.stretch[0] == 0.5  # beside the 1 s by which the collective alone slows them down
+    assert breakdowns(timeline)[0]["slowdown"] == 1.5
+
+
+def test_the_rest_of_a_block_is_one_event_again(play) -> None:
+    """Of a hundred layers the tenth is disturbed: its collective and the one event of what is left, besides three ops."""
+    layer = kernel(1.0), GATHER
+    assert play(*layer, seconds=1.0, after=28.5, times=100).end == [301.0, 30.5, 28.5]
+    counts = {times: play(*layer, seconds=1.0, after=28.5, times=times).events for times in (20, 100)}
+    assert counts[20] == counts[100]
+    assert play(*layer, seconds=1.0, after=28.5, times=100, cut=True).events > 200
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.integers(0, 10**9))
+def test_times_are_those_of_blocks_that_are_cut(number) -> None:
+    """The step of a random job is near to that of the job with all blocks cut at their collectives. By how much other collectives
+    lengthen kernels that wait for their launch depends on where a block is cut.
+    """
+    try:
+        job = read_job(None, {}, **random_job(number))
+        assume(job.cluster.gpus <= MOST // 2)
+        timeline = simulate(job)
+    except UserError:
+        assume(False)
+    assume(timeline.op_costs.lane is None and timeline.op_costs.touched())
+    cut = run(expand(timeline.program, timeline.op_costs.touched()), job.cluster.topology(), prices_of(job))
+    assert timeline.step == pytest.approx(cut.step, rel=2e-3)
