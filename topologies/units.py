@@ -19,7 +19,9 @@ from quantiphy import Quantity
 _BYTES = {"B": 1.0, "b": 0.125, "byte": 1.0, "bytes": 1.0, "bit": 0.125, "bits": 0.125}
 _RATES = {f"{unit}{per}": factor for unit, factor in _BYTES.items() for per in ("/s", "ps")}
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "days": 86400.0}
-_WORDS = ("min", "h", "day", "days", "d", "year", "years")
+_LONG = {"minute": 60.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0, "week": 604800.0, "year": 3.15576e7}
+_LONG |= {f"{name}s": factor for name, factor in _LONG.items() if len(name) > 1}
+_WORDS = ("min", "h", *_LONG)
 _FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0}
 
 
@@ -39,7 +41,7 @@ class _Kind(NamedTuple):
 _SIZE = _Kind(_BYTES, "80 GiB", 1.0, 1e18, "B")
 _RATE = _Kind(_RATES, "400 Gb/s", 1e3, 1e18, "B/s")
 _TIME = _Kind(_SECONDS, "1.2 us", 0.0, 1e6, "s")
-_DURATION = _Kind(_SECONDS | {"d": 86400.0, "year": 3.15576e7, "years": 3.15576e7}, "100 days", 0.0, 1e11, "s")
+_DURATION = _Kind(_SECONDS | _LONG, "100 days", 0.0, 1e11, "s")
 _WORK = _Kind(_FLOPS, "312 TFLOP/s", 1e6, 1e21, "FLOP/s")
 _POWER = _Kind({"W": 1.0}, "500 kW", 0.1, 1e12, "W")
 

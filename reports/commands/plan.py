@@ -26,6 +26,8 @@ from reports.commands._common import (
 )
 from reports.terminal import echo, terminal
 
+OF_TRAINING = ("time", "cost", "gpu-hours", "energy", "goodput", "goodput-cost")
+
 if TYPE_CHECKING:
     from strategies.planner.search.answer import Progress
 
@@ -37,7 +39,13 @@ if TYPE_CHECKING:
 @click.option(
     "--vary", multiple=True, metavar="FIELD=V,V,…", help="An axis in place of the usual one, or one more: nodes=64,128."
 )
-@click.option("--objective", "goal", default="step", show_default=True, help="step, throughput, time, gpu-hours, cost or energy.")
+@click.option(
+    "--objective",
+    "goal",
+    default="step",
+    show_default=True,
+    help="step, throughput, time, gpu-hours, cost, energy; goodput, goodput-cost: time and cost with failures and checkpoints.",
+)
 @money_options
 @click.option("--max-gpus", type=int, help="Use no more GPUs.")
 @click.option("--max-memory", metavar="SIZE", help="Leave memory free: at most so much per GPU, '70 GB'.")
@@ -113,7 +121,7 @@ def command(
     from topologies.units import size, watts
 
     check_positive(max_gpus=max_gpus, max_days=max_days, max_cost=max_cost, limit=None if limit == float("inf") else limit)
-    if tokens is None and (max_days is not None or max_cost is not None or goal in ("time", "cost", "gpu-hours", "energy")):
+    if tokens is None and (max_days is not None or max_cost is not None or goal in OF_TRAINING):
         asked = "--max-days" if max_days is not None else "--max-cost" if max_cost is not None else f"--objective {goal}"
         raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
     if any(text.partition("=")[0] == "price" for text in vary):

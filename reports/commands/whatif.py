@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     metavar="FIELD=VALUE[,…]",
     help="Compare with another plan at every point: where does the winner change?",
 )
+@click.option(
+    "--runs", is_flag=True, help="Days and cost with failures and checkpoints: 20 runs each, which meet the same failures."
+)
+@click.option("--seed", type=click.IntRange(0), help="Of what is drawn in --runs. [default: 0]")
 @figure_option("--plot", "Draw tokens/s/GPU as a curve over one --vary of numbers, as PNG or SVG.")
 @money_options
 @engine_options
@@ -52,6 +56,8 @@ def command(
     weak: bool,
     strong: bool,
     plans: tuple[str, ...],
+    runs: bool,
+    seed: int | None,
     plot: str | None,
     tokens: float | None,
     price: float | None,
@@ -73,14 +79,16 @@ def command(
 
     if weak + strong + one_at_a_time > 1:
         raise UserError("--weak, --strong, --one-at-a-time: only one of them")
+    if seed is not None and not runs:
+        raise UserError("--seed is of --runs: without them nothing is drawn")
     read, named = changing(job, overrides, given), _plans(plans)
     axes = [absolute(axis, read({}), price) for axis in _axes(vary, plot, weak or strong)]
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
     inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
     total = tokens_of(tokens) or TOKENS
     cases = [(inputs_of_case, name, fields) for inputs_of_case in ({}, *inputs) for name, fields in named.items()]
-    with engine(workers, dask, ray) as runs:
-        answer = whatif.ask(read, cases, runs, total, price)
+    with engine(workers, dask, ray) as executor:
+        answer = whatif.ask(read, cases, executor, total, price, (seed or 0) if runs else None)
     base, rest = answer[: len(named)], answer[len(named) :]
     if as_json:
         from reports.tables.whatif import as_data

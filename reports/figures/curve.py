@@ -16,11 +16,12 @@ class Curve(NamedTuple):
 
     field: str
     lines: Mapping[str, Sequence[tuple[float, float, bool]]]
+    label: str = "tokens/s/GPU"
 
 
 @figure("curve")
 def curve(data: Curve) -> Figure:
-    """tokens/s/GPU over a field of numbers, one line per plan; what does not fit is hollow."""
+    """tokens/s/GPU (over days: delivered) over a field of numbers, one line per plan; what does not fit is hollow."""
     drawn, ax = canvas(7.2, 4.0)
     colours = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
     for number, (name, points) in enumerate(data.lines.items()):
@@ -29,6 +30,6 @@ def curve(data: Curve) -> Figure:
         hollow = [(x, y) for x, y, fits in points if not fits]
         if hollow:
             ax.plot(*zip(*hollow, strict=True), "o", color=WHITE, markeredgecolor=colour)
-    ax.set(xlabel=data.field, ylabel="tokens/s/GPU", ylim=(0, None))
+    ax.set(xlabel=data.field, ylabel=data.label, ylim=(0, None))
     ax.legend()
     return drawn

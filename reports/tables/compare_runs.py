@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reports.formatting import count, digits, dollars, percent, plural, span
 from strategies.job import Job
 from strategies.resilience.compare_runs import RunCase
+from strategies.resilience.runs import RunAnswer
 from topologies.reading import argument
 
 if TYPE_CHECKING:
@@ -68,15 +69,16 @@ def as_data(case: RunCase) -> dict[str, Any]:
     """Plain data with stable keys."""
     if case.answer is None or case.prepared is None:
         return {"changes": dict(case.changes), "refused": case.refused}
-    answer = case.answer
-    data = {name: asdict(getattr(answer, name)) for name in ("days", "tokens", "goodput", "ettr", "failures", "kwh")}
-    money = None if answer.usd is None else asdict(answer.usd)
     return {
         "changes": dict(case.changes),
         "gpus": case.prepared.spec.gpus,
         "step_seconds": case.prepared.summary.step_seconds,
-        **data,
-        "usd": money,
-        "ledger": answer.shares,
-        "runs": answer.runs,
+        **run_data(case.answer),
     }
+
+
+def run_data(answer: RunAnswer) -> dict[str, Any]:
+    """What runs of one job say, with stable keys."""
+    data = {name: asdict(getattr(answer, name)) for name in ("days", "tokens", "goodput", "ettr", "failures", "kwh")}
+    money = None if answer.usd is None else asdict(answer.usd)
+    return {**data, "usd": money, "ledger": answer.shares, "runs": answer.runs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -30,6 +31,9 @@ from reports.tables.step import LEAST, UNEVEN, flatten, lacking
 from sim.analysis.summary import Summary
 from strategies.planner.ranking import rank
 
+if TYPE_CHECKING:
+    from strategies.resilience.runs import RunAnswer
+
 Run = tuple[str, Summary, Job]
 ALWAYS = ("sequence", "global_batch")  # inputs that are shown of every run
 NOT_COMPARED = ("command", "hash", "name", "notes", "ignored", "rates")  # what is not compared
@@ -41,8 +45,9 @@ def _fitting(summary: Summary) -> str:
     return "yes" if summary.fits else f"over by {size(over)}" if over > 0 else lacking(summary)[0].split(":")[0]
 
 
-def comparison(runs: Sequence[Run]) -> RenderableType:
+def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) -> RenderableType:
     """Runs side by side, in the order given: the inputs that differ, the metrics, and each component's change against the first.
+    delivered: what each delivers over days, where that was asked.
 
     The run with most tokens/s/GPU among those that fit is marked. Raises ValueError without runs.
     """
@@ -62,7 +67,7 @@ def comparison(runs: Sequence[Run]) -> RenderableType:
         table.add_row(label, *(show(summary) for _, summary, _ in runs))
         if label == "bubble" and any(summary.uneven > UNEVEN for _, summary, _ in runs):
             table.add_row("  by uneven stages", *(percent(summary.uneven) for _, summary, _ in runs))
-    for label, values in _costs(runs):
+    for label, values in [*_costs(runs, any(delivered)), *_delivered(delivered)]:
         table.add_row(label, *values)
     table.add_section()
     for name in components(_seen(summary) for _, summary, _ in runs):
@@ -85,14 +90,37 @@ def _notes(runs: Sequence[Run]) -> list[Text]:
     return [Text(line, "yellow") for line in lines]
 
 
-def _costs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Where GPU-hours have different prices: what they cost, and what the training does."""
-    if len({job["rates"].usd for _, _, job in runs if "rates" in job}) < 2:
+def _costs(runs: Sequence[Run], delivered: bool) -> list[tuple[str, list[str]]]:
+    """Days and costs of the training, where tokens are given or prices differ. delivered: prices only, the rest is said below."""
+    asked, several = "tokens" in runs[0][2], len({job["rates"].usd for _, _, job in runs if "rates" in job}) > 1
+    if not (asked or several) or not all("rates" in job for _, _, job in runs):
         return []
     whole = [training_cost(summary, job) for _, summary, job in runs]
     prices = ["no price" if answer.rates.usd is None else f"${answer.rates.usd:.2f}" for answer in whole]
-    money = ["–" if answer.usd is None else dollars(answer.usd) for answer in whole]
-    return [("price of a GPU-hour", prices), (f"cost of {tokens_text(whole[0].tokens)}", money)]
+    money, of = ["–" if answer.usd is None else dollars(answer.usd) for answer in whole], tokens_text(whole[0].tokens)
+    rows = [("price of a GPU-hour", prices)] if several else []
+    if delivered:
+        return rows
+    return [*rows, *([("days", [digits(answer.seconds / 86400) for answer in whole])] if asked else []), (f"cost of {of}", money)]
+
+
+def _delivered(answers: Sequence[RunAnswer | None]) -> list[tuple[str, list[str]]]:
+    """Goodput, days and costs with failures and checkpoints."""
+    able = [answer for answer in answers if answer is not None]
+    if not able:
+        return []
+    of = f"{tokens_text(able[0].tokens.mean)}, failures included"
+
+    def row(label: str, show: Callable[[RunAnswer], str]) -> tuple[str, list[str]]:
+        return label, ["–" if answer is None else show(answer) for answer in answers]
+
+    return [
+        row("goodput", lambda a: percent(a.goodput.mean)),
+        row("failures", lambda a: digits(a.failures.mean)),
+        row(f"days of {of}", lambda a: digits(a.days.mean)),
+        row("  80 % of runs", lambda a: f"{digits(a.days.low)}–{digits(a.days.high)}"),
+        row(f"cost of {of}", lambda a: "–" if a.usd is None else dollars(a.usd.mean)),
+    ]
 
 
 def _tied(run: Run, best: Run) -> bool:

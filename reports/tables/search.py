@@ -131,6 +131,7 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: f
         "tokens/s/GPU",
         "MFU",
         "memory",
+        *(["goodput"] if answer.objective.delivered else []),
         *(["days", "cost"] if tokens else [f"cost of {tokens_text(TOKENS)}"]),
         "plan",
     ]
@@ -140,8 +141,12 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: f
     for row in rows:
         scale = row["scale"]
         whole = cost(scale.rates, scale.gpus, row["step"], scale.tokens_per_step, tokens or TOKENS)
-        money = "–" if whole.usd is None else dollars(whole.usd)
-        training = [digits(whole.seconds / 86400), money] if tokens else [money]
+        days, usd, goodput = whole.seconds / 86400, whole.usd, list[str]()
+        if answer.objective.delivered:
+            days, goodput = row["run_days"], [percent(row["goodput"])]
+            usd = None if scale.rates.usd is None else row["run_gpu_hours"] * scale.rates.usd
+        money = "–" if usd is None else dollars(usd)
+        training = [*goodput, *([digits(days), money] if tokens else [money])]
         plan = " ".join(f"{name.removeprefix('plan.')}={_shown(v)}" for name, v in _set(row) if name in differing)
         mark = "★" if row is answer.best else "≈" if _tied(row, answer) else ""
         numbers = seconds(row["step"]), digits(row["tokens_per_second_per_gpu"]), percent(row["mfu"]), size(row["memory"])

@@ -24,6 +24,7 @@ from reports.formatting import (
     step_of,
     tokens_text,
 )
+from reports.tables.compare_runs import run_data
 from strategies.planner.arguments import as_arguments, stated_otherwise
 from topologies.reading import UserError, argument
 
@@ -58,6 +59,9 @@ def overview(
         lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
     about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
+    if runs := [case.run.runs for case in (*base, *cases) if case.run is not None]:
+        each = f"failures and checkpoints included: {plural(runs[0], 'run')} each, with the same failures"
+        about = f"days and cost are of {tokens_text(tokens)}, {each}"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     lines += [Text(line, "dim") for line in ([] if tornado else _everywhere(job, cases))]
     prices = dict.fromkeys(rates_text(case.training.rates, power=False) for case in (*base, *cases) if case.training)
@@ -84,6 +88,7 @@ def as_data(case: Case) -> dict[str, Any]:
         "refused": case.refused,
         "summary": case.summary.to_dict() if case.summary else None,
         "training": case.training.to_dict() if case.training else None,
+        **({"run": run_data(case.run)} if case.run else {}),
     }
 
 
@@ -112,6 +117,7 @@ def _fit(case: Case) -> str:
 
 def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    over_days = any(case.run is not None for case in (*base, *cases))
     heads = [
         "inputs",
         *(["plan"] if len(base) > 1 else []),
@@ -121,7 +127,9 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
         "per GPU",
         "MFU",
         "memory",
+        *(["goodput"] if over_days else []),
         "days",
+        *(["80 % of runs"] if over_days else []),
         "cost",
     ]
     for head in [*heads, *(["efficiency"] if scaling else [])]:
@@ -144,7 +152,9 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
             count(summary.tokens_per_second_per_gpu),
             percent(summary.mfu),
             _memory(summary),
+            *([percent(case.run.goodput.mean)] if case.run else []),
             digits(whole.seconds / 86400),
+            *([f"{digits(case.run.days.low)}–{digits(case.run.days.high)}"] if case.run else []),
             money,
         ]
         if scaling and case not in base:
@@ -178,8 +188,9 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     known = [(case, _spent(case.training, priced) / _spent(base.training, priced) - 1) for case in cases if case.training]
     known.sort(key=lambda pair: -abs(pair[1]))
     most = max((abs(effect) for _, effect in known), default=0.0) or 1.0
-    title = f"{'cost' if priced else 'GPU-hours'} of the training, against the job"
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="")
+    over_days = f", failures and checkpoints included ({plural(base.run.runs, 'run')} each)" if base.run else ""
+    title = f"{'cost' if priced else 'GPU-hours'} of the training, against the job{over_days}"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
         table.add_column(head, justify="left" if side == "left" else "right")
     for case, effect in known:
@@ -187,7 +198,7 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
         strip = bar(abs(effect) / most, 24)
         sides = (strip, "") if effect < 0 else ("", strip)
         table.add_row(_inputs(case), signed(effect), *sides, _memory(case.summary))
-    return table
+    return Group(Text(title), table)
 
 
 def _spent(training: Cost, priced: bool) -> float:
@@ -204,11 +215,21 @@ def curves(cases: Sequence[Case], field: str) -> Curve:
         number, unit = _number(case.changes[field], field)
         units[unit] = None
         if case.summary is not None:
-            result.setdefault(_plan(case), []).append((number, case.summary.tokens_per_second_per_gpu, case.summary.fits))
+            result.setdefault(_plan(case), []).append((number, _delivered(case), case.summary.fits))
     if len(units) > 1:
         raise UserError(f"--plot: {field} is given in {' and in '.join(unit or 'no unit' for unit in units)}: give all in one")
     (unit,) = units
-    return Curve(f"{field} ({unit})" if unit else field, result)
+    over_days = any(case.run is not None for case in cases)
+    label = "tokens/s/GPU, failures included" if over_days else "tokens/s/GPU"
+    return Curve(f"{field} ({unit})" if unit else field, result, label)
+
+
+def _delivered(case: Case) -> float:
+    """tokens/s/GPU, over days where there are runs."""
+    assert case.summary is not None
+    if case.run is None or case.training is None:
+        return case.summary.tokens_per_second_per_gpu
+    return case.training.tokens / case.training.gpu_hours / 3600
 
 
 def _number(value: Any, field: str) -> tuple[float, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,7 +12,8 @@ from strategies.job import Job
 from strategies.planner.search.executors import Engine
 from strategies.planner.search.space import Axis
 from strategies.predict import predict
-from topologies.costs import Cost, cost, mean_rates
+from strategies.resilience.runs import RunAnswer, run_training
+from topologies.costs import Cost, Rates, cost, mean_rates
 from topologies.reading import UserError
 
 Changes = Mapping[str, Any]
@@ -26,8 +27,9 @@ class Case:
     changes: Changes
     plan: str  # which of the plans that are compared
     summary: Summary | None
-    training: Cost | None
+    training: Cost | None  # with failures and checkpoints where there are runs
     refused: str = ""
+    run: RunAnswer | None = None
 
 
 def _answer(job: Job) -> Summary | str:
@@ -38,9 +40,16 @@ def _answer(job: Job) -> Summary | str:
 
 
 def ask(
-    read: Read, cases: Sequence[tuple[Changes, str, Changes]], engine: Engine, tokens: float, price: float | None
+    read: Read,
+    cases: Sequence[tuple[Changes, str, Changes]],
+    engine: Engine,
+    tokens: float,
+    price: float | None,
+    seed: int | None = None,
 ) -> list[Case]:
-    """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once."""
+    """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once. seed: run them over days as
+    well, all with the same failures.
+    """
     jobs: list[Job | str] = []
     for changes, _, plan in cases:
         own = {name: value for name, value in {**plan, **changes}.items() if name != "price"}
@@ -57,8 +66,19 @@ def ask(
             continue
         rate = mean_rates(job.cluster, changes.get("price", price), "price")
         whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
-        result.append(Case(changes, name, outcome, whole))
+        case = Case(changes, name, outcome, whole)
+        result.append(case if seed is None else _run(case, job, tokens, rate, seed, engine))
     return result
+
+
+def _run(case: Case, job: Job, tokens: float, money: Rates, seed: int, engine: Engine) -> Case:
+    """The case over days; a job that cannot be run, or does not fit, is refused."""
+    assert case.summary is not None
+    try:
+        answer = run_training(job, case.summary, tokens, money, seed, engine.map)
+    except UserError as error:
+        return replace(case, summary=None, training=None, refused=str(error))
+    return replace(case, run=answer, training=answer.cost(money))
 
 
 def impossible(cases: Sequence[Case]) -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sim.analysis.summary import Summary
 from sim.runs import ledger
 from sim.runs.replications import Estimate, Map, half_width, replicate
 from sim.runs.run import Outcome
@@ -12,7 +13,7 @@ from sim.runs.spec import RunSpec
 from strategies.job import Job
 from strategies.resilience.run_spec import Prepared, prepare, with_interval
 from strategies.resilience.settings import RunSettings
-from topologies.costs import Rates, mean_rates
+from topologies.costs import Cost, Rates, mean_rates
 from topologies.reading import UserError
 
 FACTORS = (0.25, 0.354, 0.5, 0.707, 1.0, 1.414, 2.0, 2.83, 4.0)  # of the interval, that are tried
@@ -40,6 +41,17 @@ class RunAnswer:
     closes: float  # largest relative difference of a run's ledger from GPUs · time
     tokens_per_step: float
     outcomes: tuple[Outcome, ...]  # of each run
+
+    def cost(self, money: Rates) -> Cost:
+        """Means over the runs, as costs of a training; spares cost, too."""
+        hours = math.fsum(outcome.held for outcome in self.outcomes) / len(self.outcomes) / 3600
+        usd = None if self.usd is None else self.usd.mean
+        return Cost(self.tokens.mean, self.days.mean * 86400, hours, usd, self.kwh.mean * 3.6e6, money)
+
+
+def run_training(job: Job, summary: Summary, tokens: float, money: Rates, seed: int = 0, each: Map = map) -> RunAnswer:
+    """`COMPARED` runs of a job, whose step is known, until `tokens` tokens are trained on. Raises UserError."""
+    return run(prepare(job, job.run or RunSettings(), tokens=tokens, summary=summary), money, seed, COMPARED, each)
 
 
 def run(prepared: Prepared, rates: Rates, seed: int = 0, count: int | None = None, each: Map = map) -> RunAnswer:

@@ -23,7 +23,7 @@ class BestPlans:
     def add(self, site: Site, plan: int, row: Row) -> None:
         """A plan of a site that was simulated."""
         scale = site.scale(plan)
-        value, per_token = site.value(plan, row["step"], self.objective), row["step"] / scale.tokens_per_step
+        value, per_token = self.objective.of(row, scale), row["step"] / scale.tokens_per_step
         spend = per_token * scale.gpus * (scale.rates.usd or 1.0)
         self.rows.append(row | {"value": value, "pace": per_token, "spend": spend, "scale": scale, "bound": None})
 

@@ -6,6 +6,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+from sim.analysis.summary import Summary
 from strategies.job import Job
 from strategies.planner.search.results import Row
 from strategies.predict import predict, profile_of
@@ -21,7 +22,12 @@ def evaluate(job: Job) -> Row:
         summary = predict(job)
     except UserError as error:
         return same | {"step": None, "error": str(error)}
-    return same | {
+    return same | row_of(summary)
+
+
+def row_of(summary: Summary) -> Row:
+    """What a row has of a simulated step."""
+    return {
         "step": summary.step_seconds,
         "gpus": summary.gpus,
         "tokens_per_second": summary.tokens_per_second,

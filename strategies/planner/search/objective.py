@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from strategies.planner.search.results import Row
 from topologies.costs import Rates
 from topologies.reading import UserError, nearest
 
@@ -33,16 +34,25 @@ class Objective:
     per_second: Callable[[Scale], float]
     meaning: str
     inverse: str = ""  # unit of 1 / the number, where people think in that
+    delivered: Callable[[Row, Scale], float] | None = None  # the number of a row that has runs; steps alone are its bound
 
     def display(self, value: float) -> tuple[float, str]:
         """A value as people think of it, and its unit."""
         return (1 / value, self.inverse) if self.inverse else (value, self.unit)
 
+    def of(self, row: Row, scale: Scale) -> float:
+        """The number of a simulated plan."""
+        return self.delivered(row, scale) if self.delivered else row["step"] * self.per_second(scale)
 
-def _dollars(scale: Scale) -> float:
+
+def _price(scale: Scale) -> float:
     if scale.rates.usd is None:
         raise UserError(f"cost: {scale.rates.usd_source} (--price)")
-    return scale.hours * scale.rates.usd
+    return scale.rates.usd
+
+
+def _dollars(scale: Scale) -> float:
+    return scale.hours * _price(scale)
 
 
 OBJECTIVES = {
@@ -54,6 +64,20 @@ OBJECTIVES = {
         Objective("gpu-hours", "GPU-hours", lambda s: s.hours, "GPU-hours to train all tokens"),
         Objective("cost", "dollars", _dollars, "dollars to train all tokens"),
         Objective("energy", "kWh", lambda s: s.hours * s.rates.watts / 1000, "kWh to train all tokens"),
+        Objective(
+            "goodput",
+            "days",
+            lambda s: s.tokens / s.tokens_per_step / 86400,
+            "days to train all tokens, failures and checkpoints included",
+            delivered=lambda row, _: float(row["run_days"]),
+        ),
+        Objective(
+            "goodput-cost",
+            "dollars",
+            _dollars,
+            "dollars to train all tokens, failures, checkpoints and spares included",
+            delivered=lambda row, scale: row["run_gpu_hours"] * _price(scale),
+        ),
     )
 }
 

@@ -25,6 +25,7 @@ from strategies.planner.search.answer import Answer, Progress, order
 from strategies.planner.search.best_plans import BestPlans
 from strategies.planner.search.candidates import Candidates, candidates
 from strategies.planner.search.deadline import Deadline, TimeUp
+from strategies.planner.search.delivered import evaluation
 from strategies.planner.search.evaluate import evaluate, version_of
 from strategies.planner.search.executors import Engine, Task
 from strategies.planner.search.objective import Limits, Objective
@@ -213,10 +214,15 @@ class Search:
     def _start(self, number: int, plan: int, job: Job) -> tuple[int, int, Task | Row]:
         """Ask for its simulation, unless one by the same prices and code is known."""
         known = self.results.rows.get(job.hash)
-        if known is not None and known["version"] == version_of(job):
+        delivered = self.objective.delivered is not None
+        if (
+            known is not None
+            and known["version"] == version_of(job)
+            and (not delivered or known.get("run_tokens") == self.tokens)
+        ):
             return number, plan, known
         self.counts["set aside"] += known is not None
-        return number, plan, self.engine.submit(evaluate, job)
+        return number, plan, self.engine.submit(evaluation(self.tokens) if delivered else evaluate, job)
 
     def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
         changes = site.changes | site.plans.changes(plan)
@@ -241,9 +247,10 @@ class Search:
     def _take(self, site: Site, plan: int, row: Row) -> None:
         """A plan that fits: ruled out by a constraint, or one of the best."""
         scale = site.scale(plan)
-        late = {name: most for name, most in self.limits.of_step(scale).items() if row["step"] > most}
+        step = row["step"] * (row["stretch"] if self.objective.delivered else 1.0)
+        late = {name: most for name, most in self.limits.of_step(scale).items() if step > most}
         for name, most in late.items():
-            needed = budget(name, getattr(self.limits, name))(row["step"] / most)
-            self.out.add(name, 1, row["step"] / most, f"the best that was simulated needs {needed}")
+            needed = budget(name, getattr(self.limits, name))(step / most)
+            self.out.add(name, 1, step / most, f"the best that was simulated needs {needed}")
         if not late:
             self.best.add(site, plan, row)

@@ -157,7 +157,7 @@ def _axis(name: str, values: Any, where: str) -> Axis:
 
 
 def _several(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(str(field).split(".")[0] in FIELDS for field in value)
+    return isinstance(value, Mapping) and all(str(field).split(".")[0] in (*FIELDS, "price") for field in value)
 
 
 def default_space(job: Job) -> Space:

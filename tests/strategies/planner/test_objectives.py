@@ -43,7 +43,7 @@ def test_a_step_of_ten_seconds_as_each_objective(name: str, value: float, shown:
 
 
 def test_unknown_objectives_and_costs_without_a_price_are_refused() -> None:
-    assert sorted(OBJECTIVES) == ["cost", "energy", "gpu-hours", "step", "throughput", "time"]
+    assert sorted(OBJECTIVES) == ["cost", "energy", "goodput", "goodput-cost", "gpu-hours", "step", "throughput", "time"]
     with pytest.raises(UserError, match="--objective fun: unknown"):
         objective("fun")
     free = Scale(16, 4e3, 14.4e6, Rates(None, "no price is known", 500.0, ""))

@@ -168,3 +168,64 @@ def test_mistakes_of_plan_are_one_line(text: str) -> None:
     result = call("plan", *JOB, *options)
     assert result.exit_code == 2
     assert result.output.strip().splitlines()[-1].startswith("error: ")
+
+
+def over_days(cases: list[tuple[dict[str, Any], str, dict[str, Any]]], **options: Any) -> list[Case]:
+    with ThreadPoolExecutor(1) as threads:
+        return ask(read, cases, Engine(threads), 1e10, None, **{"seed": 0} | options)
+
+
+def test_runs_of_alternatives_meet_the_same_failures() -> None:
+    """Half the failures deliver sooner, another price costs only money, and without failures days are those of the steps."""
+    failing, rare, cheap, never = over_days(
+        [
+            ({"run.failures.mtbf_factor": 0.002}, "", {}),
+            ({"run.failures.mtbf_factor": 0.004}, "", {}),
+            ({"run.failures.mtbf_factor": 0.004, "price": 1.0}, "", {}),
+            ({"run.failures": "none", "run.initialization": "0 s"}, "", {}),
+        ]
+    )
+    (alone,) = asked([({}, "", {})])
+    assert failing.run.failures.mean > rare.run.failures.mean > 2
+    assert failing.training.seconds > rare.training.seconds > 10 * alone.training.seconds * 1.0001
+    assert (cheap.run.days, cheap.run.outcomes) == (rare.run.days, rare.run.outcomes)
+    assert cheap.training.usd == pytest.approx(cheap.training.gpu_hours)
+    assert never.training.seconds == pytest.approx(10 * alone.training.seconds, rel=1e-12)
+    assert never.run.goodput.mean == 1.0
+    assert over_days([({"run.failures.mtbf_factor": 0.004}, "", {})])[0].run == rare.run
+
+
+def test_a_job_that_cannot_be_run_over_days_is_refused_alone() -> None:
+    fits, none = over_days([({}, "", {}), ({"run.checkpoint.policy": "multi_tier", "cluster.node.cpu": None}, "", {})])
+    assert fits.run is not None
+    assert (none.summary, none.run) == (None, None)
+    assert "needs node.cpu.disk" in none.refused
+
+
+def test_what_ifs_over_days_on_one_screen() -> None:
+    job = str(Path(__file__).parents[3] / "examples" / "run-llama-3.1-405b.yaml")
+    words = ["whatif", job, "--runs", "--tokens", "1e11", "--workers", "1", "--vary", "run.spares=0,2"]
+    table = CliRunner().invoke(shardyard.main, words)
+    assert table.exit_code == 0, table.output
+    assert "goodput" in table.output
+    assert "failures and checkpoints included: 20 runs each, with the same failures" in table.output
+    tornado = CliRunner().invoke(shardyard.main, [*words, "--one-at-a-time"])
+    assert "failures and checkpoints included (20 runs each)" in tornado.output
+    data = json.loads(CliRunner().invoke(shardyard.main, [*words, "--json"]).output)
+    assert [case["run"]["runs"] for case in data] == [20, 20, 20]
+    assert data[1]["run"]["goodput"]["mean"] > data[2]["run"]["goodput"]["mean"]  # idle spares count
+    assert data[1]["training"]["days"] == data[1]["run"]["days"]["mean"]
+    refused = CliRunner().invoke(shardyard.main, ["whatif", job, "--seed", "3", "--vary", "run.spares=0,2"])
+    assert (refused.exit_code, "--seed is of --runs" in refused.output) == (2, True)
+
+
+def test_jobs_are_compared_over_days() -> None:
+    job = str(Path(__file__).parents[3] / "examples" / "run-llama-3.1-405b.yaml")
+    words = ["compare", job, "--also", "run.spares=0", "--tokens", "1e11"]
+    alone, runs = (CliRunner().invoke(shardyard.main, [*words, *more]).output for more in ((), ("--runs",)))
+    assert "failures included" in runs
+    assert "goodput" not in alone
+    days = [[line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["days"]] for text in (alone, runs)]
+    assert float(days[0][0][0]) < float(days[1][0][-1])
+    data = json.loads(CliRunner().invoke(shardyard.main, [*words, "--runs", "--json"]).output)
+    assert data[1]["run"]["goodput"]["mean"] > data[0]["run"]["goodput"]["mean"]

@@ -344,3 +344,10 @@ def test_storage_that_is_too_slow_for_the_interval_is_said() -> None:
     changes = ("--set", "run.checkpoint.storage.write=10 GB/s", "--set", "run.checkpoint.interval=5 min")
     assert "waits 4.41 min for the save before it" in CliRunner().invoke(shardyard.main, (*words, *changes)).output
     assert "waits" not in CliRunner().invoke(shardyard.main, words).output
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("4 hours", 14400), ("1 hour", 3600), ("90 minutes", 5400), ("2 weeks", 1209600), ("1 year", 31557600)]
+)
+def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert read_run({"heartbeat": text}, "run").heartbeat == seconds
