@@ -82,7 +82,7 @@ def read_job(
     effects = read_effects(base["effects"], f"{where}: effects")
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist
-    run = _run(base["run"], changes.get("run"), f"{where}: run")
+    run = _run(base["run"], changes.get("run"), cluster, f"{where}: run")
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run)
 
 
@@ -206,12 +206,12 @@ def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Clu
     return load_cluster(str(value), nodes, changes)
 
 
-def _run(value: Any, changes: Mapping[str, Any] | None, where: str) -> RunSettings | None:
+def _run(value: Any, changes: Mapping[str, Any] | None, cluster: Cluster, where: str) -> RunSettings | None:
     """The section about days; None when nothing is said."""
     if value is None and not changes:
         return None
     if changes and isinstance(value, Mapping | None):
-        value = _merge(complete(dict(value or {})), changes)
+        value = _merge(complete(dict(value or {}), cluster), changes)
     return read_run(value, where)
 
 

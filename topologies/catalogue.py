@@ -31,6 +31,9 @@ class Catalogue(Generic[C]):
             return given
         if isinstance(given, Mapping):
             own = {field: value for field, value in given.items() if field != "based_on"}
+            if isinstance(described := given.get("based_on"), self._described):
+                changed = build(self._described, own, where)
+                return described.model_copy(update={field: getattr(changed, field) for field in changed.model_fields_set})
             base = self._file(given["based_on"], where) if "based_on" in given else {}
             for field in self._merged:
                 if isinstance(own.get(field), Mapping):

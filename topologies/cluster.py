@@ -22,6 +22,7 @@ from topologies.node import Node
 from topologies.node_group import NodeGroup
 from topologies.readers import read_dump
 from topologies.reading import Config, UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml, shown
+from topologies.storage import Storage, load_storage
 from topologies.unequal_topology import UnequalTopology
 
 __all__ = [
@@ -48,14 +49,23 @@ ETHERNET = 12.5e9  # bytes per second: slower NICs than 100 Gb/s are taken for p
 _HERE = Path(__file__).parent
 
 
+def _storage(given: object) -> object:
+    return None if given is None else load_storage(given, "storage")
+
+
 class Cluster(Config):
-    """`nodes` equal nodes on a fabric. Hashable: equal clusters are one key of a cache."""
+    """`nodes` equal nodes on a fabric. Hashable: equal clusters are one key of a cache. storage: the file system that all share;
+    None: not said.
+    """
 
     name: str
     node: Node
     nodes: int = Field(default=1, ge=1)
     fabric: Annotated[SerializeAsAny[Fabric], BeforeValidator(read_fabric)] = Field(default_factory=lambda: fabrics["single"]())
     source: str = ""
+    storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_storage)] = Field(
+        default=None, exclude_if=lambda at: at is None
+    )
     notes: tuple[str, ...] = ()  # what was ignored or assumed where a machine's own output was read
 
     @property
@@ -332,7 +342,9 @@ def _stack(bases: Sequence[str], data: dict[str, Any], seen: tuple[str, ...]) ->
 
 
 def _complete(data: dict[str, Any]) -> dict[str, Any]:
-    """Replace the name of a GPU by its description."""
+    """Replace the name of a GPU by its description; fields of a storage that is named can be changed."""
+    if isinstance(data.get("storage"), str):
+        data = data | {"storage": {"based_on": data["storage"]}}
     node = data.get("node")
     if isinstance(node, Mapping) and "gpu" in node:
         data = data | {"node": dict(node) | {"gpu": _gpu(node["gpu"])}}

@@ -18,7 +18,7 @@ def overview(plan: CheckpointPlan) -> RenderableType:
     from rich.text import Text
 
     prepared = plan.prepared
-    total, storage = prepared.size, prepared.settings.checkpoint.storage
+    total, storage = prepared.size, prepared.settings.checkpoint.shared
     per = total.total / total.parameters
     job = f"{prepared.job.name} on {prepared.job.cluster.nodes} × {prepared.job.cluster.name}"
     first = f"{job}: checkpoint {size(total.total)}, {digits(per)} bytes per parameter, up to {size(total.busiest_node)} per node"

@@ -56,7 +56,12 @@ def _own(field: str, job: Job, price: float | None) -> tuple[Any, str]:
     filled = {"sequence": resolved.sequence, "global_batch": resolved.global_batch, "accumulation": resolved.microbatches}
     if room == "plan" and rest in filled:
         return filled[rest], ""
-    here: Any = {"plan": job.plan, "model": job.model, "cluster": job.cluster, "run": job.run or RunSettings()}.get(room)
+    here: Any = {
+        "plan": job.plan,
+        "model": job.model,
+        "cluster": job.cluster,
+        "run": (job.run or RunSettings()).on(job.cluster),
+    }.get(room)
     annotation: Any = None
     for name in rest.split("."):
         if isinstance(here, Mapping) and name in here:

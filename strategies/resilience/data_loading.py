@@ -15,7 +15,7 @@ def data_loading(job: Job, settings: RunSettings, step: float) -> tuple[float, f
     loader = settings.input
     if loader is None:
         return 0.0, 0.0
-    resolved, storage = job.resolve(), settings.checkpoint.storage
+    resolved, storage = job.resolve(), settings.checkpoint.shared
     nodes = job.cluster.nodes
     rate = min(storage.in_all(storage.read, nodes), (storage.node_read or float("inf")) * nodes)
     reading = resolved.global_batch * loader.bytes / rate

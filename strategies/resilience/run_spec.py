@@ -56,11 +56,11 @@ def prepare(
     job: Job, settings: RunSettings, days: float | None = None, tokens: float | None = None, summary: Summary | None = None
 ) -> Prepared:
     """A run of `days` days, or until `tokens` tokens are trained on. summary: of the job's step, where it is known already."""
-    summary = summary or predict(job)
+    settings, summary = settings.on(job.cluster), summary or predict(job)
     if not summary.fits:
         raise UserError(f"{job.name}: runs out of memory in its first step (shardyard simulate says where)")
     size = checkpoint_size(job, settings.checkpoint.parallel)
-    costs = save_costs(job, size, settings.checkpoint.storage, settings.checkpoint.overhead)
+    costs = save_costs(job, size, settings.checkpoint.shared, settings.checkpoint.overhead)
     gpus = job.cluster.gpus
     initialization = settings.initialization or Spread(mean=published().seconds(gpus))
     restart = initialization.mean + settings.heartbeat + settings.diagnosis.mean
@@ -149,7 +149,7 @@ def _slowed(job: Job, summary: Summary, costs: SaveCosts, size: CheckpointSize, 
     what the flush leaves of them.
     """
     node = job.cluster.node
-    if not settings.checkpoint.storage.shares_nics or not node.nics or not costs.write:
+    if not settings.checkpoint.shared.shares_nics or not node.nics or not costs.write:
         return 0.0
     taken = min(MOST_TAKEN, size.busiest_node / costs.write / (node.nic * node.nics))
     less = node.model_copy(update={"nic": node.nic * (1 - taken)})

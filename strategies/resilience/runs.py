@@ -159,7 +159,7 @@ def alternatives(
 
 def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
     checkpoint, failures = settings.checkpoint, settings.failures
-    storage = checkpoint.storage
+    storage = checkpoint.shared
     faster = storage.model_copy(
         update={field: 2 * getattr(storage, field) for field in ("write", "read", "node_write", "node_read")}
     )

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from strategies.resilience.checkpointing import policies
 from strategies.resilience.intervals import intervals
 from strategies.resilience.recovery import recoveries
+from topologies.cluster import Cluster
 from topologies.durations import Duration, Spread, Times
 from topologies.reading import Config, UserError, build, shown
 from topologies.reliability import Reliability, load_reliability
@@ -26,7 +27,7 @@ def _reliability(given: object) -> object:
 
 
 def _storage(given: object) -> object:
-    return load_storage(given, "run.checkpoint.storage")
+    return None if given is None else load_storage(given, "run.checkpoint.storage")
 
 
 def _interval(given: object) -> object:
@@ -48,14 +49,17 @@ class CheckpointSettings(Config):
     policy: str = "asynchronous"  # a name in strategies/resilience/checkpointing
     interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # a rule, a time, or a number of steps
     storage_interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # of storage, where a quicker place comes first
-    storage: Annotated[SerializeAsAny[Storage], BeforeValidator(_storage)] = Field(
-        default_factory=lambda: load_storage(STORAGE, "run.checkpoint.storage")
-    )
+    storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_storage)] = None  # absent: the cluster's, or STORAGE
     overhead: Duration = (
         0.5  # that GPUs wait for each save besides copies: 0.34 to 0.59 s of asynchronous saves of 7B on 1,488 and
     )
     # 405B on 8,960 GPUs, copies included (ByteCheckpoint, arXiv 2407.20143, table 8)
     parallel: bool = True  # every rank writes a part of what it shares with others
+
+    @property
+    def shared(self) -> Storage:
+        """Where checkpoints go."""
+        return self.storage or load_storage(STORAGE, "run.checkpoint.storage")
 
     @field_validator("policy")
     @classmethod
@@ -132,12 +136,19 @@ class RunSettings(Config):
         recoveries[name]
         return name
 
+    def on(self, cluster: Cluster) -> RunSettings:
+        """The same with the storage of the cluster, where the job says none."""
+        if self.checkpoint.storage is not None:
+            return self
+        checkpoint = self.checkpoint.model_copy(update={"storage": cluster.storage or self.checkpoint.shared})
+        return self.model_copy(update={"checkpoint": checkpoint})
 
-def complete(given: dict[str, Any]) -> dict[str, Any]:
+
+def complete(given: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     """The section with names of catalogues as descriptions based on them, so that single fields can be changed."""
     checkpoint = dict(given.get("checkpoint") or {})
-    storage, failures = checkpoint.get("storage", STORAGE), given.get("failures", FAILURES)
-    checkpoint["storage"] = {"based_on": storage} if isinstance(storage, str) else storage
+    storage, failures = checkpoint.get("storage", cluster.storage or STORAGE), given.get("failures", FAILURES)
+    checkpoint["storage"] = storage if isinstance(storage, dict) else {"based_on": storage}
     return {**given, "checkpoint": checkpoint, "failures": {"based_on": failures} if isinstance(failures, str) else failures}
 
 
