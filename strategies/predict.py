@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from topologies.hardware import Gpu
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
-WORTHWHILE = 0.4  # part of the microbatches that is played at most to find a steady state, half of it for the shortest period
+WORTHWHILE = 0.6  # part of the microbatches that is played at most to find a steady state
 KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
 _FLEETS: dict[tuple[Prices, ...], Prices] = {}
@@ -128,13 +128,13 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
     if job.effects or resolved.allotted or not _repeats(resolved):
         return None
-    played = 0
+    played: dict[int, Timeline] = {}  # by their microbatches
     for fewer, count in _counts(resolved):
-        played += fewer + count
-        if played > WORTHWHILE * resolved.microbatches / (1 if count - fewer > 1 else 2):
+        missing = sorted({fewer, count} - played.keys())
+        if sum([*played, *missing]) > WORTHWHILE * resolved.microbatches:
             break
-        short, long = (_played(job, resolved, prices, microbatches) for microbatches in (fewer, count))
-        timeline = extended(short, long, (resolved.microbatches - count) // (count - fewer))
+        played |= {microbatches: _played(job, resolved, prices, microbatches) for microbatches in missing}
+        timeline = extended(played[fewer], played[count], (resolved.microbatches - count) // (count - fewer))
         if timeline is not None:
             return timeline
     return None
@@ -154,6 +154,7 @@ def _counts(resolved: Resolved) -> Iterator[tuple[int, int]]:
     group = ranks * schedule.copies
     grouped = resolved.chunks > 1 or schedule.copies > 1
     filled = max(SETTLED, schedule.settled * ranks + 1)
-    for period, least in [(1, filled)] * (not grouped) + [(group, filled + group), (group, 3 * filled), (group, 9 * filled)]:
+    one_by_one = [] if grouped else [(1, filled), (1, 2 * filled)]
+    for period, least in [*one_by_one, (group, filled + group), (group, filled + 2 * group), (group, 9 * filled)]:
         fewer = least + (resolved.microbatches - least) % period
         yield fewer, fewer + period
