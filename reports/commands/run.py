@@ -122,14 +122,16 @@ def _one(asked: Asked, advice: bool, as_json: bool, plot: str | None, report: st
     from strategies.resilience.run_spec import prepare
     from strategies.resilience.runs import alternatives, best_interval, run
     from strategies.resilience.settings import RunSettings
+    from strategies.resilience.step_interval import with_step_interval
     from topologies.costs import mean_rates
 
     job, seed, each = asked.read({}), asked.seed, asked.engine.map
     money = mean_rates(job.cluster, asked.price)
     prepared = prepare(job, job.run or RunSettings(), asked.days, asked.tokens)
+    certain, prepared = prepared, with_step_interval(prepared)
     answer = run(prepared, money, seed, asked.replications, each)
-    tried = best_interval(prepared, seed, each) if advice else []
-    changes = alternatives(prepared, asked.days, asked.tokens, seed, each) if advice and prepared.spec.components else []
+    tried = best_interval(certain, seed, each) if advice else []
+    changes = alternatives(certain, asked.days, asked.tokens, seed, each) if advice and certain.spec.components else []
     if as_json:
         echo(json.dumps(as_data(prepared, answer, tried, changes), indent=2))
     else:

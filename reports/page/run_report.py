@@ -68,7 +68,7 @@ def write_run_page(path: Path, report: RunReport) -> Path:
             timeline=timeline(report.outcome),
             about=_about(report.outcome),
             sections=sections,
-            facts=facts(prepared),
+            facts=facts(prepared, answer),
             notes=prepared.notes,
             provenance=f"shardyard {report.inputs['version']} · hash {report.inputs['hash']} · seed {report.seed}",
             command=report.inputs["command"],

@@ -36,7 +36,7 @@ def overview(
 
     spec = prepared.spec
     lines: list[RenderableType] = [Text(headline(prepared, answer), "bold"), _quantities(answer, rates), _ledger(answer)]
-    lines += [Text(line) for line in facts(prepared)]
+    lines += [Text(line) for line in facts(prepared, answer)]
     lines += [Text(line) for line in _advice(prepared, tried, changes)]
     if answer.finished < 1 and spec.deadline > 50 * spec.work:
         lines.append(Text(f"{percent(1 - answer.finished)} of the runs never got to the end: they were given up"))
@@ -92,10 +92,11 @@ def _ledger(answer: RunAnswer) -> RenderableType:
     return table
 
 
-def facts(prepared: Prepared) -> list[str]:
+def facts(prepared: Prepared, answer: RunAnswer) -> list[str]:
     """Checkpoint, saves, failures."""
     step, bytes_each = prepared.summary.step_seconds, prepared.size
-    lines = [f"step {span(step)}; checkpoint {size(bytes_each.total)}, up to {size(bytes_each.busiest_node)} per node"]
+    lines = [f"step {span(step)}{_interval(prepared, answer)}"]
+    lines.append(f"checkpoint {size(bytes_each.total)}, up to {size(bytes_each.busiest_node)} per node")
     lines += [_saving(saving, step) for saving in prepared.spec.savings]
     failures = prepared.settings.failures
     if prepared.mtbf < float("inf"):
@@ -104,6 +105,15 @@ def facts(prepared: Prepared) -> list[str]:
             f"a start takes {span(prepared.restart)}"
         )
     return lines
+
+
+def _interval(prepared: Prepared, answer: RunAnswer) -> str:
+    """How sure the step is, and what of the days is chance."""
+    interval, chance = prepared.summary.interval, answer.chance
+    if interval is None or not prepared.spec.slower:
+        return ""
+    alone = f"; by failures alone {digits(chance.low)}–{digits(chance.high)} days" if answer.finished else ""
+    return f", 80 % interval {span(interval.low)}–{span(interval.high)}: each run has its own{alone}"
 
 
 def _saving(saving: Saving, step: float) -> str:
@@ -149,7 +159,8 @@ def as_data(
         "checkpoint_bytes": prepared.size.total,
         "checkpoint_bytes_per_node": prepared.size.busiest_node,
         "savings": [asdict(saving) for saving in spec.savings],
-        **{name: asdict(getattr(answer, name)) for name in ("days", "tokens", "goodput", "ettr", "failures", "kwh")},
+        "step_interval": _ends(prepared),
+        **{name: asdict(getattr(answer, name)) for name in ("days", "chance", "tokens", "goodput", "ettr", "failures", "kwh")},
         "usd": None if answer.usd is None else asdict(answer.usd),
         "ledger": answer.shares,
         "badput_types": ledger.BADPUT,
@@ -162,3 +173,9 @@ def as_data(
         "changes": [{"change": each.change, "goodput": each.goodput, "gain": each.gain} for each in changes],
         "notes": list(prepared.notes),
     }
+
+
+def _ends(prepared: Prepared) -> list[float] | None:
+    """Seconds between which 80 % of the runs have their step."""
+    interval = prepared.summary.interval
+    return None if interval is None or not prepared.spec.slower else [interval.low, interval.high]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,19 +22,33 @@ MOST = 200  # runs, where as many are played as are needed
 ENOUGH = 0.002  # half of the 95 % confidence interval of the mean goodput
 NORMAL = 1.96  # of a 95 % confidence interval
 LOW, HIGH = 0.1, 0.9  # ends of an 80 % interval
+GOLDEN = (math.sqrt(5) - 1) / 2
 
 Map = Callable[[Callable[[tuple[RunSpec, int, int]], Outcome], Iterable[tuple[RunSpec, int, int]]], Iterable[Outcome]]
 
 
 def play(task: tuple[RunSpec, int, int]) -> Outcome:
     """Replication `number` of a seed: (spec, seed, number)."""
-    spec, seed, number = task
-    return Run(spec, np.random.SeedSequence(seed, spawn_key=(number,))).outcome()
+    return _outcome(*task)
+
+
+def _outcome(spec: RunSpec, seed: int, number: int, record: bool = False) -> Outcome:
+    factor = step_factor(spec, number)
+    outcome = Run(spec.with_steps(factor), np.random.SeedSequence(seed, spawn_key=(number,)), record).outcome()
+    return replace(outcome, step_factor=factor)
+
+
+def step_factor(spec: RunSpec, number: int) -> float:
+    """By which the steps of replication `number` are longer. Replications are spread evenly over the distribution (an additive
+    recurrence by the golden ratio) and not drawn, so that few of them have its median and its tails; the first is at the median.
+    """
+    normal = NormalDist().inv_cdf((0.5 + number * GOLDEN) % 1.0)
+    return math.exp(normal * (spec.slower if normal > 0 else spec.faster))
 
 
 def recorded(spec: RunSpec, seed: int = 0, number: int = 0) -> Outcome:
     """A replication with its timeline."""
-    return Run(spec, np.random.SeedSequence(seed, spawn_key=(number,)), record=True).outcome()
+    return _outcome(spec, seed, number, record=True)
 
 
 def replicate(spec: RunSpec, seed: int = 0, count: int | None = None, each: Map = map) -> list[Outcome]:

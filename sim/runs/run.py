@@ -33,6 +33,7 @@ class Outcome:
     replaced: int
     waited: int
     timeline: tuple[Span, ...] = ()
+    step_factor: float = 1.0  # by which its steps were longer than said
 
     @property
     def held(self) -> float:

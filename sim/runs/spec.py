@@ -5,7 +5,7 @@ Times are in seconds, rates in failures per second. A step is an optimizer step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from topologies.durations import Spread
@@ -96,7 +96,8 @@ class RunSpec:
     parts fail `bad_factor` times as often. rate_spread: sigma of the logarithm of the factor by which failures of this cluster
     are more frequent than the components say, drawn for each run. heartbeat: until a crash is noticed; timeout: until a hang is;
     misdiagnosis: probability that the wrong node is replaced first. idle_failures: whether parts also fail while the job
-    restarts.
+    restarts. faster, slower: sigma of the logarithm of the factor by which
+    all steps of a run are shorter, or longer, than said: prices may be wrong and GPUs differ, the same way in every step.
     """
 
     step: float
@@ -129,6 +130,17 @@ class RunSpec:
     evaluation_steps: int = 0  # between evaluations; 0: none
     elastic: Elastic | None = None
     idle_failures: bool = True
+    faster: float = 0.0
+    slower: float = 0.0
+
+    def with_steps(self, factor: float) -> RunSpec:
+        """The same with steps that take so many times as long; 1: to the bit."""
+        if factor == 1.0:
+            return self
+        elastic = self.elastic
+        if elastic is not None:
+            elastic = replace(elastic, paces=tuple(replace(pace, step=pace.step * factor) for pace in elastic.paces))
+        return replace(self, step=self.step * factor, work=self.work * factor, elastic=elastic)
 
     @property
     def gpus(self) -> int:

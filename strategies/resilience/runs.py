@@ -13,6 +13,7 @@ from sim.runs.spec import RunSpec
 from strategies.job import Job
 from strategies.resilience.run_spec import Prepared, prepare, with_interval
 from strategies.resilience.settings import RunSettings
+from strategies.resilience.step_interval import with_step_interval
 from topologies.costs import Cost, Rates, mean_rates
 from topologies.reading import UserError
 
@@ -28,6 +29,7 @@ class RunAnswer:
 
     runs: int
     days: Estimate
+    chance: Estimate  # days, with the same step in all runs: what failures, repairs and start-ups make of them
     tokens: Estimate
     goodput: Estimate
     ettr: Estimate
@@ -73,7 +75,7 @@ def run_days(
     """
     if (days is None) == (tokens is None):
         raise UserError("run_days: give days or tokens, and not both")
-    prepared = prepare(job, job.run or RunSettings(), days, tokens)
+    prepared = with_step_interval(prepare(job, job.run or RunSettings(), days, tokens))
     return run(prepared, mean_rates(job.cluster, price), seed, count)
 
 
@@ -89,6 +91,7 @@ def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnsw
     return RunAnswer(
         runs=len(outcomes),
         days=Estimate.of([outcome.seconds / 86400 for outcome in outcomes]),
+        chance=Estimate.of([_by_chance(outcome, spec) / 86400 for outcome in outcomes]),
         tokens=Estimate.of([outcome.steps * per_step for outcome in outcomes]),
         goodput=Estimate.of(goodputs),
         ettr=Estimate.of([outcome.ettr for outcome in outcomes]),
@@ -106,6 +109,12 @@ def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnsw
         tokens_per_step=per_step,
         outcomes=tuple(outcomes),
     )
+
+
+def _by_chance(outcome: Outcome, spec: RunSpec) -> float:
+    """Seconds of a run if its steps had taken as long as said."""
+    useful = outcome.gpu_seconds[ledger.PRODUCTIVE] / spec.gpus
+    return outcome.seconds if outcome.steps < spec.steps else outcome.seconds - useful * (1 - 1 / outcome.step_factor)
 
 
 def _expected(outcome: Outcome, spec: RunSpec) -> float:

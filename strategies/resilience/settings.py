@@ -121,6 +121,7 @@ class RunSettings(Config):
     evaluation: Duration = 0.0  # of each evaluation
     evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
     idle_failures: bool = True  # parts fail also while the job restarts
+    step_interval: bool = True  # each run has steps of its own, from the step's 80 % interval; false: all as predicted
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:

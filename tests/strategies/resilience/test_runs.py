@@ -237,7 +237,7 @@ def test_inputs_are_compared_under_the_same_failures() -> None:
     assert half["changes"] == {"run.failures.mtbf_factor": 0.5, "run.checkpoint.storage.write": "50 GB/s"}
     assert one["failures"] == base["failures"]  # of the same seeds
     assert one["goodput"]["mean"] < base["goodput"]["mean"]
-    alone = call(*words, "--no-advice", "--json")
+    alone = call(*words, "--no-advice", "--json", "--set", "run.step_interval=false")
     assert base["goodput"] == alone["goodput"]
     text = CliRunner().invoke(shardyard.main, (*words, "--vary", "plan.recompute_layers=1,4"))
     assert text.exit_code == 0
