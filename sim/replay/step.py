@@ -14,18 +14,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.pricing.block_costs import BlockCost
-from sim.program import COMPUTE, Block, Collective, Op, Program
+from sim.program import COMPUTE, Block, Cohort, Collective, Op, Program
 from sim.timeline import Timeline
 from topologies.reading import UserError
 from topologies.topology import Ids
 
 Floats = NDArray[np.float64]
+Column = float | Floats  # a number, or shape (places, 1)
+ORIGIN = np.zeros((1, 1))  # when the step begins
 FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
@@ -37,81 +40,42 @@ class Replayed(NamedTuple):
     ends: Floats
 
 
-@dataclass(slots=True)
-class _Node:
-    """One op of one cohort. Arrays have an entry per place, or one for all places."""
+class _Node(NamedTuple):
+    """One op of one cohort in a program's graph."""
 
     cohort: int
     op: Op
-    before: list[int]  # nodes that it waits for
-    launched: Floats  # seconds, or since the host went on
-    resumption: int  # node with which the host went on, −1: it was never held up
-    busy: Floats  # seconds of a block, or of a transfer
-    critical: Floats
-    more: Floats  # seconds that are added to it whatever its kernels take
-    busy_slope: Floats  # seconds by which it grows when its kernels take twice as long
-    critical_slope: Floats
-    holds: tuple[int, float] | None = None  # the node that held up the host before (−1: none), and its seconds in between
+    before: tuple[int, ...]  # nodes that it waits for
+    resumption: int  # node with which the host that launches it went on, −1: it was never held up
+    held_before: int  # of a node that holds up the host: the one that held it up before (−1: none)
 
 
-class StepReplay:
-    """The graph of a played step. Raises UserError for a steady state, of which only a part is the step."""
+class _Graph:
+    """What the replays of all plays of a program share: nodes, which of them meet, and the order of their waits."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.program = timeline, timeline.program
-        if self.program.cohorts[0].steady:
-            raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
-        if len(timeline.op_costs.prices.members) > 1 or self.program.allotments:
-            raise UserError(
-                "a step on GPUs of several kinds, or of ranks with different numbers of microbatches, is not replayed"
-            )
-        self.places = _Places(timeline)
-        self._first = np.cumsum([0, *(len(cohort.ops) for cohort in self.program.cohorts)]).tolist()
-        self.nodes = [node for number in range(len(self.program.cohorts)) for node in self._cohort(number)]
-        self._meetings = self._meet()
-        self._order = self._sorted()
-
-    # -- the graph -------------------------------------------------------------------------------------------------------
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.first = np.cumsum([0, *(len(cohort.ops) for cohort in program.cohorts)]).tolist()
+        self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(number)]
+        self.together = self._meet()
+        self.order = self._sorted()
 
     def _cohort(self, number: int) -> Iterator[_Node]:
-        timeline, costs = self.timeline, self.timeline.op_costs
-        first, ops = self._first[number], self.program.cohorts[number].ops
-        lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
-        bases = np.array([timeline.offset[lane] for lane in lanes])[self.places.lane]
-        start, end, launched = timeline.start, timeline.end, timeline.launched
+        first = self.first
         last: dict[str, int] = {}
-        slopes: dict[tuple[Block, int], tuple[Floats, Floats]] = {}
-        resumed, resumption = np.zeros(len(bases)), -1
-        for index, op in enumerate(ops):
-            numbers = (bases + index).tolist()
-            before = [self._first[ref.cohort] + ref.op for ref in op.after]
+        resumption = -1
+        for index, op in enumerate(self.program.cohorts[number].ops, first[number]):
+            before = [first[ref.cohort] + ref.op for ref in op.after]
             if op.stream in last:
                 before.append(last[op.stream])
-            last[op.stream] = first + index
-            holds = None
+            last[op.stream] = index
+            previous = resumption
             if op.held:
-                own = [timeline.resumptions[each] for each in numbers]
-                holds = resumption, own[0].busy
-                resumption, resumed = first + index, np.array([each.time for each in own])
-            ahead = _column([launched[each] for each in numbers]) - _column(resumed)
-            cost = timeline.cost[numbers[0]]
-            if isinstance(cost, BlockCost):
-                block = cast(Block, op.work)
-                each = [cast(BlockCost, timeline.cost[each]) for each in numbers]
-                if (block, number) not in slopes:
-                    slower, usual = costs.block(block, number, FACTOR), costs.block(block, number)
-                    slope = slower.busy - usual.busy, slower.critical - usual.critical
-                    slopes[block, number] = np.array(slope[0] / (FACTOR - 1)), np.array(slope[1] / (FACTOR - 1))
-                more = _column([timeline.stretch[each] + sum(timeline.owed.get(each, {}).values()) for each in numbers])
-                seconds = _column([cost.busy for cost in each]), _column([cost.critical for cost in each])
-                yield _Node(number, op, before, ahead, resumption, *seconds, more, *slopes[block, number], holds)
-            else:
-                lasting = _column([end[each] - start[each] for each in numbers])
-                zero = np.zeros(())
-                yield _Node(number, op, before, ahead, resumption, lasting, zero, zero, zero, zero, holds)
+                resumption = index
+            yield _Node(number, op, tuple(before), resumption, previous)
 
-    def _meet(self) -> dict[int, tuple[list[int], Ids]]:
-        """By node that is a collective: the nodes whose ranks meet, and the group of each of their places, node by node."""
+    def _meet(self) -> dict[int, list[int]]:
+        """By node that is a collective, the nodes whose ranks meet."""
         meetings: dict[Hashable, list[int]] = {}
         seen: Counter[Hashable] = Counter()
         for number, node in enumerate(self.nodes):
@@ -123,22 +87,17 @@ class StepReplay:
                 seen[node.cohort, work.label, work.cohorts] += 1
                 key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
             meetings.setdefault(key, []).append(number)
-        result: dict[int, tuple[list[int], Ids]] = {}
-        for members in meetings.values():
-            groups = [self.places.groups(cast(Collective, self.nodes[each].op.work), self.nodes[each].cohort) for each in members]
-            ids = np.unique(np.concatenate(groups), return_inverse=True)[1].ravel()
-            result |= dict.fromkeys(members, (members, ids))
-        return result
+        return {each: members for members in meetings.values() for each in members}
 
     def _sorted(self) -> list[list[int]]:
         """Nodes in the order of their waits; collectives that meet come together."""
-        together = [self._meetings[number][0] if number in self._meetings else [number] for number in range(len(self.nodes))]
+        together = [self.together.get(number) or [number] for number in range(len(self.nodes))]
         leader = [members[0] for members in together]
-        missing: Counter[int] = Counter()
+        missing = [0] * len(self.nodes)
         followers: list[list[int]] = [[] for _ in self.nodes]
         for number, node in enumerate(self.nodes):
-            held = [node.holds[0]] if node.holds and node.holds[0] >= 0 else []
-            for before in {*node.before, *held, *([node.resumption] if node.resumption not in (-1, number) else [])}:
+            hosts = {node.held_before if node.op.held else node.resumption} - {-1, number}
+            for before in hosts.union(node.before):
                 followers[before].append(leader[number])
                 missing[leader[number]] += 1
         ready = [number for number in range(len(self.nodes)) if leader[number] == number and not missing[number]]
@@ -152,66 +111,195 @@ class StepReplay:
                         ready.append(follower)
         return order
 
+
+_GRAPHS: WeakKeyDictionary[Cohort, _Graph] = WeakKeyDictionary()  # of programs, by their first cohort
+
+
+def _graph(program: Program) -> _Graph:
+    first = program.cohorts[0]
+    known = _GRAPHS.get(first)
+    if known is None or known.program is not program:
+        known = _GRAPHS[first] = _Graph(program)
+    return known
+
+
+class _Times(NamedTuple):
+    """Times of one node in the played step, in seconds: a number where all places have the same, or one per place."""
+
+    launched: Column  # since the step began, or since the host went on
+    block: _BlockTimes | None  # None: a transfer
+    seconds: Column  # of a transfer; of a block, what is added to it whatever its kernels take
+    delayed: bool  # whether anything is added
+    held: float = 0.0  # of a node that holds up the host: the host's work since it went on before
+
+
+@dataclass(eq=False, slots=True)
+class _BlockTimes:
+    """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long."""
+
+    cohort: int
+    busy: Column
+    critical: Column
+    busy_slope: Column
+    critical_slope: Column
+
+    def with_factors(self, factors: list[Floats] | None) -> tuple[Column, Column]:
+        """busy and critical of kernels that take `factors` as long, by cohort."""
+        if factors is None:
+            return self.busy, self.critical
+        more = factors[self.cohort] - 1
+        return self.busy + more * self.busy_slope, self.critical + more * self.critical_slope
+
+
+class StepReplay:
+    """The graph of a played step. Raises UserError for a steady state, of which only a part is the step."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.program = timeline, timeline.program
+        if self.program.cohorts[0].steady:
+            raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
+        if self.program.allotments:
+            raise UserError("a step of ranks with different numbers of microbatches is not replayed")
+        self.places = _Places(timeline)
+        self.graph = _graph(self.program)
+        self.blocks: list[_BlockTimes] = []
+        self._times = [times for number in range(len(self.program.cohorts)) for times in self._cohort(number)]
+        self._meetings = self._meet()
+
+    # -- the played step -------------------------------------------------------------------------------------------------
+
+    def _cohort(self, number: int) -> Iterator[_Times]:
+        timeline, column = self.timeline, self.places.column
+        lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
+        start, end, launched, costs = timeline.start, timeline.end, timeline.launched, timeline.cost
+        stretch, owed = timeline.stretch, timeline.owed
+        blocks: dict[Block, _BlockTimes] = {}
+        resumed: Column = 0.0
+        for index, op in enumerate(self.program.cohorts[number].ops):
+            numbers = [timeline.offset[lane] + index for lane in lanes]
+            at, held = numbers[0], 0.0
+            if op.held:
+                held = timeline.resumptions[at].busy
+                resumed = column([timeline.resumptions[each].time for each in numbers])
+            ahead = column([launched[each] for each in numbers]) - resumed
+            work = op.work
+            if isinstance(work, Block):
+                if work not in blocks:
+                    blocks[work] = self._block(number, work, lanes, [cast(BlockCost, costs[each]) for each in numbers])
+                    self.blocks.append(blocks[work])
+                more = [stretch[each] + sum(owed[each].values()) if each in owed else stretch[each] for each in numbers]
+                yield _Times(ahead, blocks[work], column(more), any(more), held)
+            else:
+                yield _Times(ahead, None, column([end[each] - start[each] for each in numbers]), False, held)
+
+    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> _BlockTimes:
+        ranks, costs, column = [self.timeline.lanes[lane].rank for lane in lanes], self.timeline.op_costs, self.places.column
+        slower, usual = ([costs.block(block, cohort, factor, rank=rank) for rank in ranks] for factor in (FACTOR, 1.0))
+        busy, critical = (
+            column([(getattr(more, name) - getattr(less, name)) / (FACTOR - 1) for more, less in zip(slower, usual, strict=True)])
+            for name in ("busy", "critical")
+        )
+        return _BlockTimes(
+            cohort, column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical
+        )
+
+    def _meet(self) -> dict[int, _Groups]:
+        """By first node of those whose ranks meet, their groups; without meetings of every place with itself."""
+        known: dict[Hashable, _Groups | None] = {}
+        result = {}
+        for members in self.graph.order:
+            nodes = [self.graph.nodes[number] for number in members]
+            works = [node.op.work for node in nodes]
+            if isinstance(works[0], Collective):
+                collectives = [(node.cohort, cast(Collective, work)) for node, work in zip(nodes, works, strict=True)]
+                key = tuple((cohort, () if work.cohorts else work.axes) for cohort, work in collectives)
+                if key not in known:
+                    known[key] = _Groups.of([self.places.groups(work, cohort) for cohort, work in collectives])
+                if (groups := known[key]) is not None:
+                    result[members[0]] = groups
+        return result
+
     # -- times -----------------------------------------------------------------------------------------------------------
 
     def times(self, kernels: Floats | None = None, transfers: Transfers | None = None) -> Replayed:
         """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples); transfers: the
         factors of each collective and send.
         """
-        slower = self.places.slowest(kernels)  # by cohort
-        ends: dict[int, Floats] = {}
+        factors = self.places.slowest(kernels)
+        blocks = {block: block.with_factors(factors) for block in self.blocks}
+        every, maximum = self._times, np.maximum
+        ends: list[Any] = [None] * len(every)
         resumed: dict[int, Floats] = {}
-        for members in self._order:
-            ready = [self._ready(self.nodes[number], number, ends, resumed) for number in members]
-            node = self.nodes[members[0]]
-            if isinstance(node.op.work, Block):
-                factor = slower[node.cohort] if slower is not None else None
-                ends[members[0]] = _computed(node, ready[0], self._launched(node, resumed), factor)
+        for members in self.graph.order:
+            number = members[0]
+            arrived = [self._arrived(each, ends, resumed) for each in members]
+            block = every[number].block
+            if block is not None:
+                (ready, launched), (busy, critical) = arrived[0], blocks[block]
+                end = maximum(ready + busy, launched + critical)  # the GPU or the host is through with it, whichever is later
+                ends[number] = end + every[number].seconds if every[number].delayed else end
                 continue
-            arrived = [
-                np.maximum(when, self._launched(self.nodes[number], resumed)) for number, when in zip(members, ready, strict=True)
-            ]
-            if isinstance(node.op.work, Collective):
-                arrived = self._met(members, arrived)
-            for number, start in zip(members, arrived, strict=True):
-                lasting = self.nodes[number].busy
-                if transfers is not None:
-                    lasting = lasting * transfers(members[0], self.places.count)
-                ends[number] = start + lasting
-        shape = np.broadcast_shapes(*(end.shape for end in ends.values()))
-        through = []
+            starts = [maximum(ready, launched) for ready, launched in arrived]
+            if number in self._meetings:
+                starts = self._meetings[number].latest(starts)
+            for each, start in zip(members, starts, strict=True):
+                lasting = every[each].seconds
+                ends[each] = start + (lasting if transfers is None else lasting * transfers(number, self.places.count))
+        return self._through(ends)
+
+    def _arrived(self, number: int, ends: list[Any], resumed: dict[int, Floats]) -> tuple[Floats, Column]:
+        """When what a node waits for has ended, and when it is launched; a host that it holds up goes on."""
+        node, times = self.graph.nodes[number], self._times[number]
+        ready = ORIGIN
+        for before in node.before:
+            ready = ends[before] if ready is ORIGIN else np.maximum(ready, ends[before])
+        if node.op.held:
+            resumed[number] = np.maximum(ready, (resumed[node.held_before] if node.held_before >= 0 else 0.0) + times.held)
+        return ready, times.launched + resumed[node.resumption] if node.resumption >= 0 else times.launched
+
+    def _through(self, ends: list[Floats]) -> Replayed:
+        """When each rank has ended all of its ops."""
+        first, through = self.graph.first, []
         for cohort in range(len(self.program.cohorts)):
-            own = [ends[number] for number in range(self._first[cohort], self._first[cohort + 1])]
-            most = np.broadcast_to(np.maximum.reduce(np.broadcast_arrays(*own)), (self.places.count, shape[-1]))
-            through.append(self.places.of_ranks(most))
-        every = self.places.by_rank(through)
+            most = ORIGIN
+            for end in ends[first[cohort] : first[cohort + 1]]:
+                most = np.maximum(most, end)
+            through.append(most)
+        samples = max(most.shape[1] for most in through)
+        wide = [np.broadcast_to(most, (self.places.count, samples)) for most in through]
+        every = self.places.by_rank([self.places.of_ranks(most) for most in wide])
         return Replayed(every.max(axis=0), every)
 
-    def _ready(self, node: _Node, number: int, ends: dict[int, Floats], resumed: dict[int, Floats]) -> Floats:
-        """When a node may start; a host that it holds up goes on."""
-        ready = np.zeros((1, 1))
-        for before in node.before:
-            ready = np.maximum(ready, ends[before])
-        if node.holds is not None:
-            previous, busy = node.holds
-            resumed[number] = np.maximum(ready, (resumed[previous] if previous >= 0 else 0.0) + busy)
-        return ready
 
-    @staticmethod
-    def _launched(node: _Node, resumed: dict[int, Floats]) -> Floats:
-        return node.launched + resumed[node.resumption] if node.resumption >= 0 else node.launched
+class _Groups(NamedTuple):
+    """The groups in which the places of one or several cohorts meet. order: places by group, where there are several."""
 
-    def _met(self, members: list[int], arrived: list[Floats]) -> list[Floats]:
-        """When collectives start whose ranks have arrived."""
-        groups = self._meetings[members[0]][1]
+    group: Ids
+    order: Ids | None
+    first: Ids
+
+    @classmethod
+    def of(cls, ids: list[Ids]) -> _Groups | None:
+        """None where every place is a group by itself."""
+        group = np.unique(np.concatenate(ids), return_inverse=True)[1].ravel()
+        count = int(group.max()) + 1
+        if count == len(group):
+            return None
+        order = np.argsort(group, kind="stable") if count > 1 else None
+        return cls(group, order, np.searchsorted(group[order], np.arange(count)) if order is not None else group[:1])
+
+    def latest(self, arrived: list[Floats]) -> list[Floats]:
+        """The time of each group's last, for all of its places."""
+        if self.order is None:
+            most = arrived[0].max(axis=0, keepdims=True)
+            for other in arrived[1:]:
+                most = np.maximum(most, other.max(axis=0, keepdims=True))
+            return [most] * len(arrived)
         samples = max(each.shape[1] for each in arrived)
-        if all(each.shape[0] == 1 for each in arrived) and len(members) == 1:
-            return arrived
-        wide = np.concatenate([np.broadcast_to(each, (self.places.count, samples)) for each in arrived])
-        latest = np.full((int(groups.max()) + 1, samples), -np.inf)
-        order = np.argsort(groups, kind="stable")
-        latest = np.maximum.reduceat(wide[order], np.searchsorted(groups[order], np.arange(len(latest))), axis=0)
-        return list(latest[groups].reshape(len(members), self.places.count, samples))
+        places = len(self.group) // len(arrived)
+        wide = np.concatenate([np.broadcast_to(each, (places, samples)) for each in arrived])
+        latest = np.maximum.reduceat(wide[self.order], self.first, axis=0)
+        return list(latest[self.group].reshape(len(arrived), places, samples))
 
 
 class _Places:
@@ -225,6 +313,13 @@ class _Places:
         self.count = len(self._example)
         lane = timeline.op_costs.lane
         self.lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
+
+    def column(self, values: list[float]) -> Column:
+        """Values of a cohort's lanes: a number where all are equal, else of shape (places, 1)."""
+        first = values[0]
+        if len(values) == 1 or values.count(first) == len(values):
+            return first
+        return np.array(values)[self.lane].reshape(-1, 1)
 
     def groups(self, work: Collective, cohort: int) -> Ids:
         """The group of each place of a collective that is an op."""
@@ -248,20 +343,6 @@ class _Places:
         for ranks, own in zip(self.ranks, values, strict=True):
             result[ranks] = own
         return result
-
-
-def _computed(node: _Node, start: Floats, launched: Floats, factor: Floats | None) -> Floats:
-    """When a block ends."""
-    busy, critical = node.busy, node.critical
-    if factor is not None:
-        busy, critical = busy + (factor - 1) * node.busy_slope, critical + (factor - 1) * node.critical_slope
-    return start + np.maximum(busy, launched + critical - start) + node.more
-
-
-def _column(values: list[float] | Floats) -> Floats:
-    """Shape (places, 1), or (1, 1) where all are equal."""
-    array = np.asarray(values, np.float64).reshape(-1, 1)
-    return array[:1] if (array == array[0]).all() else array
 
 
 def _axes_inside(program: Program) -> tuple[str, ...]:
