@@ -35,6 +35,9 @@ class Job:
     remarks: tuple[str, ...] = ()  # what of a framework's settings was not used
     effects: tuple[Effect, ...] = ()  # what makes some GPUs, hosts or links differ from their price
     run: RunSettings | None = None  # what happens over days; None: nothing is said
+    variability: float | None = (
+        None  # of GPUs of one kind: see `Profile.variability`; 0: they are alike; None: as the profile says
+    )
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
@@ -105,4 +108,5 @@ class Job:
         written = [text] if (text := schedules[self.plan.schedule].text) else []
         written += [str(effect) for effect in self.effects]
         written += [self.run.model_dump_json()] if self.run is not None else []
+        written += [f"variability {self.variability!r}"] if self.variability is not None else []
         return hashlib.sha256(json.dumps([*parts, self.profile, *written], sort_keys=True).encode()).hexdigest()[:12]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for, serves
+from sim.replay.waiting import waiting
 from strategies.lowering.lower import lower
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -96,11 +98,31 @@ def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> 
 
 
 def predict(job: Job, profile: Profile | None = None) -> Summary:
-    """The summary of one simulated step of `job`. Of many microbatches only some are played, where the others add the same."""
+    """The summary of one simulated step of `job`: the expected step of so many GPUs, of which the slowest is waited for. Of many
+    microbatches only some are played, where the others add the same.
+    """
     prices = _prices(job, profile)
     with uncollected():
         resolved = job.resolve()
-        return summarise(from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
+        return summary_of(job, from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
+
+
+def summary_of(job: Job, timeline: Timeline) -> Summary:
+    """The summary of a played step of `job`, with what it waits for GPUs that are slower than others of their kind."""
+    differ = deviations(job, timeline)
+    if not any(differ):
+        return summarise(timeline)
+    try:
+        return summarise(timeline, waiting(timeline, differ))
+    except UserError as error:
+        summary = summarise(timeline)
+        return replace(summary, notes=(*summary.notes, f"GPUs of one kind are taken as alike: {error}"))
+
+
+def deviations(job: Job, timeline: Timeline) -> tuple[float, ...]:
+    """By kind of GPU, the standard deviation of the logarithm of kernels' seconds among them: the job's or its profile's."""
+    members = timeline.op_costs.prices.members
+    return tuple(each.profile.variability if job.variability is None else job.variability for each in members)
 
 
 def _prices(job: Job, profile: Profile | None) -> Prices:

@@ -7,6 +7,7 @@ plan: {tp: 8, pp: 2, global_batch: 128}
 profile: h100                 # optional: by default the one measured on the cluster's GPU
 effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
 run: {spares: 2, checkpoint: {interval: 30 min}}  # optional: what happens over days
+variability: 0               # optional: standard deviation of ln(kernel seconds) among GPUs of one kind; 0: all alike
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from topologies.reading import UserError, build, is_there, load_yaml, nearest, p
 
 NAME = 200  # letters of a name
 DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
-FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run")
+FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")
 
 
 def read_job(
@@ -83,7 +84,17 @@ def read_job(
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist
     run = _run(base["run"], changes.get("run"), cluster, f"{where}: run")
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run)
+    variability = _variability(base["variability"], where)
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run, variability)
+
+
+def _variability(value: Any, where: str) -> float | None:
+    """Standard deviation of the logarithm of kernels' seconds among GPUs of one kind."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise UserError(f"{where}: variability={shown(value)}: must be a number from 0 (all GPUs alike) to 1")
+    return float(value)
 
 
 def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:

@@ -35,6 +35,10 @@ def framework_names() -> list[str]:
     return sorted(path.parent.name for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("*/settings.py"))
 
 
+def _alike(_context: click.Context, _option: click.Parameter, given: bool) -> float | None:
+    return 0.0 if given else None
+
+
 def job_options(command: Any) -> Any:
     """What makes a job."""
     settings = [
@@ -49,6 +53,7 @@ def job_options(command: Any) -> Any:
             click.option("--plan", help="YAML of the plan, instead of the job's."),
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
+            click.option("--ideal", "variability", is_flag=True, callback=_alike, help="GPUs of one kind are all alike."),
             click.option("--effect", "effects", multiple=True, metavar="TEXT", help="What differs, e.g. 'gpu 37: speed 0.9'."),
             *settings,
         )

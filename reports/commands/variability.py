@@ -17,7 +17,9 @@ from reports.terminal import echo
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @AS_JSON
-@click.option("--gpus", type=float, help="Standard deviation of the logarithm of kernels' times among GPUs. [default: 0.02]")
+@click.option(
+    "--gpus", type=float, help="Standard deviation of the logarithm of kernels' times among GPUs. [default: the profile's]"
+)
 @click.option("--collectives", type=float, default=0.0, show_default=True, help="The same of each collective and send.")
 @click.option("--samples", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Draws.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
@@ -33,7 +35,7 @@ def command(
     **given: Any,
 ) -> None:
     """How long a step takes when GPUs of one kind differ: every rank draws its own speed, the step waits for the slowest."""
-    from strategies.planner.variability import GPUS, variability
+    from strategies.planner.variability import variability
     from strategies.read_job import read_job
     from topologies.reading import UserError
 
@@ -41,7 +43,7 @@ def command(
         if value is not None and not 0 <= value <= 1:
             raise UserError(f"{option} {value:g}: must be from 0 to 1")
     asked = read_job(job, **given)
-    spread = variability(asked, GPUS if gpus is None else gpus, collectives, samples, seed)
+    spread = variability(asked, gpus, collectives, samples, seed)
     replica = asked.cluster.gpus // asked.resolve().dp
     if as_json:
         echo(json.dumps({**asdict(spread), "cost": spread.cost, "gpus_per_replica": replica}, indent=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ FLOPS_RULE = (
     "causality); HFU adds what is recomputed"
 )
 
+VARIABILITY = "gpu variability"  # component of the breakdown: waiting for GPUs that are slower than others of their kind
 LONGEST = 1e9  # seconds of a step
 ATTENTION = 0.2  # share of the FLOPs above which a note gives MFU without masked attention, half of it
 
@@ -103,6 +104,16 @@ class EffectsCost:
 
 
 @dataclass(frozen=True)
+class GpuVariability:
+    """What a step waits because GPUs of one kind are not quite alike, on average: see `sim.replay.waiting`."""
+
+    gpus: float  # standard deviation of the logarithm of kernels' seconds among GPUs of one kind
+    seconds: float  # by which the step is longer than with GPUs alike
+    deviation: float  # of the step from its mean, as a part of it
+    samples: int  # draws of all GPUs
+
+
+@dataclass(frozen=True)
 class GpuKind:
     """The ranks on one kind of GPU. Seconds, means over these ranks: idle, of their compute streams; bytes: the highest peak, of
     `rank` on `node`.
@@ -148,6 +159,12 @@ class Summary:
     offloaded: NodeMemory | None = None  # where anything is offloaded
     effects: EffectsCost | None = None  # where there are any
     gpu_kinds: tuple[GpuKind, ...] = ()  # where there are several
+    variability: GpuVariability | None = None  # of GPUs that are not quite alike; None: they are taken as alike
+
+    @property
+    def ideal_seconds(self) -> float:
+        """The step if all GPUs of one kind were alike."""
+        return self.step_seconds - (self.variability.seconds if self.variability else 0.0)
 
     @property
     def worst(self) -> StageMemory:
@@ -159,6 +176,7 @@ class Summary:
         data = asdict(self)
         if self.effects is None:
             del data["effects"]
+        data["ideal_seconds"] = self.ideal_seconds
         if not self.gpu_kinds:
             del data["gpu_kinds"]
             for stage in data["memory"]:
@@ -170,15 +188,17 @@ class Summary:
         return data
 
 
-def summarise(timeline: Timeline) -> Summary:
-    """The summary of a played step."""
+def summarise(timeline: Timeline, variability: GpuVariability | None = None) -> Summary:
+    """The summary of a played step. variability: what it waits besides because GPUs are not quite alike."""
     program, prices = timeline.program, timeline.op_costs.prices
-    world, step = program.grid.world, timeline.step / program.steps
+    waiting = variability.seconds if variability else 0.0
+    world, step = program.grid.world, (timeline.step + waiting) / program.steps
     if not 0 < step < LONGEST:
         wrong = f"is more than {LONGEST / 3.15e7:.0f} years" if step > 0 else "takes no time"
         raise UserError(f"a step of {step:.3g} s {wrong}: a rate of the cluster, or a size of the model or plan, is a mistake")
     per_lane = breakdowns(timeline)
-    breakdown = _mean(mean_breakdown(timeline, per_lane), program.steps, step)
+    mean = mean_breakdown(timeline, per_lane) | ({VARIABILITY: waiting} if variability else {})
+    breakdown = _mean(mean, program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     host, peaks = _host(timeline), np.array([member.gpu.peak[program.dtype] for member in prices.members])
     counts = (
@@ -206,10 +226,12 @@ def summarise(timeline: Timeline) -> Summary:
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
-        uneven=_uneven(busy_seconds(timeline, per_lane), timeline.step, breakdown["bubble"] / step),
+        uneven=_uneven(busy_seconds(timeline, per_lane), timeline.step + waiting, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
-        links=hottest(timeline),
+        links=tuple(
+            replace(load, utilisation=load.utilisation * timeline.step / (timeline.step + waiting)) for load in hottest(timeline)
+        ),
         memory=memory,
         memory_capacity=limiting.capacity or prices.gpu.memory,
         fits=all(stage.peak <= (stage.capacity or prices.gpu.memory) for stage in memory) and (host is None or host.fits),
@@ -218,6 +240,7 @@ def summarise(timeline: Timeline) -> Summary:
         notes=tuple(notes),
         offloaded=host,
         gpu_kinds=kinds,
+        variability=replace(variability, seconds=waiting / program.steps) if variability else None,
     )
 
 

@@ -101,6 +101,7 @@ class Profile(Config):
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
     throttling: float = Field(POWER, ge=1e-3, le=10)  # a lower limit's clock falls as its watts to this power
+    variability: float = Field(0.0, ge=0, le=1)  # standard deviation of the logarithm of kernels' seconds among GPUs of this kind
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices

@@ -6,8 +6,6 @@ by playing the job again (`strategies.planner.sensitivity`); independent groups 
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
 
-All GPUs of a synchronous step wait for the slowest of them, which is not simulated: this widens the interval upwards only.
-
 What a simulation leaves out of the step, and how it puts kernels and collectives together, has its own σ (COMPOSITION), measured
 where all prices are known: on executed jobs, none of them published.
 
@@ -23,9 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sim.analysis.summary import Interval, Summary
+from sim.analysis.summary import VARIABILITY, Interval, Summary
 from sim.pricing.prices import Provenance
 from strategies.planner.sensitivity import PRICES, Play, group_of, kernel_seconds
 
@@ -38,7 +37,6 @@ MEDIAN = 0.6744897501960817  # median of its absolute value
 
 # Standard deviations of the logarithm of what all kernels or collectives of a group share, with where each comes from.
 CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
-CARD = 0.02  # one card among its like: those 8 % as four standard deviations
 FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
 UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
 LAUNCH = 0.5  # host seconds per kernel: one published measurement from Python (38 us, an EPYC of 2019), and 5 us assumed of which
@@ -64,7 +62,8 @@ def with_interval(job: Job, summary: Summary) -> Summary:
     """
     if summary.gpu_kinds:
         return summary
-    return replace(summary, interval=interval(job, summary.step_seconds))
+    differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
+    return replace(summary, interval=interval_of(Play.of(job), summary.step_seconds, differ))
 
 
 def interval(job: Job, seconds: float) -> Interval:
@@ -72,15 +71,17 @@ def interval(job: Job, seconds: float) -> Interval:
     return interval_of(Play.of(job), seconds)
 
 
-def interval_of(play: Play, step: float) -> Interval:
-    """The interval around `step` of a job that was played already."""
+def interval_of(play: Play, step: float, others: Mapping[str, float] = MappingProxyType({})) -> Interval:
+    """The interval around `step` of a job that was played already. others: standard deviations of its logarithm that are no
+    prices'.
+    """
     groups = _groups(play)
-    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {"composition": COMPOSITION}
+    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {
+        "composition": COMPOSITION,
+        **others,
+    }
     both = math.hypot(*parts.values())
-    # the slowest of N normal deviates is about sqrt(2 ln N) standard deviations off
-    slowest = CARD * math.sqrt(2 * math.log(play.program.grid.world)) * groups["clock"][0]
-    low, high = step * math.exp(-NORMAL * both), step * math.exp(NORMAL * math.hypot(both, slowest))
-    return Interval(low, high, LEVEL, {**parts, "slowest card": slowest})
+    return Interval(step * math.exp(-NORMAL * both), step * math.exp(NORMAL * both), LEVEL, parts)
 
 
 def tied(first: float, second: float) -> bool:

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from sim.replay.step import Floats, StepReplay
 from strategies.job import Job
-from strategies.predict import simulate
+from strategies.predict import deviations, simulate
 
-# Among GPUs of one kind in five clusters the same work varied by 8 % on average and at most by 22 % (Sinha et al. 2022,
-# arXiv:2208.11035, abstract). Assumed: that is the width of four standard deviations.
-GPUS = 0.02
+GPUS = 0.02  # where neither the job nor its profile says, as shipped profiles of GPUs say (their part `variability`)
 PERCENTILES = (10, 50, 90, 99)
 AT_ONCE = 20_000_000  # numbers drawn at a time
 FAST = 0.1  # factor of ranks that nobody shall wait for
@@ -42,9 +40,13 @@ class Variability:
         return self.mean / self.ideal - 1
 
 
-def variability(job: Job, gpus: float = GPUS, collectives: float = 0.0, samples: int = 1000, seed: int = 0) -> Variability:
-    """The spread of the step of `job`. gpus, collectives: standard deviations of the logarithm. Raises UserError."""
+def variability(job: Job, gpus: float | None = None, collectives: float = 0.0, samples: int = 1000, seed: int = 0) -> Variability:
+    """The spread of the step of `job`. gpus, collectives: standard deviations of the logarithm; None: as the job or its profile
+    says. Raises UserError.
+    """
     timeline = simulate(job)
+    if gpus is None:
+        gpus = max(deviations(job, timeline)) or GPUS
     replay = StepReplay(timeline)
     steps = np.concatenate(list(_steps(replay, gpus, collectives, samples, seed))) / timeline.program.steps
     ideal = timeline.step / timeline.program.steps

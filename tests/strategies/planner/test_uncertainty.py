@@ -69,7 +69,6 @@ def test_a_dearer_price_never_makes_a_step_shorter_and_the_strongest_effect_come
 
 def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uncertainty, "spreads", lambda play: {"clock": 0.0, "gemm": 0.0})
-    monkeypatch.setattr(uncertainty, "CARD", 0.0)
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     bar = interval(job, 3.0)
     assert (bar.low, bar.high) == (3.0, 3.0)
@@ -79,7 +78,6 @@ def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
     job: Job, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uncertainty, "spreads", lambda play: {"bandwidth inside nodes": 0.2, "clock": 0.0})
-    monkeypatch.setattr(uncertainty, "CARD", 0.0)
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     elasticity = math.log(play.at(BY_NAME["bandwidth inside nodes"], 1.1) / play.seconds) / math.log(1.1)
     bar = interval(job, 1.0)

@@ -1,0 +1,52 @@
+"""How much longer a synchronous step is because GPUs of one kind are not quite alike: it waits for the slowest.
+
+Kernels of each GPU take exp(σ·z) times as long as on the median GPU, with z from a standard normal distribution, once for the
+whole step. The played step is worked out anew for each of some draws (`sim.replay.step`), the same draws for all plans of equally
+many GPUs. What does not wait for kernels (launches, exposed transfers, a bubble that a faster stage fills) waits for nobody here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from sim.analysis.summary import GpuVariability
+from sim.replay.step import Floats, StepReplay
+from sim.timeline import Timeline
+from topologies.topology import gpu_kind
+
+SEED = 0
+SAMPLES = 8, 64  # draws: at least, at most
+NUMBERS = 4096  # about as many factors per op as numpy works out in the time of one call; fewer ranks are drawn more often
+KEPT = 2**21  # factors that are kept for the next plan
+
+
+def waiting(timeline: Timeline, deviations: tuple[float, ...]) -> GpuVariability:
+    """What a played step waits for slower GPUs. deviations: σ by kind of GPU, as the topology numbers them. Raises UserError for
+    steps that cannot be replayed.
+    """
+    replay = StepReplay(timeline)
+    samples = int(np.clip(NUMBERS // replay.places.count, *SAMPLES))
+    world = timeline.program.grid.world
+    if len(deviations) == 1:
+        factors = _drawn(world, samples, deviations[0])
+    else:
+        kinds = gpu_kind(timeline.op_costs.topology, np.arange(world))
+        factors = _factors(world, samples, np.array(deviations)[kinds][:, None])
+    steps = replay.times(factors).steps
+    if timeline.before is not None:  # each further period adds what the last one does
+        steps = steps + timeline.periods * (steps - StepReplay(timeline.before).times(factors).steps)
+    mean = float(steps.mean())
+    return GpuVariability(max(deviations), max(0.0, mean - timeline.step), float(steps.std()) / mean, samples)
+
+
+def _drawn(world: int, samples: int, deviation: float) -> Floats:
+    return (_known if world * samples <= KEPT else _factors)(world, samples, deviation)
+
+
+def _factors(world: int, samples: int, deviation: float | Floats) -> Floats:
+    return np.exp(deviation * np.random.default_rng(SEED).standard_normal((world, samples)))
+
+
+_known = lru_cache(maxsize=4)(_factors)
