@@ -220,7 +220,7 @@ class Cohort:
         return len(self.ops) - 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Program:
     """One training step of the whole job, or a round of `steps`, from 0 to the end of the last op of any rank.
 

@@ -54,17 +54,16 @@ class _Graph:
     """What the replays of all plays of a program share: nodes, which of them meet, and the order of their waits."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
         self.first = np.cumsum([0, *(len(cohort.ops) for cohort in program.cohorts)]).tolist()
-        self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(number)]
-        self.together = self._meet()
+        self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(program.cohorts[number], number)]
+        self.together = self._meet(program)
         self.order = self._sorted()
 
-    def _cohort(self, number: int) -> Iterator[_Node]:
+    def _cohort(self, cohort: Cohort, number: int) -> Iterator[_Node]:
         first = self.first
         last: dict[str, int] = {}
         resumption = -1
-        for index, op in enumerate(self.program.cohorts[number].ops, first[number]):
+        for index, op in enumerate(cohort.ops, first[number]):
             before = [first[ref.cohort] + ref.op for ref in op.after]
             if op.stream in last:
                 before.append(last[op.stream])
@@ -74,7 +73,7 @@ class _Graph:
                 resumption = index
             yield _Node(number, op, tuple(before), resumption, previous)
 
-    def _meet(self) -> dict[int, list[int]]:
+    def _meet(self, program: Program) -> dict[int, list[int]]:
         """By node that is a collective, the nodes whose ranks meet."""
         meetings: dict[Hashable, list[int]] = {}
         seen: Counter[Hashable] = Counter()
@@ -83,7 +82,7 @@ class _Graph:
             if not isinstance(work, Collective):
                 continue
             key: Hashable = number
-            if work.cohorts or work.axis in self.program.cohorts[node.cohort].at:
+            if work.cohorts or work.axis in program.cohorts[node.cohort].at:
                 seen[node.cohort, work.label, work.cohorts] += 1
                 key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
             meetings.setdefault(key, []).append(number)
@@ -112,14 +111,13 @@ class _Graph:
         return order
 
 
-_GRAPHS: WeakKeyDictionary[Cohort, _Graph] = WeakKeyDictionary()  # of programs, by their first cohort
+_GRAPHS: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
 
 
 def _graph(program: Program) -> _Graph:
-    first = program.cohorts[0]
-    known = _GRAPHS.get(first)
-    if known is None or known.program is not program:
-        known = _GRAPHS[first] = _Graph(program)
+    known = _GRAPHS.get(program)
+    if known is None:
+        known = _GRAPHS[program] = _Graph(program)
     return known
 
 
