@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from reports.figures.gantt import gantt
 from reports.figures.staleness import staleness
 from reports.formatting import digits, gigabytes, percent, seconds
-from sim.analysis.summary import Summary
+from sim.analysis.summary import Summary, summarise
 from sim.timeline import Timeline
 from strategies.data_parallel import hooks
 from strategies.job import Job
 from strategies.lowering.lower import lower
 from strategies.lowering.parameter_servers import Answer, parameter_servers
-from strategies.predict import prices_of, simulate, summary_of
+from strategies.predict import prices_of, simulate
 from strategies.read_job import read_job
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -73,7 +73,7 @@ def write_guide(folder: Path) -> list[Path]:
         for shown in examples(group):
             timeline = simulate(shown.job)
             written.append(gantt(timeline, pictures / f"{shown.path.stem}.png"))
-            parts.append(_entry(shown, timeline, summary_of(shown.job, timeline)))
+            parts.append(_entry(shown, timeline, summarise(timeline)))
     parts.append("\n## Parameter servers\n")
     for shown in examples("servers"):
         served = functools.partial(parameter_servers, shown.job, prices_of(shown.job), 8, steps=50, jitter=0.2, seed=0)

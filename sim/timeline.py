@@ -86,6 +86,8 @@ class Timeline:
     # a step one period of microbatches shorter, where `periods` more follow that were not played: see sim.analysis.steady_state
     before: Timeline | None = None
     periods: int = 0
+    variability: tuple[float, ...] = ()  # by kind of GPU, σ of the logarithm of kernels' seconds among them: not played, see
+    # sim.replay.waiting
 
     @cached_property
     def step(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for, serves
-from sim.replay.waiting import waiting
 from strategies.lowering.lower import lower
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -104,25 +102,12 @@ def predict(job: Job, profile: Profile | None = None) -> Summary:
     prices = _prices(job, profile)
     with uncollected():
         resolved = job.resolve()
-        return summary_of(job, from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
+        return summarise(from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
 
 
-def summary_of(job: Job, timeline: Timeline) -> Summary:
-    """The summary of a played step of `job`, with what it waits for GPUs that are slower than others of their kind."""
-    differ = deviations(job, timeline)
-    if not any(differ):
-        return summarise(timeline)
-    try:
-        return summarise(timeline, waiting(timeline, differ))
-    except UserError as error:
-        summary = summarise(timeline)
-        return replace(summary, notes=(*summary.notes, f"GPUs of one kind are taken as alike: {error}"))
-
-
-def deviations(job: Job, timeline: Timeline) -> tuple[float, ...]:
+def variability_of(job: Job, prices: Prices) -> tuple[float, ...]:
     """By kind of GPU, the standard deviation of the logarithm of kernels' seconds among them: the job's or its profile's."""
-    members = timeline.op_costs.prices.members
-    return tuple(each.profile.variability if job.variability is None else job.variability for each in members)
+    return tuple(each.profile.variability if job.variability is None else job.variability for each in prices.members)
 
 
 def _prices(job: Job, profile: Profile | None) -> Prices:
@@ -137,7 +122,9 @@ def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | No
     played = microbatches or resolved.microbatches
     lowered = programs if played * resolved.pp * resolved.chunks <= KEPT else lower
     program = lowered(job.model, resolved, microbatches)
-    return run(program, job.cluster.topology(), prices, fold=fold, effects=job.effects)
+    timeline = run(program, job.cluster.topology(), prices, fold=fold, effects=job.effects)
+    timeline.variability = variability_of(job, prices)
+    return timeline
 
 
 @lru_cache(maxsize=16)

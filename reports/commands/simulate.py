@@ -33,10 +33,11 @@ def command(
     from reports.formatting import training_cost
     from reports.inputs import describe
     from reports.tables.step import UNEVEN
+    from sim.analysis.summary import summarise
     from strategies.planner.effects_cost import with_effects
     from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate, summary_of
+    from strategies.predict import predict, simulate
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 
@@ -44,7 +45,7 @@ def command(
     of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
-    summary, inputs = with_interval(asked, summary_of(asked, timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     summary = with_effects(asked, timeline, summary)
     if (note := _dealt_out(asked, timeline, summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))

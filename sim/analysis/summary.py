@@ -14,6 +14,7 @@ from sim.analysis.link_load import LinkLoad, hottest
 from sim.analysis.memory import ledger
 from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
+from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
 from topologies.reading import UserError
 from topologies.topology import gpu_kind, is_hosted
@@ -104,16 +105,6 @@ class EffectsCost:
 
 
 @dataclass(frozen=True)
-class GpuVariability:
-    """What a step waits because GPUs of one kind are not quite alike, on average: see `sim.replay.waiting`."""
-
-    gpus: float  # standard deviation of the logarithm of kernels' seconds among GPUs of one kind
-    seconds: float  # by which the step is longer than with GPUs alike
-    deviation: float  # of the step from its mean, as a part of it
-    samples: int  # draws of all GPUs
-
-
-@dataclass(frozen=True)
 class GpuKind:
     """The ranks on one kind of GPU. Seconds, means over these ranks: idle, of their compute streams; bytes: the highest peak, of
     `rank` on `node`.
@@ -188,16 +179,17 @@ class Summary:
         return data
 
 
-def summarise(timeline: Timeline, variability: GpuVariability | None = None) -> Summary:
-    """The summary of a played step. variability: what it waits besides because GPUs are not quite alike."""
+def summarise(timeline: Timeline) -> Summary:
+    """The summary of a played step: the expected one, where GPUs of one kind are not quite alike."""
     program, prices = timeline.program, timeline.op_costs.prices
-    waiting = variability.seconds if variability else 0.0
-    world, step = program.grid.world, (timeline.step + waiting) / program.steps
+    variability, alike = _variability(timeline)
+    lost = variability.seconds * program.steps if variability else 0.0
+    world, step = program.grid.world, (timeline.step + lost) / program.steps
     if not 0 < step < LONGEST:
         wrong = f"is more than {LONGEST / 3.15e7:.0f} years" if step > 0 else "takes no time"
         raise UserError(f"a step of {step:.3g} s {wrong}: a rate of the cluster, or a size of the model or plan, is a mistake")
     per_lane = breakdowns(timeline)
-    mean = mean_breakdown(timeline, per_lane) | ({VARIABILITY: waiting} if variability else {})
+    mean = mean_breakdown(timeline, per_lane) | ({VARIABILITY: lost} if variability else {})
     breakdown = _mean(mean, program.steps, step)
     memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
     host, peaks = _host(timeline), np.array([member.gpu.peak[program.dtype] for member in prices.members])
@@ -211,7 +203,7 @@ def summarise(timeline: Timeline, variability: GpuVariability | None = None) -> 
     if program.hardware_flops > peak:
         notes.append(f"HFU above 100 %: {_above(timeline)}")
     kinds = tuple(_gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
-    notes = [*_waiting(kinds), *notes]
+    notes = [*_waiting(kinds), *notes, *alike]
     limiting = max(memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
     return Summary(
         gpus=world,
@@ -226,11 +218,11 @@ def summarise(timeline: Timeline, variability: GpuVariability | None = None) -> 
         gpu_hours_per_step=world * step / 3600,
         breakdown=breakdown,
         bubble=breakdown["bubble"] / step,
-        uneven=_uneven(busy_seconds(timeline, per_lane), timeline.step + waiting, breakdown["bubble"] / step),
+        uneven=_uneven(busy_seconds(timeline, per_lane), timeline.step + lost, breakdown["bubble"] / step),
         exposed=sum(breakdown[f"{axis} exposed"] for axis in AXES if axis != CPU) / step,
         volume=_volumes(timeline),
         links=tuple(
-            replace(load, utilisation=load.utilisation * timeline.step / (timeline.step + waiting)) for load in hottest(timeline)
+            replace(load, utilisation=load.utilisation * timeline.step / (timeline.step + lost)) for load in hottest(timeline)
         ),
         memory=memory,
         memory_capacity=limiting.capacity or prices.gpu.memory,
@@ -240,8 +232,18 @@ def summarise(timeline: Timeline, variability: GpuVariability | None = None) -> 
         notes=tuple(notes),
         offloaded=host,
         gpu_kinds=kinds,
-        variability=replace(variability, seconds=waiting / program.steps) if variability else None,
+        variability=variability,
     )
+
+
+def _variability(timeline: Timeline) -> tuple[GpuVariability | None, list[str]]:
+    """What a step waits for slower GPUs of one kind; a note where that cannot be said."""
+    if not any(timeline.variability):
+        return None, []
+    try:
+        return waiting(timeline), []
+    except UserError as error:
+        return None, [f"GPUs of one kind are taken as alike: {error}"]
 
 
 def _gpu_kinds(timeline: Timeline, per_lane: list[dict[str, float]], memory: tuple[StageMemory, ...]) -> Iterator[GpuKind]:

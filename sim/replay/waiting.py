@@ -7,11 +7,11 @@ many GPUs. What does not wait for kernels (launches, exposed transfers, a bubble
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from sim.analysis.summary import GpuVariability
 from sim.replay.step import Floats, StepReplay
 from sim.timeline import Timeline
 from topologies.topology import gpu_kind
@@ -22,13 +22,21 @@ NUMBERS = 4096  # about as many factors per op as numpy works out in the time of
 KEPT = 2**21  # factors that are kept for the next plan
 
 
-def waiting(timeline: Timeline, deviations: tuple[float, ...]) -> GpuVariability:
-    """What a played step waits for slower GPUs. deviations: σ by kind of GPU, as the topology numbers them. Raises UserError for
-    steps that cannot be replayed.
-    """
+@dataclass(frozen=True)
+class GpuVariability:
+    """What a step waits, on average, because GPUs of one kind are not quite alike."""
+
+    gpus: float  # standard deviation of the logarithm of kernels' seconds among GPUs of one kind
+    seconds: float  # by which the step is longer than with GPUs alike
+    deviation: float  # of the step from its mean, as a part of it
+    samples: int  # draws of all GPUs
+
+
+def waiting(timeline: Timeline) -> GpuVariability:
+    """What a played step waits for slower GPUs, by `Timeline.variability`. Raises UserError for steps that cannot be replayed."""
     replay = StepReplay(timeline)
     samples = int(np.clip(NUMBERS // replay.places.count, *SAMPLES))
-    world = timeline.program.grid.world
+    world, deviations = timeline.program.grid.world, timeline.variability
     if len(deviations) == 1:
         factors = _drawn(world, samples, deviations[0])
     else:
@@ -38,7 +46,8 @@ def waiting(timeline: Timeline, deviations: tuple[float, ...]) -> GpuVariability
     if timeline.before is not None:  # each further period adds what the last one does
         steps = steps + timeline.periods * (steps - StepReplay(timeline.before).times(factors).steps)
     mean = float(steps.mean())
-    return GpuVariability(max(deviations), max(0.0, mean - timeline.step), float(steps.std()) / mean, samples)
+    seconds = max(0.0, mean - timeline.step) / timeline.program.steps
+    return GpuVariability(max(deviations), seconds, float(steps.std()) / mean, samples)
 
 
 def _drawn(world: int, samples: int, deviation: float) -> Floats:

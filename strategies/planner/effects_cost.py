@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.analysis.breakdown import breakdowns, idle_seconds
-from sim.analysis.summary import EffectsCost, Summary
-from strategies.predict import simulate, summary_of
+from sim.analysis.summary import EffectsCost, Summary, summarise
+from strategies.predict import simulate
 
 if TYPE_CHECKING:
     from sim.engine.effects import Effect
@@ -36,7 +36,7 @@ def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
 
 def _step(job: Job, effects: tuple[Effect, ...]) -> float:
     other = replace(job, effects=effects)
-    return summary_of(other, simulate(other)).step_seconds
+    return summarise(simulate(other)).step_seconds
 
 
 def _said(job: Job, summary: Summary, cost: EffectsCost) -> str:

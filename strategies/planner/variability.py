@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.replay.step import Floats, StepReplay
 from strategies.job import Job
-from strategies.predict import deviations, simulate
+from strategies.predict import simulate
 
 GPUS = 0.02  # where neither the job nor its profile says, as shipped profiles of GPUs say (their part `variability`)
 PERCENTILES = (10, 50, 90, 99)
@@ -46,7 +46,7 @@ def variability(job: Job, gpus: float | None = None, collectives: float = 0.0, s
     """
     timeline = simulate(job)
     if gpus is None:
-        gpus = max(deviations(job, timeline)) or GPUS
+        gpus = max(timeline.variability) or GPUS
     replay = StepReplay(timeline)
     steps = np.concatenate(list(_steps(replay, gpus, collectives, samples, seed))) / timeline.program.steps
     ideal = timeline.step / timeline.program.steps
