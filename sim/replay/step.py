@@ -58,6 +58,8 @@ class _Graph:
         self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(program.cohorts[number], number)]
         self.together = self._meet(program)
         self.order = self._sorted()
+        self.last = self._last()
+        self.used_last = self._used_last()
 
     def _cohort(self, cohort: Cohort, number: int) -> Iterator[_Node]:
         first = self.first
@@ -109,6 +111,25 @@ class _Graph:
                     if not missing[follower]:
                         ready.append(follower)
         return order
+
+    def _last(self) -> list[list[int]]:
+        """By cohort, the nodes that no other node of it waits for."""
+        waited = {before for number, node in enumerate(self.nodes) for before in node.before if self._same(before, number)}
+        every = zip(self.first, self.first[1:], strict=False)
+        return [[number for number in range(first, end) if number not in waited] for first, end in every]
+
+    def _same(self, number: int, other: int) -> bool:
+        return self.nodes[number].cohort == self.nodes[other].cohort
+
+    def _used_last(self) -> list[list[int]]:
+        """By turn, the nodes that nobody waits for after it, without those of `last`."""
+        kept = {number for numbers in self.last for number in numbers}
+        turn = {before: at for at, members in enumerate(self.order) for member in members for before in self.nodes[member].before}
+        result: list[list[int]] = [[] for _ in self.order]
+        for number, at in turn.items():
+            if number not in kept:
+                result[at].append(number)
+        return result
 
 
 _GRAPHS: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
@@ -228,7 +249,7 @@ class StepReplay:
         every, maximum = self._times, np.maximum
         ends: list[Any] = [None] * len(every)
         resumed: dict[int, Floats] = {}
-        for members in self.graph.order:
+        for members, over in zip(self.graph.order, self.graph.used_last, strict=True):
             number = members[0]
             arrived = [self._arrived(each, ends, resumed) for each in members]
             block = every[number].block
@@ -236,13 +257,15 @@ class StepReplay:
                 (ready, launched), (busy, critical) = arrived[0], blocks[block]
                 end = maximum(ready + busy, launched + critical)  # the GPU or the host is through with it, whichever is later
                 ends[number] = end + every[number].seconds if every[number].delayed else end
-                continue
-            starts = [maximum(ready, launched) for ready, launched in arrived]
-            if number in self._meetings:
-                starts = self._meetings[number].latest(starts)
-            for each, start in zip(members, starts, strict=True):
-                lasting = every[each].seconds
-                ends[each] = start + (lasting if transfers is None else lasting * transfers(number, self.places.count))
+            else:
+                starts = [maximum(ready, launched) for ready, launched in arrived]
+                if number in self._meetings:
+                    starts = self._meetings[number].latest(starts)
+                for each, start in zip(members, starts, strict=True):
+                    lasting = every[each].seconds
+                    ends[each] = start + (lasting if transfers is None else lasting * transfers(number, self.places.count))
+            for done in over:
+                ends[done] = None
         return self._through(ends)
 
     def _arrived(self, number: int, ends: list[Any], resumed: dict[int, Floats]) -> tuple[Floats, Column]:
@@ -257,11 +280,11 @@ class StepReplay:
 
     def _through(self, ends: list[Floats]) -> Replayed:
         """When each rank has ended all of its ops."""
-        first, through = self.graph.first, []
-        for cohort in range(len(self.program.cohorts)):
+        through = []
+        for last in self.graph.last:
             most = ORIGIN
-            for end in ends[first[cohort] : first[cohort + 1]]:
-                most = np.maximum(most, end)
+            for number in last:
+                most = np.maximum(most, ends[number])
             through.append(most)
         samples = max(most.shape[1] for most in through)
         wide = [np.broadcast_to(most, (self.places.count, samples)) for most in through]
