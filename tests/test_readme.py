@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import shardyard
 
 README = Path(__file__).parents[1] / "README.md"
