@@ -56,7 +56,7 @@ def test_simulate_prints_the_answer_first() -> None:
 KEYS = """
     job gpus step_seconds tokens_per_second tokens_per_second_per_gpu model_flops_per_gpu mfu hfu flops_rule peak_dtype
     gpu_hours_per_step breakdown bubble exposed volume links memory memory_capacity memory_peak memory_over memory_worst_stage
-    fits events profile notes offloaded interval training uneven
+    fits events profile notes offloaded interval training uneven ideal_seconds variability
 """.split()
 
 

@@ -11,7 +11,8 @@ import pytest
 from reports.metrics import METRICS, explain, metric, metric_names
 from shardyard import read_job, simulate
 from sim.analysis.breakdown import AXES
-from sim.analysis.summary import NodeMemory, Summary, summarise
+from sim.analysis.summary import VARIABILITY, NodeMemory, Summary, summarise
+from sim.replay.waiting import GpuVariability
 from topologies.reading import UserError
 
 
@@ -26,7 +27,12 @@ def keys(data: Any, path: str = "") -> Iterator[str]:
 
 
 def test_every_key_of_the_summary_is_explained(summary: Summary) -> None:
-    summary = replace(summary, offloaded=NodeMemory(0, 1.0, 2.0, 1.0, 2.0))
+    summary = replace(
+        summary,
+        offloaded=NodeMemory(0, 1.0, 2.0, 1.0, 2.0),
+        variability=GpuVariability(0.02, 0.1, 0.01, 8),
+        breakdown=summary.breakdown | {VARIABILITY: 0.1},
+    )
     assert set(keys(summary.to_dict())) == {entry.key for entry in METRICS if entry.key}
 
 

@@ -16,7 +16,9 @@ WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
 
 
 def job(microbatches: int, model: dict[str, Any] = SMALL, nodes: int = 1, **plan: Any):
-    return read_job(model=model, cluster="dgx-h100", nodes=nodes, plan=dict(sequence=512, accumulation=microbatches) | plan)
+    return read_job(
+        model=model, cluster="dgx-h100", nodes=nodes, plan=dict(sequence=512, accumulation=microbatches) | plan, variability=0
+    )
 
 
 def some_microbatches(asked: Any):

@@ -48,7 +48,7 @@ def test_the_answer_says_what_effects_cost_and_whom_everybody_waits_for() -> Non
     summary = with_effects(asked, timeline, summarise(timeline))
     cost = summary.effects
     assert cost is not None
-    assert cost.step_without == simulate(job({"plan.tp": 2}, [])).step
+    assert cost.step_without == summarise(simulate(job({"plan.tp": 2}, []))).step_seconds
     assert cost.without["gpu 5: speed 0.5"] < cost.without["gpu 0: speed 0.99"] <= summary.step_seconds
     assert cost.critical_rank == 5
     assert cost.critical_idle < cost.mean_idle
@@ -83,7 +83,7 @@ def test_the_note_says_the_cost_and_the_worst_effect() -> None:
     cost = summary.effects
     assert cost is not None
     more = 100 * (summary.step_seconds / cost.step_without - 1)
-    left = simulate(job({"plan.tp": 2}, ["gpu 0: speed 0.99"])).step
+    left = summarise(simulate(job({"plan.tp": 2}, ["gpu 0: speed 0.99"]))).step_seconds
     assert summary.notes[0].startswith(
         f"effects make the step {more:.1f} % longer: {summary.step_seconds:.4g} s, without {cost.step_without:.4g} s; "
         f"without 'gpu 5: speed 0.5' alone {left:.4g} s; the others wait for rank 5, which is idle for "

@@ -46,7 +46,7 @@ def play(job: Job) -> Play:
 )
 def test_two_short_steps_say_what_a_long_one_takes(model: str, nodes: int, plan: dict[str, object]) -> None:
     job = read_job(model=model, cluster="dgx-a100", nodes=nodes, plan=plan)
-    assert Play.of(job).seconds == pytest.approx(predict(job).step_seconds, rel=2e-3)
+    assert Play.of(job).seconds == pytest.approx(predict(job).ideal_seconds, rel=2e-3)
 
 
 def test_a_step_that_pays_every_price_twice_takes_twice_as_long(play: Play) -> None:
