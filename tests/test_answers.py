@@ -1,7 +1,7 @@
 """Answers of 124 random jobs, some with an effect, are kept: a change of the simulation is noticed within seconds.
 
 A prediction that changes is meant to, or is a bug. `python tests/test_answers.py` writes tests/data/answers.json anew, for a
-change that means to; `tests/corpus.py` compares many more answers, to the last bit.
+change that means to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from shardyard import read_job, simulate, summarise
-from tests.corpus import random_job
+from tests.random_jobs import random_job
 
 KEPT = Path(__file__).parent / "data" / "answers.json"
 

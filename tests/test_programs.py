@@ -21,7 +21,7 @@ from shardyard import UserError, read_job
 from sim.program import Block, Collective, Kernel
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
-from tests.corpus import CPU, MODELS
+from tests.random_jobs import CPU, MODELS
 
 DATA = Path(__file__).parent / "data"
 KEPT = DATA / "programs.json"

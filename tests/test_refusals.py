@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardyard import UserError, read_job
-from tests.corpus import CPU, MODELS
+from tests.random_jobs import CPU, MODELS
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "data" / "refusals.jsonl").read_text().splitlines()]
 

@@ -15,7 +15,7 @@ from sim.engine.player import run
 from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
 from sim.timeline import Timeline
 from strategies.predict import prices_of
-from tests.corpus import MOST, random_job
+from tests.random_jobs import MOST, random_job
 from tests.sim.conftest import block, kernel, program
 
 GATHER = Collective("all_gather", 4e9, "tp", "gather", "ring")  # 2 s on a link of 1 GB/s

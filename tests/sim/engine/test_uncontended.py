@@ -16,7 +16,7 @@ from sim.engine.lanes import Lanes
 from sim.engine.uncontended import Uncontended
 from sim.pricing.op_costs import OpCosts
 from sim.program import Cohort, Collective, Op, Ref, Send
-from tests.corpus import MOST, random_job
+from tests.random_jobs import MOST, random_job
 from tests.sim.conftest import block, program
 
 
