@@ -5,6 +5,8 @@ Link ids: node n's links are n·per_node … (n+1)·per_node − 1 in the order 
 
 from __future__ import annotations
 
+from math import lcm
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +24,7 @@ class ClusterTopology:
     A route between nodes is: GPU to NIC, NIC out, the links of the fabric, NIC in, NIC to GPU. Latency of switches: the first
     one's is on NIC out, every further one's on the link that leads to it. Messages leave through the sender's own NIC: NCCL's
     PXN, which first crosses NVLink to the receiver's rail, is not modelled. A node whose wiring has no links leaves all to the
-    fabric.
+    fabric. period: GPUs that are shifted by multiples of it are wired alike, also to each other; None where no number is known.
     """
 
     def __init__(self, node: Node, fabric: Fabric, nodes: int) -> None:
@@ -45,6 +47,8 @@ class ClusterTopology:
         self._names, self._range_names = [link.name for link in board.links], [links.name for links in ranges]
         self._per_node = len(board.links)
         self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])
+        tiers = fabric.periods
+        self.period = None if tiers is None else node.gpus * lcm(*(below for below in tiers if below < nodes))
 
     @property
     def links(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from math import gcd
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -23,9 +24,10 @@ from sim.pricing.protocols import SIMPLE, Rates, Shape, collective_seconds, cons
 from sim.pricing.sibling_groups import kinds, placements, together
 from sim.pricing.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
 from sim.program import Collective, Send
+from topologies.cluster_topology import ClusterTopology
 from topologies.impaired import ImpairedTopology
 from topologies.reading import UserError
-from topologies.topology import Topology, gpu_kind
+from topologies.topology import Topology, gpu_kind, is_unequal
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
@@ -111,10 +113,33 @@ class AlgorithmChoice:
         choices = self._chosen.get(key)
         if choices is None and isinstance(self.topology, ImpairedTopology):
             choices = self._chosen[key] = tuple(self._unaware(self.topology.nominal, work, siblings))
+        if choices is None and (first := self._first(siblings)) != siblings:
+            choices = self._chosen[key] = tuple(
+                choice._replace(traffic=choice.traffic._replace(at=siblings.at, to=siblings.to))
+                for choice in self.choose(work, first)
+            )
         if choices is None:
             each = [siblings._replace(groups=groups) for groups in placements(self.topology, self.grid, siblings)]
             choices = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
         return choices
+
+    def _first(self, siblings: Traffic) -> Traffic:
+        """The groups at the lowest coordinates whose ranks are those of `siblings`, shifted by periods of the cluster."""
+        if not isinstance(self.topology, ClusterTopology) or is_unequal(self.topology):
+            return siblings
+        node = self.topology.node_of(members(self.grid, siblings))
+        period = self.topology.gpus_per_node if (node == node[:, :1]).all() else self.topology.period
+        if period is None:
+            return siblings
+        at, to = dict(siblings.at), dict(siblings.to)
+        for axis in at.keys() & (to or at).keys():
+            stride = self.grid.first({axis: 1})
+            step = period // gcd(period, stride)
+            shift = min(at[axis], to.get(axis, at[axis])) // step * step
+            at[axis] -= shift
+            if to:
+                to[axis] -= shift
+        return siblings._replace(at=tuple(at.items()), to=tuple(to.items()))
 
     def _unaware(self, nominal: Topology, work: Collective | Send, siblings: Traffic) -> Iterator[Choice]:
         """What is chosen for links as they should be: a library's tables do not know that a link is slower."""

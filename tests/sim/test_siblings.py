@@ -10,16 +10,18 @@ import pytest
 
 from sim.engine.player import run
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.algorithm_choice import AlgorithmChoice, TransferCost
 from sim.pricing.link_merging import wire
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
 from sim.pricing.sibling_groups import Membership, lanes, placements
 from sim.pricing.wiring import Traffic, endpoints
-from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
+from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.predict import simulate
 from strategies.read_job import read_job
-from topologies.cluster import cluster_names
+from topologies.cluster import cluster_names, load_cluster
 from topologies.reading import UserError
 
 MODEL: dict[str, Any] = {
@@ -232,3 +234,43 @@ def test_switches_take_part_where_they_add_up(toy_cluster) -> None:
         summed = endpoints(topology, grid, Traffic("all_reduce/in_switch", ("tp",), ()))
         assert summed.shape == (groups, tp + 1)
         assert set(summed[:, -1].tolist()) == set(topology.switch_of(np.arange(8)).tolist())
+
+
+PODS = {"fabric": {"kind": "fat_tree", "leaf_nodes": 4, "pod_nodes": 8, "oversubscription": 2}}
+STAGES: list[tuple[str, int, dict[str, Any]]] = [
+    ("dgx-h100", 64, {}),
+    ("dgx-a100", 48, {}),
+    ("aws-p4d", 6, {}),
+    ("hgx-h200", 40, PODS),
+]
+
+
+@pytest.mark.parametrize(("name", "nodes", "changes"), STAGES, ids=[f"{name}-{nodes}" for name, nodes, _ in STAGES])
+@pytest.mark.parametrize(("tp", "pp"), [(8, 8), (2, 16), (4, 2), (1, 4), (8, 3)])
+def test_stages_that_are_shifted_by_whole_periods_choose_alike(name, nodes, changes, tp, pp, monkeypatch) -> None:
+    """Each stage's groups and sends have the choices that are made for them alone; fewer are made."""
+    cluster = load_cluster(name, nodes, changes)
+    dp, left = divmod(cluster.gpus, tp * pp)
+    if left:
+        pytest.skip("the GPUs are not divided")
+    grid = Grid.of(tp=tp, dp=dp, pp=pp)
+    works = [Collective("all_reduce", 1e8, "dp", "g"), Collective("all_gather", 1e7, "tp", "a"), Send(1e7, 1, "x")]
+
+    def choices() -> tuple[list[Any], int]:
+        pricing = AlgorithmChoice(cluster.topology(), grid, Prices(load_profile("h100"), cluster.node.gpu))
+        result = []
+        for stage in range(pp):
+            at = (("pp", stage),)
+            for work in works[: 3 if stage + 1 < pp else 2]:
+                if isinstance(work, Send):
+                    siblings = Traffic("send/direct", (), at, (("pp", stage + 1),))
+                else:
+                    siblings = Traffic("", work.axes, at)
+                result.append(pricing.choose(work, siblings))
+        return result, len(pricing._trials)
+
+    shared, few = choices()
+    monkeypatch.setattr(AlgorithmChoice, "_first", lambda self, siblings: siblings)
+    own, many = choices()
+    assert shared == own
+    assert few < many
