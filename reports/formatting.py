@@ -121,8 +121,8 @@ def tie_rule() -> str:
 
 
 def step_of(sequences: int, tokens: int) -> str:
-    """What a step trains on: `64 sequences of 8,192 tokens`."""
-    return f"{plural(sequences, 'sequence')} of {tokens:,} tokens"
+    """What a step trains on: `64 sequences of 8,192 tokens`, or samples that are no sequences."""
+    return plural(sequences, "sample") if tokens == 1 else f"{plural(sequences, 'sequence')} of {tokens:,} tokens"
 
 
 def dollars(value: float) -> str:

@@ -23,6 +23,8 @@ from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.job import Job
 from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
+from strategies.models.tracing.builders import is_module_source
+from strategies.models.tracing.model import remarks_of, traced_model
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
 from strategies.resilience.settings import RunSettings, complete, read_run
@@ -44,6 +46,7 @@ def read_job(
 
     Names of files inside the file are relative to it. Raises UserError.
     """
+    sample = given.pop("input", None)
     settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
@@ -73,10 +76,12 @@ def read_job(
             raise UserError(f"{where}: {field}={shown(base[field])}: must be a text")
         if isinstance(base[field], str) and len(base[field]) > NAME:
             raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
-    model, ignored, derived = _model(base["model"], changes.get("model", {}), where)
+    model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
     plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
+    if model.module is not None and "kernels" not in plan.model_fields_set:
+        plan = plan.model_copy(update={"kernels": "torch"})
     plan, assumed = with_batch(plan, cluster.gpus, framework=bool(found))
     name = base["name"] or (Path(path).stem if path else model.name)
     remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
@@ -122,6 +127,10 @@ def _remarks(found: ReadSettings, cluster: Cluster) -> Iterable[str]:
 
 def _near(value: Any, folder: Path) -> Any:
     """A file named inside a file lies beside it."""
+    if isinstance(value, Mapping) and "module" in value:
+        return {**value, "module": _near(value["module"], folder)}
+    if is_module_source(value):
+        return str(folder / value) if is_there(folder / str(value).rpartition(":")[0]) else value
     if isinstance(value, str) and ("/" in value or "." in value) and is_there(folder / value):
         return str(folder / value)
     return value
@@ -171,8 +180,18 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _model(value: Any, changes: Mapping[str, Any], where: str) -> tuple[Model, list[str], list[str]]:
-    """The model, keys of its file that were ignored, and what else the changes changed."""
+def _model(value: Any, changes: Mapping[str, Any], where: str, sample: Any = None) -> tuple[Model, list[str], list[str]]:
+    """The model, keys of its file that were ignored, and what else the changes changed. sample: the input of a module."""
+    nested = isinstance(value, Mapping) and "module" in value
+    source = value["module"] if nested else value
+    if nested or not isinstance(value, str | Mapping | Path) or is_module_source(value):
+        if changes or (nested and set(value) - {"module", "input", "name"}):
+            raise UserError(f"{where}: model: a module says everything itself: only module, input and name can be given")
+        given = sample if sample is not None else value.get("input") if nested else None
+        model = traced_model(source, given, value.get("name") if nested else None)
+        return model, [], remarks_of(model)
+    if sample is not None:
+        raise UserError(f"--input {shown(sample)}: is for a module (--model FILE.py:NAME), and the model is {shown(value)}")
     if isinstance(value, Mapping):
         stated, ignored, at, before = value, list[str](), f"{where}: model", None
     else:

@@ -32,6 +32,7 @@ PLAIN = {
     "classes": 0,
     "patches": None,
     "pattern": (),
+    "module": None,
     "qk_norm": False,
     "embedding_norm": False,
     "head_bias": False,

@@ -47,7 +47,8 @@ def job_options(command: Any) -> Any:
     ]
     for option in reversed(
         (
-            click.option("--model", help="Preset, config.json or YAML, instead of the job's."),
+            click.option("--model", help="Preset, config.json, YAML, or FILE.py:NAME, a module (the file is run)."),
+            click.option("--input", metavar="SIZES", help="Sizes of one sample of a module's input: 3x224x224, 2048:int64."),
             click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
             click.option("--nodes", type=int, help="Number of nodes."),
             click.option("--plan", help="YAML of the plan, instead of the job's."),

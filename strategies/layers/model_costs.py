@@ -10,6 +10,7 @@ twice forward, no recomputation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,12 +23,15 @@ from strategies.layers.operators import Operator
 from strategies.layers.pipeline_scatter import received, returned
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.layers.traced import traced_parts
 from strategies.layers.transformer import transformer_layer
 from strategies.models.model import Model
 from strategies.models.parts import Experts
+from strategies.models.tracing.tracer import trace_of
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
+from topologies.reading import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
     """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
     _check(model, plan)
     rank, recompute = RankShapes(model, plan), plan.recompute
+    if model.module is not None:
+        traced = traced_parts(rank)
+        trace = trace_of(model.module, 1, "bf16")
+        tied = sum(math.prod(trace.parameters[name]) for name in trace.tied)
+        return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied)
     kinds = [_kind(model, layer) for layer, _ in model.layer_kinds]
     every = [(RankShapes(model.layer_models[layer], plan), _experts(model, layer)) for layer, _ in model.layer_kinds]
     layers, kept = (tuple(part_of("layer", _layer(own, moe), own, again) for own, moe in every) for again in (recompute, "none"))
@@ -101,7 +110,9 @@ def _kind(model: Model, layer: int) -> tuple[int, bool]:
 
 
 def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
-    """The pieces of a layer."""
+    """The pieces of a layer. Raises UserError for a traced module."""
+    if model.module is not None:
+        raise UserError(f"model {model.name}: tensors of a traced module have no names")
     _check(model, plan)
     return _layer(RankShapes(model.layer_models[layer], plan), _experts(model, layer))
 
@@ -121,6 +132,8 @@ def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
 
 
 def _check(model: Model, plan: Resolved) -> None:
+    if model.module is not None:
+        return
     refuse(f"model {model.name}", _unknown(model, plan))
     if plan.recompute == "operators":
         selective_recomputation.check(RankShapes(model, plan))

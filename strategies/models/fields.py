@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from strategies.models.parts import EXPERTS, LAYERS, TOKENS, WIDTH, Experts, Kind, Latent, Layers, Patches, Tokens, Width, unsaid
+from strategies.models.tracing.records import Module
 from topologies.reading import Config
 
 
@@ -102,6 +103,9 @@ class ModelFields(Config):
         0, exclude_if=_is_zero, description="Outputs of a classifier on the first token, without a pooler (ViT)."
     )
     patches: Patches | None = Field(None, exclude_if=unsaid, description="Images in place of tokens.")
+    module: Module | None = Field(
+        None, exclude_if=unsaid, description="A traced torch.nn.Module, which says everything else (`--model FILE.py:NAME`)."
+    )
     pattern: Annotated[tuple[str, ...], Field(max_length=LAYERS)] = Field(
         (), exclude_if=unsaid, description="Kinds of layers that are not all alike, in order, repeated over the layers."
     )
@@ -150,7 +154,7 @@ class ModelFields(Config):
                 yield f"kinds: '{kind.name}': kv_heads={shared} must divide heads={heads}: {_remainder(heads, shared)}"
         if self.parallel and (self.norms > 2 or self.latent or self.experts or self.family == "encoder_decoder"):
             yield "parallel=True is for dense layers with 1 or 2 norms and ordinary attention"
-        if (self.vocabulary == 0) != (self.patches is not None):
+        if (self.vocabulary == 0) != (self.patches is not None or self.module is not None):
             yield f"vocabulary={self.vocabulary}: must be 0 for images (patches), and positive for tokens"
         if self.patches and (self.head or self.token_types or self.context != self.patches.tokens):
             yield f"patches: needs head=False, token_types=0 and context={self.patches.tokens}, which is patches and class token"

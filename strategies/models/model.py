@@ -6,12 +6,14 @@ A model is read from a Hugging Face `config.json`, from a short YAML with the fi
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from pathlib import Path
 
 from strategies.models.fields import ModelFields
 from strategies.models.importers import is_hugging_face, read_hugging_face
 from strategies.models.parts import Matrix
+from strategies.models.tracing.tracer import trace_of
 from topologies.reading import UserError, build, is_there, load_yaml, nearest
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -169,6 +171,8 @@ class Model(ModelFields):
     @cached_property
     def parameters(self) -> int:
         """Ψ: elements of the whole model; a tied head counts once."""
+        if self.module is not None:
+            return sum(map(math.prod, trace_of(self.module, 1, "bf16").parameters.values()))
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters + layers + self.head_parameters
 
@@ -187,6 +191,8 @@ class Model(ModelFields):
         (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a forward
         pass. sequence: of the encoder where there are two; the decoder's are `targets`.
         """
+        if self.module is not None:
+            return batch * sum(op.flops for op in trace_of(self.module, 1, "bf16").ops if not op.backward)
         tokens, targets = batch * sequence, batch * (self.targets or sequence)
         weights, attention = 0, 0.0
         for layer, count in self.layer_kinds:

@@ -16,6 +16,7 @@ from strategies.plan.rules.computing import computes, recomputed
 from strategies.plan.rules.data_parallel import belongs, neighbours, quantises, shares
 from strategies.plan.rules.degrees import divides, exchanges, synchronised
 from strategies.plan.rules.experts import experts
+from strategies.plan.rules.modules import traceable
 from strategies.plan.rules.schedules import asynchronous, blocks
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -48,7 +49,7 @@ class Resolved(Plan):
         allotted = allotment(plan, dp, where)
         microbatches = max(allotted)
         _playable(microbatches, plan, where)
-        refuse(where, divides(model, plan, sequence), exchanges(plan))
+        refuse(where, traceable(plan, model, sequence), divides(model, plan, sequence), exchanges(plan))
         chunks = _chunks(plan, where)
         refuse(
             where,

@@ -1,0 +1,75 @@
+"""ResNet-50 (arXiv:1512.03385) as a module of one's own, traced: the textbook's data parallelism, on 1 to 256 GPUs.
+
+    shardyard simulate --model examples/modules/resnet.py:resnet50 --input 3x224x224 --cluster dgx-a100 \
+        --set plan.microbatch=128
+    python examples/modules/resnet.py
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, to `middle` channels and back, and the input added."""
+
+    def __init__(self, channels: int, middle: int, stride: int) -> None:
+        super().__init__()
+        self.narrow = nn.Sequential(nn.Conv2d(channels, middle, 1, bias=False), nn.BatchNorm2d(middle), nn.ReLU(inplace=True))
+        square = nn.Conv2d(middle, middle, 3, stride, 1, bias=False)
+        self.square = nn.Sequential(square, nn.BatchNorm2d(middle), nn.ReLU(inplace=True))
+        self.wide = nn.Sequential(nn.Conv2d(middle, 4 * middle, 1, bias=False), nn.BatchNorm2d(4 * middle))
+        alike = stride == 1 and channels == 4 * middle
+        shortcut = nn.Sequential(nn.Conv2d(channels, 4 * middle, 1, stride, bias=False), nn.BatchNorm2d(4 * middle))
+        self.shortcut = nn.Identity() if alike else shortcut
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to (batch, 4 · middle, height / stride, width / stride)."""
+        result: Tensor = self.relu(self.wide(self.square(self.narrow(x))) + self.shortcut(x))
+        return result
+
+
+class ResNet(nn.Module):
+    """A stem, four groups of bottlenecks, and a classifier."""
+
+    def __init__(self, counts: tuple[int, ...], classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
+        blocks, channels = [], 64
+        for group, count in enumerate(counts):
+            middle = 64 * 2**group
+            for number in range(count):
+                blocks.append(Bottleneck(channels, middle, 2 if group and not number else 1))
+                channels = 4 * middle
+        self.blocks = nn.Sequential(*blocks)
+        self.pool, self.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 3, height, width) to (batch, classes)."""
+        result: Tensor = self.classifier(self.pool(self.blocks(self.stem(x))).flatten(1))
+        return result
+
+
+def resnet50() -> ResNet:
+    """25.6 million parameters."""
+    return ResNet((3, 4, 6, 3))
+
+
+def main() -> None:
+    """Images per second as GPUs are added, 128 images on each."""
+    from shardyard import read_job, simulate, summarise
+
+    print("GPUs  step in ms  images/s  exposed")
+    for nodes in (1, 2, 8, 32):
+        plan = {"microbatch": 128, "accumulation": 1}
+        job = read_job(None, model=resnet50, input="3x224x224", plan=plan, cluster="dgx-a100", nodes=nodes)
+        summary = summarise(simulate(job))
+        images = 128 * job.cluster.gpus / summary.step_seconds
+        print(f"{job.cluster.gpus:4}  {1e3 * summary.step_seconds:10.1f}  {images:8,.0f}  {summary.exposed:7.1%}")
+
+
+if __name__ == "__main__":
+    main()

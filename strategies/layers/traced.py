@@ -1,0 +1,125 @@
+"""Layer costs of a traced module: every operator that PyTorch dispatched is a kernel, at the price of its class.
+
+Products are products; a convolution is the product that it is by im2col, with the bytes of its tensors, as implicit GEMMs read
+them; what is left is bound by the bytes that it reads and writes, each once. Views cost nothing. What autograd keeps, and what
+else is there meanwhile, was recorded with the passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from strategies.layers.layer_cost import LayerCost, part_of
+from strategies.layers.operators import Operator
+from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.tensor_overlap import Items
+from strategies.layers.traced_kernels import kernels_of
+from strategies.models.tracing.records import Trace, TracedOp
+from strategies.models.tracing.tracer import trace_of
+
+
+class TracedParts(NamedTuple):
+    """Costs before the blocks; of each kind of block under the plan's recomputation and without it; for each block its kind;
+    costs after the blocks, with the loss.
+    """
+
+    before: LayerCost
+    blocks: tuple[LayerCost, ...]
+    kept: tuple[LayerCost, ...]
+    kinds: tuple[int, ...]
+    after: LayerCost
+
+
+@lru_cache(maxsize=64)
+def traced_parts(rank: RankShapes) -> TracedParts:
+    """Costs of the module that the rank's model is."""
+    plan, module = rank.resolved, rank.model.module
+    assert module is not None
+    trace = trace_of(module, plan.microbatch, plan.precision, plan.fused_attention)
+    by_part: list[list[TracedOp]] = [[] for _ in range(trace.parts)]
+    for op in trace.ops:
+        by_part[op.part].append(op)
+    every, used = list[list[Operator]](), set[str]()
+    for ops in by_part:
+        every.append(_operators(rank, trace, ops, used))
+    unused = tuple(shape for name, shape in trace.parameters.items() if name not in used)
+    every[0].append(Operator(shapes=unused))
+    keys = [_signature(trace, ops) for ops in by_part[1:-1]]
+    kinds = list(dict.fromkeys(keys))
+    # the second of a kind: when the first runs, more of what is before or after it may still be there
+    chosen = [[number for number, key in enumerate(keys) if key == kind][:2][-1] for kind in kinds]
+    blocks = [_kept_input(every[number + 1], trace, number) for number in chosen]
+    return TracedParts(
+        part_of("embedding", every[0], rank, "none"),
+        tuple(part_of("layer", each, rank, plan.recompute) for each in blocks),
+        tuple(part_of("layer", each, rank, "none") for each in blocks),
+        tuple(kinds.index(key) for key in keys),
+        part_of("head", every[-1], rank, "none"),
+    )
+
+
+def _signature(trace: Trace, ops: Sequence[TracedOp]) -> tuple[object, ...]:
+    """Equal of blocks that do the same."""
+    nodes = {op.node for op in ops}
+    kept = tuple(size for node in sorted(nodes) for _, size in trace.saved.get(node, ()))
+    work = tuple(
+        (op.name, op.backward, op.label, tuple(t.shape for t in op.inputs), tuple(t.shape for t in op.outputs)) for op in ops
+    )
+    return kept, work
+
+
+def _kept_input(operators: list[Operator], trace: Trace, block: int) -> list[Operator]:
+    """A block's operators after one that keeps what the block was given: recomputation begins with it. It may be kept before, by
+    an operator of the block before; then it takes nothing here.
+    """
+    name = trace.kept_inputs[block]
+    own = next((each.saved[name] for each in operators if name in each.saved), None)
+    without = [replace(each, saved={key: size for key, size in each.saved.items() if key != name}) for each in operators]
+    size = own if own is not None else 0.0 if name else trace.boundaries[block]
+    return [Operator(saved={"block input": size}), *without]
+
+
+def _operators(rank: RankShapes, trace: Trace, ops: Sequence[TracedOp], used: set[str]) -> list[Operator]:
+    """An operator for each node of autograd's graph, in the order of the forward pass. used: parameters that were met before."""
+    nodes: dict[int, tuple[list[TracedOp], list[TracedOp]]] = {}
+    for op in ops:
+        if not op.backward:
+            nodes.setdefault(op.node, ([], []))[0].append(op)
+    for op in ops:
+        if op.backward:
+            nodes.setdefault(op.node, ([], []))[1].append(op)
+    return [_operator(rank, trace, node, *nodes[node], used) for node in sorted(nodes)]
+
+
+def _operator(
+    rank: RankShapes, trace: Trace, node: int, forward: list[TracedOp], backward: list[TracedOp], used: set[str]
+) -> Operator:
+    gradient = rank.element * rank.stream  # of the residual stream, which layer costs add
+    names = [tensor.parameter for op in forward for tensor in op.inputs if tensor.parameter]
+    own = [name for name in dict.fromkeys(names) if name not in used]
+    again = [name for name in dict.fromkeys(names) if name in used]
+    used.update(own)
+    dtype = rank.resolved.precision
+    there = tuple(kernel for op in forward for kernel, _ in kernels_of(op, "forward", dtype, False))
+    back = [each for op in backward for each in kernels_of(op, "backward", dtype, bool(names))]
+    added: Items = tuple(
+        kernel
+        for name in own
+        for kernel in rank.vectors(f"{name.rpartition('.')[2]} gradient", math.prod(trace.parameters[name]))
+    )
+    return Operator(
+        forward=there,
+        input_gradient=tuple(kernel for kernel, of_weight in back if not of_weight),
+        weight_gradient=(*(kernel for kernel, of_weight in back if of_weight), *added),
+        both_gradients=(*(kernel for kernel, _ in back), *added),
+        saved=dict(trace.saved.get(node, ())),
+        temporary=max((max(0.0, op.live - gradient) for op in backward), default=0.0),
+        before=max((max(0.0, op.live - gradient) for op in forward), default=0.0),
+        shapes=tuple(trace.parameters[name] for name in own),
+        tied=tuple(trace.parameters[name] for name in again),
+        flops=sum(op.flops for op in forward),
+    )

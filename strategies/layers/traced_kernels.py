@@ -1,0 +1,177 @@
+"""The kernels of an operator that PyTorch dispatched, by its name in aten, and which of them make a weight's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sim.program import ALIGNED, Kernel
+from strategies.models.tracing.records import Tensor, TracedOp
+from topologies.reading import UserError
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+# Operators that need whole rows or columns.
+REDUCTIONS = frozenset(
+    """sum mean amax amin max min var var_mean std norm linalg_vector_norm logsumexp prod cumsum topk sort argmax argmin any all
+    _softmax _softmax_backward_data _safe_softmax _log_softmax _log_softmax_backward_data native_group_norm
+    native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward""".split()
+)
+# By name in aten, the operator that a machine may have been measured with (`sim.program.Kernel.variant`).
+MEASURED = {
+    "gelu": "gelu",
+    "gelu_backward": "gelu backward",
+    "silu": "silu",
+    "silu_backward": "silu backward",
+    "native_dropout": "dropout",
+    "_softmax": "softmax",
+    "_softmax_backward_data": "softmax backward",
+    "_log_softmax": "log-softmax",
+    "_log_softmax_backward_data": "log-softmax backward",
+}
+BINARY = ("add", "mul", "sub", "div")
+FREE = frozenset("empty empty_strided empty_like new_empty new_empty_strided scalar_tensor lift_fresh set_ resize_".split())
+BATCH_NORMS = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update".split())
+BATCH_NORM_BACKWARD = frozenset("native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward".split())
+WITHOUT_PRICE = frozenset(
+    """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _grouped_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex
+    _cdist_forward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    _thnn_fused_lstm_cell _cudnn_rnn miopen_rnn mkldnn_rnn_layer grid_sampler_3d""".split()
+)
+Priced = tuple[Kernel, bool]  # a kernel, and whether it makes a parameter's gradient
+
+
+def kernels_of(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> list[Priced]:
+    """The kernels that the operator launches. has_parameters: the forward operator of which this is the gradient reads some.
+    Raises UserError for an operator that has no price.
+    """
+    return list(_kernels(op, phase, dtype, has_parameters))
+
+
+def _kernels(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Iterator[Priced]:
+    read, written = sum(t.bytes for t in op.inputs), sum(t.bytes for t in op.outputs)
+    label = f"{op.label} {op.name}"
+    if op.name in WITHOUT_PRICE:
+        raise UserError(
+            f"model: operator aten::{op.name} in {op.label} has no price: no class of the profile's kernels is like it"
+        )
+    if op.name in FREE or not op.outputs:
+        return
+    if op.name in PRODUCTS:
+        yield _product(op, phase, dtype, has_parameters)
+    elif op.name.startswith("attention_"):
+        yield _attention(op, phase, dtype), False
+    elif op.name == "convolution":
+        yield from _convolution(op, phase, dtype)
+    elif op.name == "convolution_backward":
+        yield from _convolution_backward(op, phase, dtype)
+    elif op.name == "native_layer_norm":
+        yield _moved("memory", label, phase, 2 * op.inputs[0].bytes, dtype, "norm"), False
+    elif op.name == "native_layer_norm_backward":
+        size = op.inputs[0].bytes
+        yield _moved("reduction", label, phase, 3 * size, dtype, "norm backward"), False
+        yield _moved("reduction", label, phase, 2 * size, dtype), False
+    elif op.name in BATCH_NORMS:  # statistics, then the result
+        yield _moved("reduction", label, phase, op.inputs[0].bytes, dtype), False
+        yield _moved("memory", label, phase, 2 * op.inputs[0].bytes, dtype), False
+    elif op.name in BATCH_NORM_BACKWARD:
+        yield _moved("reduction", label, phase, 2 * op.inputs[0].bytes, dtype), False
+        yield _moved("memory", label, phase, 3 * op.inputs[0].bytes, dtype), False
+    elif op.name == "embedding":  # of the table, rows that are looked up
+        yield _moved("memory", label, phase, 2 * written, dtype), False
+    elif op.name == "embedding_dense_backward":  # zeros, to which rows are added
+        yield _moved("memory", f"{label} zeros", phase, written, dtype), True
+        yield _moved("memory", label, phase, 3 * op.inputs[0].bytes, dtype), True
+    elif op.name in ("nll_loss_forward", "nll_loss2d_forward"):  # a number per row
+        yield (
+            _moved("reduction", label, phase, 2.0 * op.inputs[0].width * op.inputs[0].elements / op.inputs[0].shape[-1], dtype),
+            False,
+        )
+    elif op.name in ("nll_loss_backward", "nll_loss2d_backward"):  # zeros, of which one per row is set
+        yield _moved("memory", label, phase, written, dtype), False
+    else:
+        kind = "reduction" if op.name in REDUCTIONS else "memory"
+        alike = op.name in BINARY and len(op.inputs) == 2 and op.inputs[0].shape == op.inputs[1].shape
+        variant = "binary" if alike else MEASURED.get(op.name, "")
+        bias = has_parameters and op.name == "sum"
+        moved = read if bias else read + written
+        yield _moved(kind, label, phase, moved, dtype, variant), bias
+
+
+def _moved(kind: str, label: str, phase: str, moved: float, dtype: str, variant: str = "") -> Kernel:
+    return Kernel(kind, label, phase, 0.0, float(moved), dtype, (), variant)
+
+
+def _type(tensor: Tensor, dtype: str) -> str:
+    """Type of a product's operands: the plan's, or fp32 where the module has cast them."""
+    return "fp32" if tensor.width == 4 and dtype not in ("fp32", "tf32") else dtype
+
+
+def _product(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Priced:
+    """A matrix product, or a batch of them."""
+    left, right = op.inputs[-2:]
+    batch = left.shape[0] if len(left.shape) == 3 else 1
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    of_weight = phase == "backward" and has_parameters and not (left.parameter or right.parameter)
+    moved = sum(t.bytes for t in (left, right, op.outputs[0]))
+    label = f"{op.label} weight" if of_weight else op.label
+    alignment = math.gcd(ALIGNED, n, k)
+    shape = (batch, m, n, k)
+    return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, _type(left, dtype), shape, "", alignment), of_weight
+
+
+def _attention(op: TracedOp, phase: str, dtype: str) -> Kernel:
+    """A fused kernel; the mask leaves half of the products, and backward has five for two."""
+    q, k = op.inputs[:2]
+    (batch, heads, rows, dim), (_, kv_heads, columns, _) = q.shape, k.shape
+    causal = int(bool(op.arguments[0]))
+    dim = (dim + op.inputs[2].shape[-1]) // 2
+    flops = 4.0 * batch * heads * rows * columns * dim * (0.5 if causal else 1.0) * (2.5 if phase == "backward" else 1.0)
+    sums = 4.0 * batch * heads * rows
+    moved = sum(t.bytes for t in (*op.inputs, *op.outputs)) + sums
+    shape = (batch, heads, kv_heads, rows, columns, dim, causal)
+    return Kernel(op.name, "attention", phase, flops, moved, dtype, shape)
+
+
+def _convolution(op: TracedOp, phase: str, dtype: str) -> Iterator[Priced]:
+    image, weight, result = op.inputs[0], op.inputs[1], op.outputs[0]
+    yield from _convolved(op, (image, weight, result), (image, weight, result), phase, dtype, "forward")
+
+
+def _convolution_backward(op: TracedOp, phase: str, dtype: str) -> Iterator[Priced]:
+    """Gradients of the image, the weight and the bias, as far as they are asked for."""
+    gradient, image, weight = op.inputs[:3]
+    mask = next((each for each in reversed(op.arguments) if isinstance(each, (list, tuple)) and len(each) == 3), (True,) * 3)
+    if mask[0]:
+        yield from _convolved(op, (image, weight, gradient), (gradient, weight, image), phase, dtype, "input")
+    if mask[1]:
+        yield from _convolved(op, (image, weight, gradient), (gradient, image, weight), phase, dtype, "weight")
+    if mask[2]:
+        yield _moved("reduction", f"{op.label} bias", phase, gradient.bytes, dtype), True
+
+
+def _convolved(
+    op: TracedOp, sizes: tuple[Tensor, Tensor, Tensor], moves: tuple[Tensor, ...], phase: str, dtype: str, way: str
+) -> Iterator[Priced]:
+    """A convolution as a product for each group: positions of the result × what a position sees × channels of the result. Where a
+    group has one channel, nothing is shared: the kernel is bound by memory. sizes: image, weight, result; of a transposed
+    convolution its result takes the image's place.
+    """
+    image, weight, result = sizes
+    transposed = next((each for each in op.arguments if isinstance(each, bool)), False)
+    groups = next((each for each in reversed(op.arguments) if isinstance(each, int) and not isinstance(each, bool)), 1)
+    seen = math.prod(weight.shape[1:])  # of one channel of the result
+    channels, positions = weight.shape[0] // groups, math.prod(result.shape) // result.shape[1]
+    if transposed:
+        positions = math.prod(image.shape) // image.shape[1]
+    flops, moved = 2.0 * groups * channels * positions * seen, sum(t.bytes for t in moves)
+    of_weight, label = way == "weight", f"{op.label} weight" if way == "weight" else op.label
+    if weight.shape[1] == 1 and groups > 1:
+        yield Kernel("memory", label, phase, flops, float(moved), dtype), of_weight
+        return
+    shape = {
+        "forward": (groups, positions, channels, seen),
+        "input": (groups, positions, seen, channels),
+        "weight": (groups, channels, seen, positions),
+    }[way]
+    alignment = math.gcd(ALIGNED, shape[2], shape[3])
+    yield Kernel("gemm", label, phase, flops, float(moved), _type(image, dtype), shape, "", alignment), of_weight

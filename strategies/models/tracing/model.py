@@ -1,0 +1,64 @@
+"""The model that a traced module is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from strategies.models.model import Model
+from strategies.models.tracing.builders import module_of
+from strategies.models.tracing.records import Module
+from strategies.models.tracing.tracer import trace_of
+from topologies.reading import UserError
+
+
+def traced_model(source: Any, given: Any, name: str | None = None) -> Model:
+    """The model of a module by FILE.py:NAME, by what makes it, or by itself; given: the sizes of one sample. Runs the file.
+    Raises UserError.
+
+    A sample of one sequence of numbers (`2048:int64`) has as many tokens, any other sample has one.
+    """
+    module = module_of(source, given)
+    trace = trace_of(module, 1, "bf16")
+    tokens = module.input[0].shape[0] if len(module.input[0].shape) == 1 and module.input[0].dtype != "float" else 1
+    handed_on = max(trace.boundaries) / 2  # elements of 16 bits
+    if not trace.parameters:
+        raise UserError(f"model {module.source}: has no parameters to train")
+    fields = {
+        "name": name or _name(module),
+        "source": module.source,
+        "family": "encoder",
+        "hidden": max(1, math.ceil(handed_on / tokens)),
+        "layers": len(trace.blocks),
+        "heads": 1,
+        "head_dim": 1,
+        "vocabulary": 0,
+        "context": tokens,
+        "positions": "none",
+        "head": False,
+        "tied": bool(trace.tied),
+        "final_norm": False,
+        "module": module,
+    }
+    return Model.model_validate(fields)
+
+
+def _name(module: Module) -> str:
+    file, _, name = module.source.rpartition(":")
+    return name if file else module.source.partition(",")[0]
+
+
+def remarks_of(model: Model) -> list[str]:
+    """What was run, what was found, and what was assumed."""
+    assert model.module is not None
+    trace = trace_of(model.module, 1, "bf16")
+    inputs = ", ".join("×".join(map(str, each.shape)) for each in model.module.input)
+    blocks = (
+        f"{len(trace.blocks)} blocks, from '{trace.blocks[0]}' to '{trace.blocks[-1]}'"
+        if len(trace.blocks) > 1
+        else "no repeated blocks"
+    )
+    said = [f"{model.module.source} was run, and its passes on samples of {inputs} were traced: {blocks}; {trace.loss}"]
+    if any(op.name.startswith("convolution") for op in trace.ops):
+        said.append("convolutions are priced as matrix products of their size: no profile has measured them")
+    return said

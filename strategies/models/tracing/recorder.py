@@ -1,0 +1,262 @@
+"""Run a module's passes on the meta device and write down what PyTorch dispatches. Imports torch: import it inside a function."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from strategies.models.tracing.blocks import find_blocks
+from strategies.models.tracing.builders import builder_of
+from strategies.models.tracing.records import Module, Tensor, Trace, TracedOp
+from topologies.reading import UserError
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_INPUTS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool}
+
+
+def record(module: Module, batch: int, precision: str, fused_attention: bool) -> Trace:
+    """The trace of a microbatch. Raises UserError where the module fails, or works on values that a shape does not have."""
+    try:
+        dtype = DTYPES[precision]
+    except KeyError:
+        raise UserError(f"precision={precision}: a module is traced in {', '.join(DTYPES)}") from None
+    net = _built(module, dtype)
+    inputs = [
+        torch.zeros(batch, *each.shape, device="meta", dtype=dtype if each.dtype == "float" else _INPUTS[each.dtype])
+        for each in module.input
+    ]
+    try:
+        blocks = find_blocks(net, inputs)
+        return _Recorder(net, blocks, inputs, fused_attention).run()
+    except UserError:
+        raise
+    except Exception as error:
+        sizes = ", ".join("x".join(map(str, each.shape)) for each in module.input)
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        hint = "; values of tensors cannot be looked at, as there are none" if "meta" in str(error) else ""
+        raise UserError(f"model {module.source}: its passes on --input {sizes} failed: {why}{hint}") from error
+
+
+def _built(module: Module, dtype: torch.dtype) -> nn.Module:
+    builder = builder_of(module)
+    try:
+        with torch.device("meta"):
+            net = builder()
+    except Exception as error:
+        raise UserError(f"model {module.source}: failed while it was made: {type(error).__name__}: {error}") from error
+    if not isinstance(net, nn.Module):
+        raise UserError(f"model {module.source}: made {type(net).__name__}, which is no torch.nn.Module")
+    return net.to(device="meta", dtype=dtype).train()
+
+
+class FusedAttention(torch.autograd.Function):
+    """Attention in one kernel each way, which keeps its operands, its result and a number per query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: _Recorder, causal: bool, q: Any, k: Any, v: Any) -> Any:
+        batch, heads, rows = q.shape[0], q.shape[1], q.shape[2]
+        with recorder.paused():
+            result = q.new_empty(batch, rows, heads, v.shape[-1]).transpose(1, 2)  # as FlashAttention has it
+            sums = q.new_empty(batch, heads, rows, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, result, sums)
+        ctx.recorder, ctx.causal = recorder, causal
+        recorder.add("attention_forward", (q, k, v), (result,), (causal,))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        q, k, v, result, _ = ctx.saved_tensors
+        with ctx.recorder.paused():
+            gradients = tuple(torch.empty_like(each) for each in (q, k, v))
+        ctx.recorder.add("attention_backward", (q, k, v, result, gradient), gradients, (ctx.causal,))
+        return None, None, *gradients
+
+
+class _Attention(TorchFunctionMode):
+    """Takes scaled_dot_product_attention for one fused kernel, unless it has a mask, which FlashAttention has not."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            said = dict(zip(names, args, strict=False)) | kwargs
+            q, k, v = said["query"], said["key"], said["value"]
+            if said.get("attn_mask") is None and q.dim() == 4:
+                return FusedAttention.apply(self.recorder, bool(said.get("is_causal", False)), q, k, v)
+        return func(*args, **kwargs)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operator, and which tensors are there while it runs."""
+
+    def __init__(self, net: nn.Module, blocks: list[str], inputs: list[Any], fused_attention: bool) -> None:
+        super().__init__()
+        self.net, self.blocks, self.inputs, self.fused_attention = net, blocks, inputs, fused_attention
+        self.names = {each.untyped_storage()._cdata: name for name, each in net.named_parameters()}
+        outside = [*net.parameters(), *net.buffers(), *inputs]
+        self.outside = {each.untyped_storage()._cdata for each in outside}
+        shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
+        self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks))
+        self.part, self.path, self.part_of_node = 0, [""], dict[int, tuple[int, str]]()
+        self.kept: dict[int, str] = {}  # storage -> name, of what autograd keeps
+        self.live: dict[int, tuple[Any, float]] = {}  # storage -> weak reference, bytes
+        self.entered: list[set[int]] = [set() for _ in blocks]  # storages of each block's inputs
+        self.pinned: list[Any] = []
+        self.gradients: set[int] = set()  # storages of parameters' gradients
+        self.made: set[int] = set()  # storages of the last operator's results
+        self.in_backward = self.is_paused = False
+
+    def paused(self) -> Any:
+        """A context in which nothing is written down."""
+        recorder = self
+
+        class Paused:
+            def __enter__(self) -> None:
+                recorder.is_paused = True
+
+            def __exit__(self, *_: object) -> None:
+                recorder.is_paused = False
+
+        return Paused()
+
+    def run(self) -> Trace:
+        """Both passes."""
+        handles = [
+            each.register_post_accumulate_grad_hook(self._accumulated) for each in self.net.parameters() if each.requires_grad
+        ]
+        handles += [handle for name, each in self.net.named_modules() for handle in self._watch(name, each)]
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept), self:
+                loss = self._loss()
+                self.in_backward = True
+                loss.backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.trace.kept_inputs = [
+            next((self.kept[each] for each in storages if each in self.kept), "") for storages in self.entered
+        ]
+        return self.trace
+
+    def _loss(self) -> Any:
+        with _Attention(self) if self.fused_attention else nullcontext():
+            result = self.net(*self.inputs)
+        self.part = len(self.blocks) + 1
+        result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result
+        result = getattr(result, "logits", result)
+        if isinstance(result, (tuple, list)):
+            result = result[0]
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            raise UserError(f"the module's result is {type(result).__name__}, of which no loss can be made: return a tensor")
+        if result.dim() == 0:
+            self.trace.loss = "the module's result is the loss"
+            return result
+        if result.dim() >= 2 and result.shape[-1] > 1:
+            self.trace.loss = "the loss is the mean cross-entropy in fp32 over the last dimension of the module's result"
+            rows = result.flatten(0, -2)
+            with self.paused():
+                labels = torch.zeros(rows.shape[0], dtype=torch.long, device="meta")
+                self.outside.add(labels.untyped_storage()._cdata)
+            return functional.cross_entropy(rows.float(), labels)
+        self.trace.loss = "the loss is the sum of the module's result"
+        return result.float().sum()
+
+    def _watch(self, name: str, module: nn.Module) -> list[Any]:
+        """Hooks that tell which module, and which block, runs."""
+
+        def enter(_: Any, args: Any, kwargs: Any) -> None:
+            self.path.append(name)
+            if name in self.blocks:
+                number = self.blocks.index(name)
+                self.part = number + 1
+                tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+                handed = [each for each in tensors if each.requires_grad]
+                self.entered[number] = {each.untyped_storage()._cdata for each in handed}
+                self.trace.boundaries[number] = float(sum(each.numel() * each.element_size() for each in handed))
+
+        def leave(*_: Any) -> None:
+            self.path.pop()
+            if name in self.blocks and name == self.blocks[-1]:
+                self.part = len(self.blocks) + 1
+
+        return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
+
+    def _keep(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.outside and key not in self.kept:
+            node = self._node()
+            self.kept[key] = f"kept {len(self.kept)}"
+            if key in self.made and self.trace.ops[-1].node == node:  # its own result, counted with what it keeps
+                self.trace.ops[-1].live -= float(storage.nbytes())
+            self.trace.saved.setdefault(node, []).append((self.kept[key], float(storage.nbytes())))
+            self.part_of_node.setdefault(node, (self.part, self.path[-1]))
+            self.pinned.append(StorageWeakRef(storage))  # so that no other storage gets its address
+        return tensor
+
+    @staticmethod
+    def _node() -> int:
+        """The node of the graph that the forward operator at hand has made."""
+        return int(torch._C._autograd._get_sequence_nr()) - 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.is_paused and not func.is_view and func.overloadpacket.__name__ not in ("_unsafe_view", "detach", "detach_"):
+            flat = tree_leaves((args, kwargs or {}))
+            tensors = [each for each in flat if isinstance(each, torch.Tensor)]
+            numbers = tuple(each for each in args if all(isinstance(leaf, bool | int | float) for leaf in tree_leaves(each)))
+            outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            self.add(func.overloadpacket.__name__, tensors, outputs, numbers)
+        elif not self.is_paused and not self.in_backward:
+            self.part_of_node[self._node()] = (self.part, self.path[-1])
+        return result
+
+    def add(self, name: str, inputs: Any, outputs: Any, arguments: tuple[Any, ...]) -> None:
+        """An operator that has run."""
+        part, path, node = self.part, self.path[-1], self._node()
+        if self.in_backward:
+            current = torch._C._current_autograd_node()
+            node = int(current._sequence_nr()) if current is not None else -1
+            part, path = self.part_of_node.get(node, (self.part, ""))
+            self.part = part
+        else:
+            self.part_of_node[node] = (part, path)
+        block = self.blocks[part - 1] if 0 < part <= len(self.blocks) else ""
+        label = path.removeprefix(block).removeprefix(".") or "block"
+        read, written = (tuple(map(self._described, tensors)) for tensors in (inputs, outputs))
+        self.trace.ops.append(
+            TracedOp(name, part, self.in_backward, node, label, read, written, arguments, self._living(outputs))
+        )
+
+    def _described(self, tensor: Any) -> Tensor:
+        storage = tensor.untyped_storage()
+        size = float(min(tensor.numel() * tensor.element_size(), storage.nbytes()))
+        name = self.names.get(storage._cdata, "")
+        return Tensor(tuple(tensor.shape), tensor.element_size(), size, name, tensor.is_floating_point())
+
+    def _living(self, outputs: Any) -> float:
+        """Bytes of the step's tensors that are there and that autograd does not keep; parameters' gradients are left out."""
+        self.made = {tensor.untyped_storage()._cdata for tensor in outputs}
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            self.live.setdefault(storage._cdata, (StorageWeakRef(storage), float(storage.nbytes())))
+        gone = [key for key, (reference, _) in self.live.items() if reference.expired()]
+        for key in gone:
+            del self.live[key]
+        known = self.outside | self.gradients
+        return sum(size for key, (_, size) in self.live.items() if key not in self.kept and key not in known)
+
+    def _accumulated(self, parameter: Any) -> None:
+        self.gradients.add(parameter.grad.untyped_storage()._cdata)

@@ -1,0 +1,45 @@
+"""What of a plan can be done to a traced module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strategies.models.model import Model
+from strategies.models.tracing.tracer import trace_of
+
+if TYPE_CHECKING:
+    from strategies.plan.plan import Plan
+
+
+def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
+    """A module is whole on every rank, and runs as eager PyTorch runs it; between its blocks a pipeline may cut."""
+    if model.module is None:
+        return
+    for axis in ("tp", "cp", "ep"):
+        if (degree := getattr(plan, axis)) > 1:
+            yield f"{axis}={degree}: a traced module is not cut inside; dp, zero1 to zero3, shard and pp are simulated"
+    if plan.kernels != "torch":
+        yield f"kernels={plan.kernels}: a traced module runs PyTorch's own operators, kernels=torch"
+    for field, only in (("fp8", None), ("sync_norm", False), ("deterministic", False), ("loss", None), ("dropout", None)):
+        if getattr(plan, field) != only:
+            yield f"{field}={getattr(plan, field)}: is not done to a traced module, which says itself what it computes"
+    if plan.recompute not in ("none", "full"):
+        yield f"recompute={plan.recompute}: of a traced module whole blocks are recomputed: recompute=full"
+    if sequence != model.context:
+        yield f"sequence={sequence} contradicts a sample of {model.context} tokens: change --input"
+    if plan.framework is not None and plan.framework.model_fields_set & {
+        "joined_products",
+        "complex_rotary",
+        "repeated_keys",
+        "unpad",
+        "loss_metrics",
+    }:
+        yield "framework: options of how a model is written are not for a traced module"
+    trace = trace_of(model.module, 1, "bf16")
+    if plan.pp > 1 and trace.shared:
+        yield f"pp={plan.pp}: several blocks share '{trace.shared[0]}'; pipelines are simulated for embedding and head that do"
+    if plan.pp > 1 and len(set(trace.boundaries)) > 1:
+        sizes = sorted(set(trace.boundaries))
+        said = f"{sizes[0] / 2:,.0f} to {sizes[-1] / 2:,.0f} numbers of a sample"
+        yield f"pp={plan.pp}: blocks hand on tensors of different sizes, {said}; pipelines are simulated for equal ones"

@@ -1,0 +1,266 @@
+"""Modules of the user's, traced: against PyTorch's own counter, closed forms, and the same transformer by its description."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import Job, read_job, simulate, summarise
+from sim.program import Kernel
+from strategies.layers.model_costs import parts
+from strategies.models.model import Model
+from strategies.models.tracing.inputs import parse_inputs
+from strategies.models.tracing.tracer import trace_of
+from topologies.reading import UserError
+
+RESNET = Path(__file__).parents[3] / "examples/modules/resnet.py"
+MLP = """
+import torch
+from torch import nn
+print("the file runs")
+
+def build():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+def by_value():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+        def forward(self, x):
+            return self.one(x) if x.sum().item() > 0 else x
+    return Picky()
+
+def no_module():
+    return 3
+
+def broken():
+    raise RuntimeError("no weights here")
+
+def fft():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+        def forward(self, x):
+            return torch.fft.fft(self.one(x.float())).real
+    return Spectral()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MLP)
+    return path
+
+
+def job(model: Any, sample: str = "8", cluster: str = "dgx-a100", **plan: Any) -> Job:
+    return read_job(None, model=model, input=sample, cluster=cluster, plan={"global_batch": 128, "microbatch": 4, **plan})
+
+
+def kernels(asked: Job) -> list[Kernel]:
+    """Of a microbatch's passes."""
+    work = parts(asked.model, asked.resolve())
+    every = [work.embedding, *map(work.layer, range(asked.model.layers)), work.head]
+    return [item for part in every for way in (part.forward, part.backward) for item in way if isinstance(item, Kernel)]
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    """Forward and backward of ResNet-50, 1 × 1 to 7 × 7 convolutions; its first has no gradient of its input."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    asked = job(f"{RESNET}:resnet50", "3x64x64", microbatch=2)
+    sys.path.insert(0, str(RESNET.parent))
+    from resnet import resnet50  # type: ignore[import-not-found]
+
+    with torch.device("meta"):
+        net, images = resnet50(), torch.zeros(2, 3, 64, 64)
+    with FlopCounterMode(display=False) as counter:
+        net(images).sum().backward()
+    assert sum(kernel.flops for kernel in kernels(asked)) == counter.get_total_flops()
+    assert asked.model.parameters == sum(each.numel() for each in net.parameters()) == 25_557_032
+    assert asked.model.forward_flops(2, 1, False) * 3 > counter.get_total_flops() > asked.model.forward_flops(2, 1, False) * 2.9
+
+
+def test_resnet_50_by_its_published_figures() -> None:
+    """4.1 · 10⁹ multiplications of an image (arXiv:1512.03385, table 1, says 3.8 without the shortcuts), in 16 blocks."""
+    asked = job(f"{RESNET}:resnet50", "3x224x224")
+    assert asked.model.forward_flops(1, 1, False) / 2 == pytest.approx(4.09e9, rel=0.003)
+    assert asked.model.layers == 16
+    assert len(set(parts(asked.model, asked.resolve()).kinds)) == 8  # in each group a first block and others
+    assert any("were traced: 16 blocks, from 'blocks.0' to 'blocks.15'" in note for note in asked.notes)
+    assert any("convolutions are priced as matrix products" in note for note in asked.notes)
+
+
+def test_what_a_small_module_keeps_and_moves_by_hand(file: Path) -> None:
+    """Of 4 samples in bf16 autograd keeps 16 features after the ReLU, and log-probabilities in fp32; inputs are not counted."""
+    asked = job(f"{file}:build")
+    trace = trace_of(asked.model.module, 4, "bf16")
+    kept = sorted(size for tensors in trace.saved.values() for _, size in tensors)
+    assert kept == [4, 4 * 4 * 4, 4 * 16 * 2]  # the loss's divisor, log-probabilities, what ReLU has made
+    work = parts(asked.model, asked.resolve())
+    layer = work.layer(0)
+    assert layer.parameters == asked.model.parameters == 8 * 16 + 16 + 16 * 4 + 4
+    products = [kernel.shape for kernel in kernels(asked) if kernel.kind == "gemm"]
+    assert products == [(1, 4, 16, 8), (1, 4, 4, 16), (1, 4, 16, 4), (1, 4, 16, 4), (1, 16, 8, 4)]
+    moved = next(kernel for kernel in layer.forward if kernel.label == "1 relu")
+    assert moved.bytes == 2 * (2 * 4 * 16)
+
+
+def test_ddp_and_zero_move_what_they_move(file: Path) -> None:
+    """2Ψ(n − 1)/n and 3Ψ(n − 1)/n in bf16."""
+    for hook, times in (("ddp", 2), ("zero3", 3)):
+        asked = job(f"{RESNET}:resnet50", "3x64x64", data_parallel=hook, global_batch=32)
+        volume = summarise(simulate(asked)).volume["dp"]
+        psi, width = asked.model.parameters, asked.plan.bytes_per_element
+        assert volume.bytes == pytest.approx(times * psi * width * 7 / 8, rel=0.002)
+
+
+OWN: dict[str, Any] = {"name": "own", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "context": 1024}
+LLAMA = OWN | {
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "gated": True,
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "tied": False,
+    "ffn": 2816,
+    "kv_heads": 4,
+}
+
+
+@cache
+def builder(llama: bool) -> Any:
+    def build() -> Any:
+        from calibration.execute.model import Transformer
+
+        return Transformer(Model(**(LLAMA if llama else OWN)), 1024)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("llama", "plan"),
+    [
+        (False, {}),
+        (False, {"precision": "fp32"}),
+        (False, {"data_parallel": "zero3"}),
+        (False, {"data_parallel": "zero1", "recompute": "full"}),
+        (False, {"pp": 2}),
+        (False, {"pp": 2, "schedule": "zb-h1"}),
+        (False, {"data_parallel": "zero3", "shard": 4}),
+        (True, {"precision": "fp32"}),
+        (True, {"precision": "fp32", "data_parallel": "zero2"}),
+        (True, {"precision": "fp32", "recompute": "full"}),
+    ],
+    ids=str,
+)
+def test_a_transformer_traced_is_the_one_described(llama: bool, plan: dict[str, Any]) -> None:
+    """FLOPs, parameters and volumes to the last digit, the step within 3 %, memory within 5 %."""
+    described = read_job(
+        None,
+        model=LLAMA if llama else OWN,
+        cluster="dgx-a100",
+        plan={"global_batch": 128, "microbatch": 4, "kernels": "torch", **plan},
+    )
+    traced = job(builder(llama), "1024:int64", **plan)
+    assert traced.model.parameters == described.model.parameters
+    assert traced.model.forward_flops(2, 1024, False) == described.model.forward_flops(2, 1024, False)
+    one, other = (summarise(simulate(each)) for each in (described, traced))
+    assert {axis: v.bytes for axis, v in other.volume.items()} == {axis: v.bytes for axis, v in one.volume.items()}
+    assert other.step_seconds == pytest.approx(one.step_seconds, rel=0.03)
+    assert other.worst.peak == pytest.approx(one.worst.peak, rel=0.05)
+    assert other.mfu == pytest.approx(one.mfu, rel=0.03)
+
+
+def test_a_module_itself_and_a_job_file(file: Path, tmp_path: Path) -> None:
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    by_itself, by_name = job(net), job(f"{file}:build")
+    assert by_itself.model.parameters == by_name.model.parameters
+    assert net[0].weight.device.type == "cpu"
+    (tmp_path / "job.yaml").write_text(
+        "model: {module: 'mine.py:build', input: 8}\ncluster: dgx-a100\nplan: {global_batch: 64}\n"
+    )
+    from_file = read_job(tmp_path / "job.yaml")
+    assert summarise(simulate(from_file)).step_seconds > 0
+    file.write_text(MLP.replace("16", "32"))
+    assert read_job(tmp_path / "job.yaml").model.parameters > by_name.model.parameters
+    assert read_job(tmp_path / "job.yaml").hash != from_file.hash
+
+
+def test_a_file_runs_only_when_it_is_named_and_that_is_said(file: Path) -> None:
+    command = [sys.executable, "-m", "shardyard", "simulate", "--cluster", "dgx-a100"]
+    run = subprocess.run([*command, "--model", f"{file}:build", "--input", "8"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "the file runs" in run.stdout
+    assert f"{file}:build was run, and its passes on samples of 8 were traced: no repeated blocks" in run.stdout
+    refused = subprocess.run([*command, "--model", f"{file}:build"], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "the file runs" not in refused.stdout
+    assert "needs the sizes of one sample: --input 3x224x224" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sample", "plan", "message"),
+    [
+        ("nothing", "8", {}, "'nothing' is not there"),
+        ("number", "8", {}, "'number' is no function or class"),
+        ("no_module", "8", {}, "made int, which is no torch.nn.Module"),
+        ("broken", "8", {}, "failed while it was made: RuntimeError: no weights here"),
+        ("build", "9", {}, "its passes on --input 9 failed: RuntimeError"),
+        ("build", "8:int9", {}, "must be the sizes of one sample, such as 3x224x224"),
+        ("build", "8x", {}, "must be the sizes of one sample"),
+        ("by_value", "8", {}, "values of tensors cannot be looked at"),
+        ("fft", "8", {}, "operator aten::_fft_r2c in .* has no price"),
+        ("build", "8", {"tp": 2}, "tp=2: a traced module is not cut inside"),
+        ("build", "8", {"kernels": "compiled"}, "kernels=compiled: a traced module runs PyTorch's own operators"),
+        ("build", "8", {"recompute": "selective"}, "recompute=selective: of a traced module whole blocks"),
+        ("build", "8", {"sequence": 4}, "sequence=4 contradicts a sample of 1 tokens"),
+        ("build", "8", {"dropout": False}, "dropout=False: is not done to a traced module"),
+        ("build", "8", {"framework": {"joined_products": True}}, "options of how a model is written"),
+    ],
+)
+def test_mistakes_are_one_line(file: Path, name: str, sample: str, plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        simulate(job(f"{file}:{name}", sample, **plan))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_mistakes_are_one_line(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone.py: cannot be read: no such file"):
+        job(f"{tmp_path / 'gone.py'}:build")
+    with pytest.raises(UserError, match=r"pp=2: blocks hand on tensors of different sizes, 100,352 to 802,816 numbers"):
+        simulate(job(f"{RESNET}:resnet50", "3x224x224", pp=2))
+    with pytest.raises(UserError, match=r"--input '8': is for a module"):
+        job("gpt2-1.5b")
+    with pytest.raises(UserError, match="only module, input and name can be given"):
+        read_job(None, {"model.hidden": 3}, model=f"{file}:build", input="8", cluster="dgx-a100")
+    (tmp_path / "wrong.py").write_text("import nothing_of_that_name\n")
+    with pytest.raises(UserError, match=r"wrong.py: failed while it was run: ModuleNotFoundError"):
+        job(f"{tmp_path / 'wrong.py'}:build")
+
+
+def test_inputs() -> None:
+    assert [(each.shape, each.dtype) for each in parse_inputs("3x224x224, 77:int64")] == [
+        ((3, 224, 224), "float"),
+        ((77,), "int64"),
+    ]
+
+
+def test_the_example_runs() -> None:
+    run = subprocess.run([sys.executable, str(RESNET)], capture_output=True, text=True, timeout=120, cwd=RESNET.parents[2])
+    rows = [line.split() for line in run.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["8", "16", "64", "256"], run.stderr
+    assert float(rows[0][1]) < float(rows[-1][1])
