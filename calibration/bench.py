@@ -11,7 +11,7 @@ from sim.collectives import OPERATIONS, algorithms, offered
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import split
 from sim.pricing.shipped import load_profile, profile_for
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError, nearest
 from topologies.units import show, size
 

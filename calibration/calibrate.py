@@ -22,7 +22,8 @@ from calibration.samples import Journal, Merged, Sample, merge
 from sim.pricing.prices import Profile
 from sim.pricing.profile_file import described, signed, verified, yaml_text
 from sim.pricing.shipped import load_profile, profile_for
-from topologies.cluster import Cluster, inline_cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.reading import UserError, build, parse_yaml
 from topologies.writing import write_whole
 

@@ -17,9 +17,10 @@ from calibration.readers.kineto import is_trace, read_traces
 from calibration.readers.nccl_tests import operation_named, read_nccl_tests
 from calibration.request import Request, Result, check
 from calibration.samples import Head, read_journal
-from sim.pricing.prices import Provenance
+from sim.pricing.provenance import Provenance
 from sim.pricing.shipped import load_profile, profile_for
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError, build
 
 

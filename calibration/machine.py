@@ -11,7 +11,8 @@ from typing import Any
 
 from calibration.launch.place import Device
 from sim.pricing.prices import Profile
-from topologies.cluster import Cluster, cluster_names, gpu_names, inline_cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import cluster_names, gpu_names, inline_cluster, load_cluster
 from topologies.reading import UserError
 
 MEASURED_HERE = "measured by `shardyard calibrate`"  # the source of prices that are this project's own

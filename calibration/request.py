@@ -9,7 +9,8 @@ from calibration.fit.machine.profile import Fitted
 from calibration.launch.place import Device, available_cores, under_launcher
 from calibration.measure.layer_check import Check
 from sim.pricing.shipped import load_profile
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError, nearest
 from topologies.writing import check_writable
 

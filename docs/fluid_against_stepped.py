@@ -23,7 +23,8 @@ from sim.pricing.protocols import LinkPrice
 from sim.pricing.shipped import profile_for
 from sim.pricing.wiring import endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 
 SHOWN = 0.01
 SIZES = {"1 KiB": 2.0**10, "1 MiB": 2.0**20, "64 MiB": 2.0**26, "1 GiB": 2.0**30}

@@ -7,7 +7,8 @@ from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
 from sim.analysis.breakdown import COMPONENTS
-from sim.analysis.summary import Interval, StageMemory, Summary
+from sim.analysis.stage_memory import StageMemory
+from sim.analysis.summary import Interval, Summary
 from topologies.costs import Cost, Rates, cost
 from topologies.units import show
 

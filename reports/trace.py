@@ -16,7 +16,7 @@ from typing import Any
 
 from sim.analysis.host_launches import host_launches
 from sim.analysis.memory import ledger
-from sim.pricing.algorithm_choice import TransferCost
+from sim.pricing.transfer_cost import TransferCost
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, op_kind, op_label
 from topologies.writing import whole_file

@@ -28,7 +28,8 @@ from strategies.models.tracing.model import remarks_of, traced_model
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
 from strategies.resilience.settings import RunSettings, complete, read_run
-from topologies.cluster import Cluster, inline_cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
 
 NAME = 200  # letters of a name

@@ -28,7 +28,7 @@ from strategies.planner.multiples import absolute
 from strategies.planner.search.results import Results
 from strategies.planner.search.space import load_space, parse_axis
 from strategies.read_job import read_job
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import LONGEST, UserError, load_yaml
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,8 @@ from calibration.published.rules import Step, flops_rules
 from strategies.job import Job
 from strategies.models.model import Model, load_model
 from strategies.plan.plan import Plan
-from topologies.cluster import Cluster, inline_cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.reading import Config, UserError, build, load_text, load_yaml, nearest, parse_value
 
 FOLDER = Path(__file__).parent

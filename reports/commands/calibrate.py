@@ -81,7 +81,7 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
 def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:
     """How to start this on a cluster; a rank has a GPU unless --cluster has none."""
     from calibration.launch.instructions import launch_text
-    from topologies.cluster import load_cluster
+    from topologies.cluster_files import load_cluster
     from topologies.reading import UserError
 
     if request.ranks < 1 or nodes < 1:

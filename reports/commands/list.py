@@ -43,7 +43,7 @@ def _catalogues() -> dict[str, Any]:
     from strategies.resilience.recovery import recoveries
     from strategies.schedules import schedules
     from topologies.board import wirings
-    from topologies.cluster import cluster_names, gpu_names
+    from topologies.cluster_files import cluster_names, gpu_names
     from topologies.fabric import fabrics
     from topologies.readers import readers
     from topologies.reliability import reliability_names

@@ -24,7 +24,7 @@ def command(
     """How much jobs on one cluster, each on GPUs of its own, slow each other down: their traffic shares the network."""
     from strategies.read_job import read_job
     from strategies.together import shared_cluster, together
-    from topologies.cluster import load_cluster
+    from topologies.cluster_files import load_cluster
 
     asked = [read_job(job) for job in jobs]
     whole = load_cluster(cluster, nodes) if cluster else shared_cluster(asked, nodes)

@@ -95,7 +95,7 @@ def _answers(
 def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | None) -> Section:
     """The same plan on as many GPUs of the other clusters of the catalogue, the cheapest that fits first."""
     from strategies.planner import whatif
-    from topologies.cluster import cluster_names, load_cluster
+    from topologies.cluster_files import cluster_names, load_cluster
 
     title = "The same plan on other clusters"
     if job.profile is not None:

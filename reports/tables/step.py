@@ -30,7 +30,8 @@ from reports.formatting import (
     tokens_per_step,
     training,
 )
-from sim.analysis.summary import StageMemory, Summary
+from sim.analysis.stage_memory import StageMemory
+from sim.analysis.summary import Summary
 
 LEAST = 0.0005  # of the step: less would show as 0.0 %
 UNEVEN = 0.05  # of the step: from here on it is told what uneven stages cost

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.path_latency import Floats
+from sim.pricing.transfer_cost import TransferCost
 from sim.pricing.wiring import Traffic, endpoints, schedule
 from sim.program import Block, Collective
 from sim.timeline import Timeline

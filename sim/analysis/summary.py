@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, idle_seconds, mean_breakdown
+from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, mean_breakdown
+from sim.analysis.gpu_kinds import GpuKind, gpu_kinds, notes_on
 from sim.analysis.link_load import LinkLoad, hottest
-from sim.analysis.memory import ledger
+from sim.analysis.stage_memory import NodeMemory, StageMemory, node_memory, stage_memory
 from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
 from topologies.reading import UserError
-from topologies.topology import gpu_kind, is_hosted
+from topologies.topology import gpu_kind
 
 FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "
@@ -27,48 +27,6 @@ FLOPS_RULE = (
 VARIABILITY = "gpu variability"  # component of the breakdown: waiting for GPUs that are slower than others of their kind
 LONGEST = 1e9  # seconds of a step
 ATTENTION = 0.2  # share of the FLOPs above which a note gives MFU without masked attention, half of it
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Peak memory of one stage's ranks, in bytes; `kinds` is what is held at that moment."""
-
-    stage: int
-    rank: int
-    kinds: dict[str, float]
-    overhead: float  # context, communicators and the allocator's reserve
-    peak: float  # everything that must fit
-    time: float  # when, seconds into the step
-    op: str  # during which op
-    overheads: dict[str, float] = field(default_factory=dict)  # the parts of `overhead`
-    cached: float = 0.0  # kept by the caching allocator besides, which gives it back before memory runs out
-    capacity: float | None = None  # of its GPU, where GPUs differ
-
-    @property
-    def allocated(self) -> float:
-        """Bytes of tensors: torch.cuda.max_memory_allocated."""
-        return self.peak - self.overhead
-
-    @property
-    def reserved(self) -> float:
-        """Bytes that the allocator reserves: torch.cuda.max_memory_reserved."""
-        return self.allocated + self.overheads.get("reserve", 0.0) + self.cached
-
-
-@dataclass(frozen=True)
-class NodeMemory:
-    """Memory and disk of the fullest node outside of its GPUs: bytes held, and capacity."""
-
-    node: int
-    memory: float
-    memory_capacity: float
-    disk: float
-    disk_capacity: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether both are within their capacity."""
-        return self.memory <= self.memory_capacity and self.disk <= self.disk_capacity
 
 
 @dataclass(frozen=True)
@@ -102,22 +60,6 @@ class EffectsCost:
     critical_rank: int  # whose compute stream is idle least: the others wait for it
     critical_idle: float
     mean_idle: float  # of all ranks
-
-
-@dataclass(frozen=True)
-class GpuKind:
-    """The ranks on one kind of GPU. Seconds, means over these ranks: idle, of their compute streams; bytes: the highest peak, of
-    `rank` on `node`.
-    """
-
-    gpu: str
-    profile: str
-    ranks: int
-    idle: float
-    capacity: float
-    peak: float
-    rank: int
-    node: int
 
 
 @dataclass(frozen=True)
@@ -191,8 +133,8 @@ def summarise(timeline: Timeline) -> Summary:
     per_lane = breakdowns(timeline)
     mean = mean_breakdown(timeline, per_lane) | ({VARIABILITY: lost} if variability else {})
     breakdown = _mean(mean, program.steps, step)
-    memory = tuple(_memory(timeline, lane) for lane in range(len(timeline.lanes)))
-    host, peaks = _host(timeline), np.array([member.gpu.peak[program.dtype] for member in prices.members])
+    memory = tuple(stage_memory(timeline, lane) for lane in range(len(timeline.lanes)))
+    host, peaks = node_memory(timeline), np.array([member.gpu.peak[program.dtype] for member in prices.members])
     counts = (
         np.bincount(gpu_kind(timeline.op_costs.topology, np.arange(world)), minlength=len(peaks)) if len(peaks) > 1 else [world]
     )
@@ -202,8 +144,8 @@ def summarise(timeline: Timeline) -> Summary:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
         notes.append(f"HFU above 100 %: {_above(timeline)}")
-    kinds = tuple(_gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
-    notes = [*_waiting(kinds), *notes, *alike]
+    kinds = tuple(gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
+    notes = [*notes_on(kinds), *notes, *alike]
     limiting = max(memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
     return Summary(
         gpus=world,
@@ -246,32 +188,6 @@ def _variability(timeline: Timeline) -> tuple[GpuVariability | None, list[str]]:
         return None, [f"GPUs of one kind are taken as alike: {error}"]
 
 
-def _gpu_kinds(timeline: Timeline, per_lane: list[dict[str, float]], memory: tuple[StageMemory, ...]) -> Iterator[GpuKind]:
-    """The ranks on each kind of GPU, as the topology numbers them."""
-    steps, topology = timeline.program.steps, timeline.op_costs.topology
-    for prices in timeline.op_costs.prices.members:
-        lanes = [number for number in range(len(timeline.lanes)) if timeline.prices(number) is prices]
-        ranks = sum(timeline.lanes[lane].ranks for lane in lanes)
-        if not ranks:
-            continue
-        idle = sum(timeline.lanes[lane].ranks * idle_seconds(per_lane[lane]) for lane in lanes) / ranks / steps
-        fullest = max((memory[lane] for lane in lanes), key=lambda stage: stage.peak)
-        node = int(topology.node_of(np.array([fullest.rank]))[0])
-        yield GpuKind(prices.gpu.name, prices.profile.name, ranks, idle, prices.gpu.memory, fullest.peak, fullest.rank, node)
-
-
-def _waiting(kinds: tuple[GpuKind, ...]) -> Iterator[str]:
-    """A note that says which GPUs wait for which."""
-    if len(kinds) > 1:
-        least, most = (pick(kinds, key=lambda kind: kind.idle) for pick in (min, max))
-        idle = f"{most.gpu} is idle for {most.idle:.3g} s of a step, {least.gpu} for {least.idle:.3g} s"
-        yield f"GPUs of several kinds: {idle}"
-    tight = [kind for kind in kinds if kind.peak > kind.capacity]
-    if tight and len(tight) < len(kinds):
-        where = ", ".join(f"{kind.gpu} (rank {kind.rank} on node {kind.node})" for kind in tight)
-        yield f"out of memory only on {where}"
-
-
 def _above(timeline: Timeline) -> str:
     """The reason why a step counts more FLOPs than the peak allows."""
     dtype, peak = timeline.program.dtype, timeline.op_costs.prices.members[0].gpu.peak
@@ -302,46 +218,6 @@ def _mean(breakdown: dict[str, float], steps: int, step: float) -> dict[str, flo
     mean = {name: seconds / steps for name, seconds in breakdown.items()}
     mean[max(mean, key=lambda name: mean[name])] += step - sum(mean.values())
     return mean
-
-
-def _memory(timeline: Timeline, lane: int) -> StageMemory:
-    book, prices = ledger(timeline, lane), timeline.prices(lane)
-    overhead, expandable = prices.profile.overhead, timeline.program.expandable
-    every = {
-        "context": overhead.context,
-        "communicators": timeline.program.grid.communicators * overhead.communicator,
-        "reserve": 0.0 if expandable else overhead.reserve * book.peak,
-    }
-    extra = sum(every.values())
-    time, op = book.when
-    if timeline.before is not None:
-        time += timeline.periods * (time - ledger(timeline.before, lane).when[0])
-    actor = timeline.lanes[lane]
-    stage = timeline.stage(lane)
-    peak, capacity = book.peak + extra, prices.gpu.memory
-    cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
-    own = capacity if len(timeline.op_costs.prices.members) > 1 else None
-    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached, own)
-
-
-def _host(timeline: Timeline) -> NodeMemory | None:
-    topology, grid = timeline.op_costs.topology, timeline.program.grid
-    if not is_hosted(topology) or topology.cpu is None:
-        return None
-    held: dict[str, NDArray[np.float64]] = {}
-    for number, lane in enumerate(timeline.lanes):
-        cohort = timeline.cohort(number)
-        ranks = grid.groups((), cohort.at).ravel() if lane.ranks > 1 else np.array([lane.rank])
-        nodes = topology.node_of(ranks)
-        for place, size in cohort.hosted:
-            mine = held.setdefault(place, np.zeros(int(topology.node_of(np.arange(topology.gpus)).max()) + 1))
-            np.add.at(mine, nodes, size)
-    if not held:
-        return None
-    none = np.zeros_like(next(iter(held.values())))
-    cpu, nvme, has = held.get("cpu", none), held.get("nvme", none), topology.cpu
-    worst = int(np.maximum(cpu / has.memory, nvme / (has.disk or np.inf)).argmax())
-    return NodeMemory(worst, float(cpu[worst]), has.memory, float(nvme[worst]), has.disk)
 
 
 def _volumes(timeline: Timeline) -> dict[str, Volume]:

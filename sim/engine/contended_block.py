@@ -18,8 +18,8 @@ from sim.engine.network import FlowPart, Network
 from sim.engine.segments import Piece, Rest, SegmentedBlock
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
-from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
+from sim.pricing.transfer_cost import TransferCost
 from sim.program import Block
 
 NOTHING = FlowPart(0.0, ())

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import ROUNDING
-from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.block_costs import BlockCost
+from sim.pricing.transfer_cost import TransferCost
 from sim.program import Block, Op, Work
 from sim.timeline import Resumption
 

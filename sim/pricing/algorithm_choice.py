@@ -5,9 +5,8 @@ NCCL chooses for each communicator by itself: sibling groups whose members are s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple, Self
 
@@ -22,6 +21,7 @@ from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
 from sim.pricing.sibling_groups import kinds, placements, together
+from sim.pricing.transfer_cost import TransferCost, cost_key
 from sim.pricing.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
 from sim.program import Collective, Send
 from topologies.cluster_topology import ClusterTopology
@@ -34,26 +34,6 @@ SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on l
 NEAR = 0.01  # groups whose times differ by less than this part are of one kind
 
 At = tuple[tuple[str, int], ...]  # coordinates that ranks share
-
-
-@dataclass(frozen=True, slots=True)
-class TransferCost:
-    """The cost of a collective or send on merged links."""
-
-    traffic: Traffic
-    parts: tuple[FlowPart, ...]
-    latency: float  # seconds, of all its rounds
-    sent: float  # bytes that one rank of the cohort sends
-    alone: float  # seconds without contention
-    is_send: bool  # from one rank to another, without a rendezvous
-    protocol: str  # as NCCL names it
-    working: float = 1.0  # part of its time in which it slows compute beside it; in the rest it waits for other ranks
-    lanes: int = 1  # lanes of its cohort that take part
-
-    @property
-    def links(self) -> set[int]:
-        """The links that it is on at any time."""
-        return {link for part in self.parts for link, _ in part.flows}
 
 
 class Choice(NamedTuple):
@@ -331,10 +311,3 @@ def _listed(work: Collective, prices: Prices) -> float:
     """Seconds in which the GPU copies the pieces of a list, one by one."""
     memory, bandwidth = prices.profile.memory, prices.gpu.memory_bandwidth
     return work.pieces * memory.fixed + 2 * work.bytes / (bandwidth * memory.efficiency)
-
-
-def cost_key(work: Collective | Send) -> Hashable:
-    """The fields of `work` that its price depends on, besides its groups."""
-    if isinstance(work, Send):
-        return "send", work.bytes
-    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces

@@ -10,11 +10,12 @@ import numpy as np
 
 from sim.analysis import notes
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import AlgorithmChoice, At, Choice, TransferCost, cost_key
+from sim.pricing.algorithm_choice import AlgorithmChoice, At, Choice
 from sim.pricing.link_merging import Wiring
 from sim.pricing.prices import Prices
 from sim.pricing.protocols import Shape
 from sim.pricing.sibling_groups import Membership, lanes, together
+from sim.pricing.transfer_cost import TransferCost, cost_key
 from sim.pricing.wiring import Traffic, members
 from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
 from topologies.topology import Topology, Values

@@ -8,10 +8,11 @@ import numpy as np
 
 from sim.clock import on_grid
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import At, TransferCost
+from sim.pricing.algorithm_choice import At
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
+from sim.pricing.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
 from topologies.impaired import nominal
 from topologies.topology import Topology, gpu_kind, is_unequal

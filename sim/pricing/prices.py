@@ -22,7 +22,6 @@ from sim.pricing.kernel_curves import (
     GemmCurve,
     Hardware,
     MemoryCurve,
-    NotNegative,
     Positive,
     Product,
     Rates,
@@ -36,9 +35,10 @@ from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
 from sim.pricing.protocols import Rates as LinkRates
 from sim.pricing.protocols import rates as link_rates
+from sim.pricing.provenance import Provenance
 from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
 from topologies.board import KINDS, UNPRICED
-from topologies.cluster import gpu_names, load_gpu
+from topologies.cluster_files import gpu_names, load_gpu
 from topologies.reading import Config, UserError, nearest
 from topologies.topology import kind_of_link
 from topologies.units import Bytes, BytesPerSecond, Seconds
@@ -55,27 +55,6 @@ _SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_
 _WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes of an operand's element
 SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
-
-
-class Provenance(Config):
-    """Where the numbers of one part of a profile come from."""
-
-    measured: bool  # on a GPU of this kind; otherwise the numbers follow from `rule`
-    machine: str  # what was measured
-    versions: str  # software versions as far as the source names them
-    date: str  # of the measurement, or of the source's commit
-    source: str  # where the measurements are published
-    grid: str  # which shapes or sizes were measured
-    rule: str = ""  # how the constants follow from the measurements, with every assumption
-    fit_error: NotNegative | None = None  # median relative error on the points fitted to
-    heldout_error: NotNegative | None = None  # median relative error on points kept out of the fit, of the sizes of training
-    errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
-    spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
-    # percentile of measured over predicted seconds, minus 1: what an error bar needs
-    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
-    transports: tuple[str, ...] = ()  # kinds of links between GPUs over which collectives were measured
-    beside: dict[str, Positive] = Field(default_factory=dict)  # what was fitted together with the prices and belongs to the
-    # benchmark, not to them: bytes that stay in the cache, a pass that was timed too
 
 
 class Overhead(Config):

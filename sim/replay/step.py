@@ -11,23 +11,19 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.pricing.block_costs import BlockCost
-from sim.program import COMPUTE, Block, Cohort, Collective, Op, Program
+from sim.program import Block, Collective
+from sim.replay.places import Column, Floats, Groups, Places
+from sim.replay.program_graph import program_graph
 from sim.timeline import Timeline
 from topologies.reading import UserError
-from topologies.topology import Ids
 
-Floats = NDArray[np.float64]
-Column = float | Floats  # a number, or shape (places, 1)
 ORIGIN = np.zeros((1, 1))  # when the step begins
 FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
@@ -38,108 +34,6 @@ class Replayed(NamedTuple):
 
     steps: Floats
     ends: Floats
-
-
-class _Node(NamedTuple):
-    """One op of one cohort in a program's graph."""
-
-    cohort: int
-    op: Op
-    before: tuple[int, ...]  # nodes that it waits for
-    resumption: int  # node with which the host that launches it went on, −1: it was never held up
-    held_before: int  # of a node that holds up the host: the one that held it up before (−1: none)
-
-
-class _Graph:
-    """What the replays of all plays of a program share: nodes, which of them meet, and the order of their waits."""
-
-    def __init__(self, program: Program) -> None:
-        self.first = np.cumsum([0, *(len(cohort.ops) for cohort in program.cohorts)]).tolist()
-        self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(program.cohorts[number], number)]
-        self.together = self._meet(program)
-        self.order = self._sorted()
-        self.last = self._last()
-        self.used_last = self._used_last()
-
-    def _cohort(self, cohort: Cohort, number: int) -> Iterator[_Node]:
-        first = self.first
-        last: dict[str, int] = {}
-        resumption = -1
-        for index, op in enumerate(cohort.ops, first[number]):
-            before = [first[ref.cohort] + ref.op for ref in op.after]
-            if op.stream in last:
-                before.append(last[op.stream])
-            last[op.stream] = index
-            previous = resumption
-            if op.held:
-                resumption = index
-            yield _Node(number, op, tuple(before), resumption, previous)
-
-    def _meet(self, program: Program) -> dict[int, list[int]]:
-        """By node that is a collective, the nodes whose ranks meet."""
-        meetings: dict[Hashable, list[int]] = {}
-        seen: Counter[Hashable] = Counter()
-        for number, node in enumerate(self.nodes):
-            work = node.op.work
-            if not isinstance(work, Collective):
-                continue
-            key: Hashable = number
-            if work.cohorts or work.axis in program.cohorts[node.cohort].at:
-                seen[node.cohort, work.label, work.cohorts] += 1
-                key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
-            meetings.setdefault(key, []).append(number)
-        return {each: members for members in meetings.values() for each in members}
-
-    def _sorted(self) -> list[list[int]]:
-        """Nodes in the order of their waits; collectives that meet come together."""
-        together = [self.together.get(number) or [number] for number in range(len(self.nodes))]
-        leader = [members[0] for members in together]
-        missing = [0] * len(self.nodes)
-        followers: list[list[int]] = [[] for _ in self.nodes]
-        for number, node in enumerate(self.nodes):
-            hosts = {node.held_before if node.op.held else node.resumption} - {-1, number}
-            for before in hosts.union(node.before):
-                followers[before].append(leader[number])
-                missing[leader[number]] += 1
-        ready = [number for number in range(len(self.nodes)) if leader[number] == number and not missing[number]]
-        order = []
-        for number in ready:
-            order.append(together[number])
-            for member in together[number]:
-                for follower in followers[member]:
-                    missing[follower] -= 1
-                    if not missing[follower]:
-                        ready.append(follower)
-        return order
-
-    def _last(self) -> list[list[int]]:
-        """By cohort, the nodes that no other node of it waits for."""
-        waited = {before for number, node in enumerate(self.nodes) for before in node.before if self._same(before, number)}
-        every = zip(self.first, self.first[1:], strict=False)
-        return [[number for number in range(first, end) if number not in waited] for first, end in every]
-
-    def _same(self, number: int, other: int) -> bool:
-        return self.nodes[number].cohort == self.nodes[other].cohort
-
-    def _used_last(self) -> list[list[int]]:
-        """By turn, the nodes that nobody waits for after it, without those of `last`."""
-        kept = {number for numbers in self.last for number in numbers}
-        turn = {before: at for at, members in enumerate(self.order) for member in members for before in self.nodes[member].before}
-        result: list[list[int]] = [[] for _ in self.order]
-        for number, at in turn.items():
-            if number not in kept:
-                result[at].append(number)
-        return result
-
-
-_GRAPHS: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
-
-
-def _graph(program: Program) -> _Graph:
-    known = _GRAPHS.get(program)
-    if known is None:
-        known = _GRAPHS[program] = _Graph(program)
-    return known
 
 
 class _Times(NamedTuple):
@@ -179,8 +73,8 @@ class StepReplay:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
         if self.program.allotments:
             raise UserError("a step of ranks with different numbers of microbatches is not replayed")
-        self.places = _Places(timeline)
-        self.graph = _graph(self.program)
+        self.places = Places(timeline)
+        self.graph = program_graph(self.program)
         self.blocks: list[_BlockTimes] = []
         self._times = [times for number in range(len(self.program.cohorts)) for times in self._cohort(number)]
         self._meetings = self._meet()
@@ -222,9 +116,9 @@ class StepReplay:
             cohort, column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical
         )
 
-    def _meet(self) -> dict[int, _Groups]:
+    def _meet(self) -> dict[int, Groups]:
         """By first node of those whose ranks meet, their groups; without meetings of every place with itself."""
-        known: dict[Hashable, _Groups | None] = {}
+        known: dict[Hashable, Groups | None] = {}
         result = {}
         for members in self.graph.order:
             nodes = [self.graph.nodes[number] for number in members]
@@ -233,7 +127,7 @@ class StepReplay:
                 collectives = [(node.cohort, cast(Collective, work)) for node, work in zip(nodes, works, strict=True)]
                 key = tuple((cohort, () if work.cohorts else work.axes) for cohort, work in collectives)
                 if key not in known:
-                    known[key] = _Groups.of([self.places.groups(work, cohort) for cohort, work in collectives])
+                    known[key] = Groups.of([self.places.groups(work, cohort) for cohort, work in collectives])
                 if (groups := known[key]) is not None:
                     result[members[0]] = groups
         return result
@@ -290,88 +184,3 @@ class StepReplay:
         wide = [np.broadcast_to(most, (self.places.count, samples)) for most in through]
         every = self.places.by_rank([self.places.of_ranks(most) for most in wide])
         return Replayed(every.max(axis=0), every)
-
-
-class _Groups(NamedTuple):
-    """The groups in which the places of one or several cohorts meet. order: places by group, where there are several."""
-
-    group: Ids
-    order: Ids | None
-    first: Ids
-
-    @classmethod
-    def of(cls, ids: list[Ids]) -> _Groups | None:
-        """None where every place is a group by itself."""
-        group = np.unique(np.concatenate(ids), return_inverse=True)[1].ravel()
-        count = int(group.max()) + 1
-        if count == len(group):
-            return None
-        order = np.argsort(group, kind="stable") if count > 1 else None
-        return cls(group, order, np.searchsorted(group[order], np.arange(count)) if order is not None else group[:1])
-
-    def latest(self, arrived: list[Floats]) -> list[Floats]:
-        """The time of each group's last, for all of its places."""
-        if self.order is None:
-            most = arrived[0].max(axis=0, keepdims=True)
-            for other in arrived[1:]:
-                most = np.maximum(most, other.max(axis=0, keepdims=True))
-            return [most] * len(arrived)
-        samples = max(each.shape[1] for each in arrived)
-        places = len(self.group) // len(arrived)
-        wide = np.concatenate([np.broadcast_to(each, (places, samples)) for each in arrived])
-        latest = np.maximum.reduceat(wide[self.order], self.first, axis=0)
-        return list(latest[self.group].reshape(len(arrived), places, samples))
-
-
-class _Places:
-    """Ranks of a cohort that meet inside blocks are one place. lane: of each place."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.grid = timeline, timeline.program.grid
-        self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
-        inside = self.grid.group_of(_axes_inside(timeline.program))
-        _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
-        self.count = len(self._example)
-        lane = timeline.op_costs.lane
-        self.lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
-
-    def column(self, values: list[float]) -> Column:
-        """Values of a cohort's lanes: a number where all are equal, else of shape (places, 1)."""
-        first = values[0]
-        if len(values) == 1 or values.count(first) == len(values):
-            return first
-        return np.array(values)[self.lane].reshape(-1, 1)
-
-    def groups(self, work: Collective, cohort: int) -> Ids:
-        """The group of each place of a collective that is an op."""
-        return self.timeline.op_costs.groups(work, cohort)[self._example]
-
-    def slowest(self, kernels: Floats | None) -> list[Floats] | None:
-        """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""
-        if kernels is None:
-            return None
-        order = np.argsort(self._place, kind="stable")
-        first = np.searchsorted(self._place[order], np.arange(self.count))
-        return [np.maximum.reduceat(kernels[ranks[order]], first, axis=0) for ranks in self.ranks]
-
-    def of_ranks(self, values: Floats) -> Floats:
-        """Values of places as those of a cohort's ranks."""
-        return values[self._place]
-
-    def by_rank(self, values: list[Floats]) -> Floats:
-        """Values of each cohort's ranks in the order of ranks."""
-        result = np.empty((self.grid.world, values[0].shape[1]))
-        for ranks, own in zip(self.ranks, values, strict=True):
-            result[ranks] = own
-        return result
-
-
-def _axes_inside(program: Program) -> tuple[str, ...]:
-    """Axes along which ranks meet inside blocks."""
-    axes: dict[str, None] = {}
-    for cohort in program.cohorts:
-        for block in {op.work: None for op in cohort.ops if op.stream == COMPUTE and isinstance(op.work, Block)}:
-            for _, item in block.items():
-                if isinstance(item, Collective):
-                    axes |= dict.fromkeys(axis for axis in item.axes if axis not in cohort.at)
-    return tuple(axes)

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from sim.replay.step import Floats, StepReplay
+from sim.replay.places import Floats
+from sim.replay.step import StepReplay
 from sim.timeline import Timeline
 from topologies.topology import gpu_kind
 

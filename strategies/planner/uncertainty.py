@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sim.analysis.summary import VARIABILITY, Interval, Summary
-from sim.pricing.prices import Provenance
+from sim.pricing.provenance import Provenance
 from strategies.planner.sensitivity import PRICES, Play, group_of, kernel_seconds
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.replay.step import Floats, StepReplay
+from sim.replay.places import Floats
+from sim.replay.step import StepReplay
 from strategies.job import Job
 from strategies.predict import simulate
 

@@ -20,7 +20,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.wiring import Traffic, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 
 pytestmark = pytest.mark.benchmark
 RING = Traffic("all_reduce/ring", ("dp",), ())

@@ -10,7 +10,8 @@ import pytest
 
 from sim.analysis.breakdown import COMPONENTS
 from sim.analysis.link_load import LinkLoad
-from sim.analysis.summary import FLOPS_RULE, Interval, StageMemory, Summary, Volume
+from sim.analysis.stage_memory import StageMemory
+from sim.analysis.summary import FLOPS_RULE, Interval, Summary, Volume
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import profile_for
@@ -19,7 +20,7 @@ from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 
 NO_BYTES = dict.fromkeys(("parameter", "gradient", "optimizer", "activation", "temporary", "buffer"), 0.0)
 MODEL = Model(name="small", hidden=1024, layers=4, heads=16, vocabulary=32000, context=1024)

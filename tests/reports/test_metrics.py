@@ -11,7 +11,8 @@ import pytest
 from reports.metrics import METRICS, explain, metric, metric_names
 from shardyard import read_job, simulate
 from sim.analysis.breakdown import AXES
-from sim.analysis.summary import VARIABILITY, NodeMemory, Summary, summarise
+from sim.analysis.stage_memory import NodeMemory
+from sim.analysis.summary import VARIABILITY, Summary, summarise
 from sim.replay.waiting import GpuVariability
 from topologies.reading import UserError
 

@@ -12,7 +12,7 @@ import shardyard
 from reports.figures.cluster_layout import arrange
 from reports.figures.topology import topology
 from reports.tables.topology import affinity
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.overview import shape
 from topologies.reading import UserError
 

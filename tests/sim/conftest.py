@@ -11,7 +11,7 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Kernel, Program, Run
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 
 MEASURED = ("a100", "h100", "h200", "b200", "l40s")
 

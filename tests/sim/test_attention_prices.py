@@ -13,7 +13,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from tests.sim.conftest import MEASURED, attention, prices, sizes
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 from topologies.reading import UserError
 
 ATTENTION = (  # profile, batch, heads, kv_heads, sequence, head_dim, seconds of the causal forward pass

@@ -10,7 +10,7 @@ from sim.pricing.kernel_curves import POWER, GemmCurve, Product, Rates, Tile, ge
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 
 RATES = PEAK, BANDWIDTH, SMS = Rates(1e12, 1e9, 8)
 TILE = Tile.model_construct(m=64, n=64, efficiency=1.0)

@@ -11,7 +11,7 @@ from sim.analysis.collective_sweep import bus_factor, sweep
 from sim.collectives.cycles import ring_cycles
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import profile_for
-from topologies.cluster import inline_cluster, load_cluster
+from topologies.cluster_files import inline_cluster, load_cluster
 
 
 def used(rings: tuple[tuple[int, ...], ...], size: int) -> np.ndarray:

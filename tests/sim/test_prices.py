@@ -17,7 +17,7 @@ from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
 from strategies.frameworks import kernel_set
 from strategies.frameworks.megatron_2021.options import Megatron2021Options
 from tests.sim.conftest import MEASURED, Gpu, attention, prices, sizes
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 from topologies.reading import UserError
 
 # Measured seconds, bf16: systems/data at 095f58a51c4c of github.com/ai-dynamo/aiconfigurator (Apache-2.0), on A100-SXM4-80GB, and

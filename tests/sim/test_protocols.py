@@ -19,7 +19,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
 from sim.pricing.shipped import load_profile
 from sim.program import Cohort, Collective, Op, Program, Send
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}

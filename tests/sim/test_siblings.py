@@ -10,18 +10,19 @@ import pytest
 
 from sim.engine.player import run
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import AlgorithmChoice, TransferCost
+from sim.pricing.algorithm_choice import AlgorithmChoice
 from sim.pricing.link_merging import wire
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.sibling_groups import Membership, lanes, placements
+from sim.pricing.transfer_cost import TransferCost
 from sim.pricing.wiring import Traffic, endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.predict import simulate
 from strategies.read_job import read_job
-from topologies.cluster import cluster_names, load_cluster
+from topologies.cluster_files import cluster_names, load_cluster
 from topologies.reading import UserError
 
 MODEL: dict[str, Any] = {

@@ -17,7 +17,8 @@ from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run
 from sim.timeline import Timeline
 from tests.conftest import GPU, NONE
 from tests.sim.conftest import block, kernel, program
-from topologies.cluster import Cluster, inline_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import inline_cluster
 
 FAST = GPU | {"name": "fast", "memory_bandwidth": "2 TB/s", "peak": {"bf16": "2 TFLOP/s"}, "memory": "2 PB"}
 

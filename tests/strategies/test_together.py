@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import shardyard
 from shardyard import UserError, read_job, simulate, together
 from strategies.job import Job
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 
 SMALL = {"name": "small", "hidden": 1536, "layers": 8, "heads": 12, "vocabulary": 36000, "context": 1024}
 PLANS = (

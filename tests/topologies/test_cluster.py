@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from topologies.cluster import cluster_names, gpu_names, inline_cluster, load_cluster, load_gpu
+from topologies.cluster_files import cluster_names, gpu_names, inline_cluster, load_cluster, load_gpu
 from topologies.reading import UserError
 
 HOME = Path(__file__).parents[2] / "topologies"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topologies.cluster import Cluster, cluster_names, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import cluster_names, load_cluster
 from topologies.impaired import ImpairedTopology, LinkChange
 from topologies.topology import Topology, is_hosted, is_multicast, is_unequal
 

@@ -10,7 +10,8 @@ import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow, shortest_path
 
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.fabric import End, fabrics
 from topologies.reading import UserError, build
 from topologies.topology import Topology

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.overview import across, link_sorts, shape
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.readers.slurm import hostlist
 from topologies.reading import UserError
 from topologies.topology import Topology

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topologies.cluster import Cluster, UnequalCluster, inline_cluster, load_cluster
+from topologies.cluster import Cluster, UnequalCluster
+from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.node_group import NodeGroup
 from topologies.reading import UserError
 from topologies.unequal_topology import UnequalTopology

@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
 from topologies.topology import Topology
 from topologies.wirings.cube_mesh import PAIRS

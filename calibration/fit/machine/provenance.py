@@ -12,7 +12,7 @@ from calibration.fit.machine.kernels import error
 from calibration.fit.machine.tables import Point
 from calibration.machine import MEASURED_HERE
 from calibration.samples import Merged
-from sim.pricing.prices import Provenance
+from sim.pricing.provenance import Provenance
 
 
 def measured_here(

@@ -34,7 +34,8 @@ from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
 from sim.pricing.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from sim.pricing.shipped import FOLDER, load_profile
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.writing import write_whole
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}

@@ -20,7 +20,8 @@ from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate,
 from sim.collectives import offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 
 LEAST = 8  # sizes of a sweep that is fitted to
 MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, cluster, what its nodes have instead

@@ -22,7 +22,7 @@ from calibration.fit.published_kernels.common import Array, fit_attention, fit_b
 from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Hardware
 from sim.pricing.shipped import FOLDER, load_profile
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 from topologies.hardware import Gpu
 from topologies.writing import write_whole
 

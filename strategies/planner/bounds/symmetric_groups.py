@@ -17,9 +17,9 @@ from typing import Self
 import numpy as np
 
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import TransferCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
+from sim.pricing.transfer_cost import TransferCost
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.job import Job
 from topologies.cluster import Cluster

@@ -13,7 +13,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from tests.calibration.conftest import case, collective
-from topologies.cluster import load_cluster, load_gpu
+from topologies.cluster_files import load_cluster, load_gpu
 from topologies.reading import UserError
 
 CORE = load_gpu("cpu-core")

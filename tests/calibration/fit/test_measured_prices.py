@@ -18,7 +18,7 @@ from sim.pricing.shipped import load_profile
 from sim.program import Collective
 from strategies.lowering.lower import lower
 from tests.calibration.conftest import MODEL, collective
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError, build
 
 

@@ -13,7 +13,7 @@ from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate,
 from sim.analysis.collective_sweep import sweep
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 
 RAW = Path(__file__).parents[4] / "shared" / "data"
 raw = pytest.mark.skipif(not RAW.is_dir(), reason="the raw measurements are not shipped")

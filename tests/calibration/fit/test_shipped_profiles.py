@@ -12,7 +12,7 @@ from calibration.fit.published_kernels.products import benchmarked, nearest
 from calibration.fit.published_kernels.refit import TABLES, products
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile, profile_for, profile_names
-from topologies.cluster import gpu_names, load_gpu
+from topologies.cluster_files import gpu_names, load_gpu
 from topologies.reading import UserError
 
 RAW = Path(__file__).parents[4] / "shared" / "data"

@@ -77,10 +77,10 @@ def test_a_slow_rank(tmp_path: Path) -> None:
     """Rank 1 takes 4, 2 and 2 ms, rank 0 half: 8 ms. Without stragglers 3, 1.5 and 1.5 ms, and 1 ms of all-reduce beside: 6
     ms.
     """
-    found = analysed(training(0, 2), training(1, 2), folder=tmp_path)
-    for times, expected in ((found.measured, 8e-3), (found.with_delays, 8e-3), (found.replayed, 8e-3), (found.ideal, 6e-3)):
+    answer = analysed(training(0, 2), training(1, 2), folder=tmp_path)
+    for times, expected in ((answer.measured, 8e-3), (answer.with_delays, 8e-3), (answer.replayed, 8e-3), (answer.ideal, 6e-3)):
         assert times.tolist() == [pytest.approx(expected)]
-    first, second = found.workers
+    first, second = answer.workers
     assert (first.rank, first.slowdown, first.fixed, first.share) == (
         1,
         pytest.approx(8 / 6),
@@ -88,8 +88,8 @@ def test_a_slow_rank(tmp_path: Path) -> None:
         pytest.approx(1),
     )
     assert (second.rank, second.slowdown, second.share) == (0, pytest.approx(1), pytest.approx(0))
-    assert [part.name for part in found.op_types] == ["compute", "allreduce"]
-    assert found.steps.tolist() == [3]
+    assert [part.name for part in answer.op_types] == ["compute", "allreduce"]
+    assert answer.steps.tolist() == [3]
 
 
 def test_what_waits_for_a_collective_is_found_over_ranks(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_what_waits_for_a_collective_is_found_over_ranks(tmp_path: Path) -> None
 
 def test_steps_are_replayed_each(tmp_path: Path) -> None:
     ranks = [again(again(Rank(rank), 2, 0, 3), 1, 100, 4) for rank in (0, 1)]
-    found = analysed(*ranks, folder=tmp_path)
-    assert found.steps.tolist() == [3, 4]
-    assert found.measured == pytest.approx([8e-3, 4e-3])
-    assert found.per_step == pytest.approx([8e-3 / 5e-3, 4e-3 / 5e-3])  # 2.5, 1.25 and 1.25 ms
+    answer = analysed(*ranks, folder=tmp_path)
+    assert answer.steps.tolist() == [3, 4]
+    assert answer.measured == pytest.approx([8e-3, 4e-3])
+    assert answer.per_step == pytest.approx([8e-3 / 5e-3, 4e-3 / 5e-3])  # 2.5, 1.25 and 1.25 ms
     lonely = analysed(training(0, 2), again(training(1, 2), 2, 100, 4), folder=tmp_path)
     assert lonely.left_out == {4: "rank 0 has no kernel in it"}
 
@@ -126,8 +126,8 @@ def test_send_and_receive_meet(tmp_path: Path) -> None:
 
 def test_what_a_trace_does_not_say_is_a_note(tmp_path: Path) -> None:
     unnamed = {"Process Group Name": "", "Process Group Ranks": ""}
-    found = analysed(Rank(0).step(0, 0).run(0, 1).run(1, 2, "allreduce", **unnamed), folder=tmp_path)
-    assert [note.split(":")[0] for note in found.notes] == [
+    answer = analysed(Rank(0).step(0, 0).run(0, 1).run(1, 2, "allreduce", **unnamed), folder=tmp_path)
+    assert [note.split(":")[0] for note in answer.notes] == [
         "a trace of one rank",
         "1 NCCL kernels do not name their group or peer",
         "1 of 1 steps of a rank launch kernels as no other does",
@@ -188,12 +188,12 @@ def test_a_simulated_straggler_is_found(plan: dict[str, Any]) -> None:
     fields = dict(overrides={"model.layers": 4}, model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 1024} | plan)
     timeline = simulate(shardyard.read_job(effects=["gpu 3: speed 0.5"], **fields), fold=False)
     traces = [RankTrace(rank, {0: _kernels(rows)}) for rank, rows in timeline.frame().groupby("rank")]
-    found = analyse_kernels(traces, "simulated")
-    assert found.measured == pytest.approx([timeline.step], rel=1e-3)
-    assert found.with_delays == pytest.approx(found.measured, rel=1e-9)
-    assert (found.workers[0].rank, found.workers[0].share) == (3, pytest.approx(1, abs=0.01))
+    answer = analyse_kernels(traces, "simulated")
+    assert answer.measured == pytest.approx([timeline.step], rel=1e-3)
+    assert answer.with_delays == pytest.approx(answer.measured, rel=1e-9)
+    assert (answer.workers[0].rank, answer.workers[0].share) == (3, pytest.approx(1, abs=0.01))
     alike = simulate(shardyard.read_job(**fields)).step  # without stragglers means compute of 9/8 the time
-    assert alike < found.workers[0].fixed < 1.126 * alike < 1.5 * alike < found.replayed[0]
+    assert alike < answer.workers[0].fixed < 1.126 * alike < 1.5 * alike < answer.replayed[0]
 
 
 def _kernels(rows: pd.DataFrame) -> list[Kernel]:

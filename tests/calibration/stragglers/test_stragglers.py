@@ -140,20 +140,20 @@ def usual(slow: float, dp_rank: int, stage: int) -> Duration:
 
 def test_a_slow_dp_rank(tmp_path: Path) -> None:
     """dp 1 takes 2 + 4 s, dp 0 1 + 2 s, then both 2 s. Without stragglers both take 1.5 + 3 s."""
-    found = analysed(trace_of(usual(2, 1, 0), dp=2), tmp_path)
-    assert found.measured.tolist() == [8]
-    assert found.with_delays.tolist() == [8]
-    assert found.replayed.tolist() == [8]
-    assert found.ideal.tolist() == [6.5]
-    assert found.slowdown == 8 / 6.5
-    parts = {part.name: part for part in found.dp_ranks}
+    answer = analysed(trace_of(usual(2, 1, 0), dp=2), tmp_path)
+    assert answer.measured.tolist() == [8]
+    assert answer.with_delays.tolist() == [8]
+    assert answer.replayed.tolist() == [8]
+    assert answer.ideal.tolist() == [6.5]
+    assert answer.slowdown == 8 / 6.5
+    parts = {part.name: part for part in answer.dp_ranks}
     assert (parts["1"].slowdown, parts["1"].fixed, parts["1"].share) == (8 / 6.5, 6.5, 1)
     assert (parts["0"].slowdown, parts["0"].fixed, parts["0"].share) == (1, 8, 0)
-    forward = next(part for part in found.op_types if part.name == "forward-compute")
+    forward = next(part for part in answer.op_types if part.name == "forward-compute")
     assert (forward.slowdown, forward.fixed) == (7 / 6.5, 7.5)  # 2 + 3 s of compute; 1.5 + 4 s
-    kind, part = worst_part(found) or ("", None)
+    kind, part = worst_part(answer) or ("", None)
     assert (kind, part and part.name) == ("worker", "1")
-    assert (found.slowest, found.slowest_part.share) == ([1], 1)
+    assert (answer.slowest, answer.slowest_part.share) == ([1], 1)
 
 
 def test_a_slow_last_stage(tmp_path: Path) -> None:
@@ -161,19 +161,19 @@ def test_a_slow_last_stage(tmp_path: Path) -> None:
     first stage at its own, 12 s; both at the mean speed 13.5 s. Two seconds more for gradients and update.
     """
     frame = trace_of(usual(2, 0, 1), pp=2, microbatches=2)
-    found = analysed(frame, tmp_path)
-    assert (found.measured[0], found.replayed[0], found.ideal[0]) == (17, 17, 15.5)
-    last = found.stages[0]
+    answer = analysed(frame, tmp_path)
+    assert (answer.measured[0], answer.replayed[0], answer.ideal[0]) == (17, 17, 15.5)
+    last = answer.stages[0]
     assert (last.name, last.fixed, last.share) == ("1", 14, 2)
     assert analysed(trace_of(usual(1, 0, 1), pp=2, microbatches=2), tmp_path).slowdown == 1
-    assert as_data(found, "x")["last_stage"]["share"] == 2
+    assert as_data(answer, "x")["last_stage"]["share"] == 2
 
 
 def test_without_stragglers_nothing_has_a_share(tmp_path: Path) -> None:
-    found = analysed(trace_of(usual(1, 0, 0), dp=2, pp=2, microbatches=4), tmp_path)
-    assert found.slowdown == 1
-    assert found.stages[0].share is None
-    assert worst_part(found) is None
+    answer = analysed(trace_of(usual(1, 0, 0), dp=2, pp=2, microbatches=4), tmp_path)
+    assert answer.slowdown == 1
+    assert answer.stages[0].share is None
+    assert worst_part(answer) is None
 
 
 @pytest.mark.parametrize(("pp", "chunks"), [(1, 1), (2, 1), (4, 1), (2, 2), (3, 2), (2, 3)])
@@ -224,8 +224,8 @@ def test_a_gap_is_a_launch_delay(tmp_path: Path) -> None:
     """The backward pass starts half a second after the forward pass ended."""
     frame = trace_of(usual(1, 0, 0))
     frame.loc[frame.optype != "forward-compute", "start_ts"] += 0.5
-    found = analysed(frame, tmp_path)
-    assert (found.measured[0], found.with_delays[0], found.replayed[0]) == (5.5, 5.5, 5)
+    answer = analysed(frame, tmp_path)
+    assert (answer.measured[0], answer.with_delays[0], answer.replayed[0]) == (5.5, 5.5, 5)
 
 
 def test_overlapped_gradients_wait_for_their_chunk(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_overlapped_gradients_wait_for_their_chunk(tmp_path: Path) -> None:
 def test_unlike_microbatches_are_told(tmp_path: Path) -> None:
     """Passes of odd microbatches take twice as long, forward and backward: 1 and 2 s are 1.5 s ± a third."""
     frame = trace_of(lambda *at: (1.0 + at[3][1] % 2) * (2 if at[3][0] == "backward" else 1), pp=2, microbatches=4)
-    found = analysed(frame, tmp_path)
-    assert found.microbatches == (pytest.approx(1 / 3), pytest.approx(1))
+    answer = analysed(frame, tmp_path)
+    assert answer.microbatches == (pytest.approx(1 / 3), pytest.approx(1))
     even = analysed(trace_of(usual(2, 0, 1), pp=2, microbatches=4), tmp_path)
     assert even.microbatches == (0, None)
 
@@ -272,14 +272,14 @@ def test_steps_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
         next(row for row in at[3] if frame.optype[row] == "backward-compute"),
         next(row for row in at[4] if frame.optype[row] == "forward-send"),
     ]
-    found = analysed(frame.drop(index=gone), tmp_path)
-    assert found.steps.tolist() == [1, 5]
-    assert found.left_out == {
+    answer = analysed(frame.drop(index=gone), tmp_path)
+    assert answer.steps.tolist() == [1, 5]
+    assert answer.left_out == {
         2: "dp rank 0, stage 0 has 0 optimizer, and 1 in other steps",
         3: "dp rank 0, stage 0 has 2 forward-compute and 1 backward-compute",
         4: "forward-send and forward-compute of a worker do not match in number",
     }
-    assert (found.measured == 17).all()
+    assert (answer.measured == 17).all()
     with pytest.raises(UserError, match="trace.csv: step 3: .* no step can be replayed"):
         analysed(frame.drop(index=gone)[lambda rows: rows.step == 3], tmp_path)
 
@@ -289,9 +289,9 @@ def test_a_step_that_waits_in_a_circle_is_left_out(tmp_path: Path) -> None:
     frame = trace_of(usual(1, 0, 0), pp=2, microbatches=2, steps=(1, 2))
     bad = (frame.step == 2) & (frame.stage == 0) & frame.optype.isin(["backward-recv", "backward-compute"])
     frame.loc[bad, "start_ts"] -= 100
-    found = analysed(frame, tmp_path)
-    assert found.steps.tolist() == [1]
-    assert "never starts: what it waits for waits in a circle" in found.left_out[2]
+    answer = analysed(frame, tmp_path)
+    assert answer.steps.tolist() == [1]
+    assert "never starts: what it waits for waits in a circle" in answer.left_out[2]
 
 
 def test_types_of_ops_may_be_missing(tmp_path: Path) -> None:
@@ -459,16 +459,16 @@ def test_published_traces(name: str) -> None:
     if not trace.exists():
         pytest.skip("the traces are not at hand")
     theirs, last, slowest = (json.loads((PUBLISHED / f"{kind}-{name}.json").read_text()) for kind in ("result", "ms", "mw"))
-    found = analyse(read_op_trace(trace), name)
-    steps = [str(step) for step in found.steps]
-    for key, times in (("step_t_base", found.measured), ("step_t_nodelay", found.replayed), ("step_t_noblk", found.ideal)):
+    answer = analyse(read_op_trace(trace), name)
+    steps = [str(step) for step in answer.steps]
+    for key, times in (("step_t_base", answer.measured), ("step_t_nodelay", answer.replayed), ("step_t_noblk", answer.ideal)):
         assert times == pytest.approx([theirs[key][step] for step in steps], rel=1e-6)
-    assert found.slowdown == pytest.approx(theirs["blocking_slowdown"], rel=1e-6)
-    for kind, parts in (("dp_rank", found.dp_ranks), ("stage", found.stages), ("optype", found.op_types)):
+    assert answer.slowdown == pytest.approx(theirs["blocking_slowdown"], rel=1e-6)
+    for kind, parts in (("dp_rank", answer.dp_ranks), ("stage", answer.stages), ("optype", answer.op_types)):
         assert {part.name: part.slowdown for part in parts} == pytest.approx(theirs[f"blocking_decompose_by_{kind}"], rel=1e-6)
         per_step = theirs[f"blocking_decompose_by_{kind}_per_step"]
         for part in parts:
             assert part.per_step == pytest.approx([per_step[step][part.name] for step in steps], rel=1e-5)
-    stage = next(part for part in found.stages if part.name == str(len(found.stages) - 1))
+    stage = next(part for part in answer.stages if part.name == str(len(answer.stages) - 1))
     assert (stage.fixed, stage.share) == pytest.approx((last["trem"], last["Ms"]), rel=1e-5)
-    assert (found.slowest_part.fixed, found.slowest_part.share) == pytest.approx((slowest["trem"], slowest["Mw"]), rel=1e-5)
+    assert (answer.slowest_part.fixed, answer.slowest_part.share) == pytest.approx((slowest["trem"], slowest["Mw"]), rel=1e-5)

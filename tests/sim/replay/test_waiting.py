@@ -35,12 +35,12 @@ def test_a_synchronous_step_waits_for_the_slowest_of_so_many(toy_cluster, toy_pr
     sync = Collective("all_reduce", 1e9, "dp", "gradients")
     cohort = Cohort({}, [Op("compute", block(10.0)), Op("dp", sync, (Ref(0, 0),))])
     timeline = varied(program(cohort, dp=ranks), toy_cluster(ranks), toy_prices())
-    found = waiting(timeline)
-    noise = 3 * 0.83 / found.samples**0.5  # the standard deviation of the larger of two is 0.826, of more ranks less
-    assert found.seconds == pytest.approx(10 * SIGMA * EXPECTED[ranks], abs=10 * SIGMA * noise)
+    waited = waiting(timeline)
+    noise = 3 * 0.83 / waited.samples**0.5  # the standard deviation of the larger of two is 0.826, of more ranks less
+    assert waited.seconds == pytest.approx(10 * SIGMA * EXPECTED[ranks], abs=10 * SIGMA * noise)
     summary = summarise(timeline)
-    assert summary.breakdown[VARIABILITY] == found.seconds
-    assert sum(summary.breakdown.values()) == summary.step_seconds == timeline.step + found.seconds
+    assert summary.breakdown[VARIABILITY] == waited.seconds
+    assert sum(summary.breakdown.values()) == summary.step_seconds == timeline.step + waited.seconds
     assert summary.ideal_seconds == pytest.approx(timeline.step, rel=1e-12)
 
 

@@ -67,10 +67,10 @@ def test_a_local_checkpoint_is_lost_with_its_node() -> None:
     """In memory every 5 steps, two copies; in storage every 20. One node: from memory; two: from storage."""
     savings = (Saving("memory", 5, copies=2, restore=1.0), Saving("storage", 20, restore=7.0))
     spec = replace(HUNDRED, savings=savings, idle_failures=False, deadline=60.0)
-    one = play(replace(spec, components=(replace(ONCE, life=always(38.0)),)))
+    result = play(replace(spec, components=(replace(ONCE, life=always(38.0)),)))
     two = play(replace(spec, components=(replace(ONCE, life=always(38.0), nodes=2),)))
-    assert one.gpu_seconds["checkpoint restore"] == 8 * 1.0
-    assert one.gpu_seconds["wasted progress"] == 8 * 3.0  # 38 → 35
+    assert result.gpu_seconds["checkpoint restore"] == 8 * 1.0
+    assert result.gpu_seconds["wasted progress"] == 8 * 3.0  # 38 → 35
     assert two.gpu_seconds["checkpoint restore"] == 8 * 7.0
     assert two.gpu_seconds["wasted progress"] == 8 * 18.0  # 38 → 20
 

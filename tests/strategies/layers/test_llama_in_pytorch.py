@@ -16,7 +16,7 @@ from strategies.layers.attention.self_attention import attention
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
 from strategies.layers.rank_shapes import RankShapes
-from topologies.cluster import load_gpu
+from topologies.cluster_files import load_gpu
 from topologies.reading import UserError
 
 HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 2048  # Llama-3.1 8B

@@ -11,7 +11,7 @@ import pytest
 
 from calibration.published import published
 from sim.grid import Grid
-from sim.pricing.prices import Provenance
+from sim.pricing.provenance import Provenance
 from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Kernel, Op, Program, Run
 from strategies.job import Job

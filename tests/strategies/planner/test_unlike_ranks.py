@@ -22,7 +22,8 @@ from strategies.planner.search.site import Site, started
 from strategies.planner.search.space import Axis, Space
 from strategies.predict import prices_of, simulate
 from strategies.read_job import read_job
-from topologies.cluster import Cluster, load_cluster
+from topologies.cluster import Cluster
+from topologies.cluster_files import load_cluster
 from topologies.costs import rates
 from topologies.reading import UserError
 

@@ -10,7 +10,7 @@ import pytest
 from shardyard import UserError, read_job
 from strategies.resilience.run_spec import prepare
 from strategies.resilience.settings import RunSettings
-from topologies.cluster import load_cluster
+from topologies.cluster_files import load_cluster
 
 JOB = {"model": "llama-3.1-8b", "nodes": 16, "plan": {"data_parallel": "zero1", "sequence": 4096}}
 

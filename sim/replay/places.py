@@ -1,0 +1,100 @@
+"""Ranks that are worked out as one when a step is replayed, and the groups in which they meet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.program import COMPUTE, Block, Collective, Program
+from sim.timeline import Timeline
+from topologies.topology import Ids
+
+Floats = NDArray[np.float64]
+Column = float | Floats  # a number, or shape (places, 1)
+
+
+class Groups(NamedTuple):
+    """The groups in which the places of one or several cohorts meet. order: places by group, where there are several."""
+
+    group: Ids
+    order: Ids | None
+    first: Ids
+
+    @classmethod
+    def of(cls, ids: list[Ids]) -> Groups | None:
+        """None where every place is a group by itself."""
+        group = np.unique(np.concatenate(ids), return_inverse=True)[1].ravel()
+        count = int(group.max()) + 1
+        if count == len(group):
+            return None
+        order = np.argsort(group, kind="stable") if count > 1 else None
+        return cls(group, order, np.searchsorted(group[order], np.arange(count)) if order is not None else group[:1])
+
+    def latest(self, arrived: list[Floats]) -> list[Floats]:
+        """The time of each group's last, for all of its places."""
+        if self.order is None:
+            most = arrived[0].max(axis=0, keepdims=True)
+            for other in arrived[1:]:
+                most = np.maximum(most, other.max(axis=0, keepdims=True))
+            return [most] * len(arrived)
+        samples = max(each.shape[1] for each in arrived)
+        places = len(self.group) // len(arrived)
+        wide = np.concatenate([np.broadcast_to(each, (places, samples)) for each in arrived])
+        latest = np.maximum.reduceat(wide[self.order], self.first, axis=0)
+        return list(latest[self.group].reshape(len(arrived), places, samples))
+
+
+class Places:
+    """Ranks of a cohort that meet inside blocks are one place. lane: of each place."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.grid = timeline, timeline.program.grid
+        self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
+        inside = self.grid.group_of(_axes_inside(timeline.program))
+        _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
+        self.count = len(self._example)
+        lane = timeline.op_costs.lane
+        self.lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
+
+    def column(self, values: list[float]) -> Column:
+        """Values of a cohort's lanes: a number where all are equal, else of shape (places, 1)."""
+        first = values[0]
+        if len(values) == 1 or values.count(first) == len(values):
+            return first
+        return np.array(values)[self.lane].reshape(-1, 1)
+
+    def groups(self, work: Collective, cohort: int) -> Ids:
+        """The group of each place of a collective that is an op."""
+        return self.timeline.op_costs.groups(work, cohort)[self._example]
+
+    def slowest(self, kernels: Floats | None) -> list[Floats] | None:
+        """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""
+        if kernels is None:
+            return None
+        order = np.argsort(self._place, kind="stable")
+        first = np.searchsorted(self._place[order], np.arange(self.count))
+        return [np.maximum.reduceat(kernels[ranks[order]], first, axis=0) for ranks in self.ranks]
+
+    def of_ranks(self, values: Floats) -> Floats:
+        """Values of places as those of a cohort's ranks."""
+        return values[self._place]
+
+    def by_rank(self, values: list[Floats]) -> Floats:
+        """Values of each cohort's ranks in the order of ranks."""
+        result = np.empty((self.grid.world, values[0].shape[1]))
+        for ranks, own in zip(self.ranks, values, strict=True):
+            result[ranks] = own
+        return result
+
+
+def _axes_inside(program: Program) -> tuple[str, ...]:
+    """Axes along which ranks meet inside blocks."""
+    axes: dict[str, None] = {}
+    for cohort in program.cohorts:
+        for block in {op.work: None for op in cohort.ops if op.stream == COMPUTE and isinstance(op.work, Block)}:
+            for _, item in block.items():
+                if isinstance(item, Collective):
+                    axes |= dict.fromkeys(axis for axis in item.axes if axis not in cohort.at)
+    return tuple(axes)

@@ -1,0 +1,114 @@
+"""The graph of a program: ops as nodes, what each waits for, which collectives meet, and an order in which to work them out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from sim.program import Cohort, Collective, Op, Program
+
+
+class Node(NamedTuple):
+    """One op of one cohort in a program's graph."""
+
+    cohort: int
+    op: Op
+    before: tuple[int, ...]  # nodes that it waits for
+    resumption: int  # node with which the host that launches it went on, −1: it was never held up
+    held_before: int  # of a node that holds up the host: the one that held it up before (−1: none)
+
+
+class ProgramGraph:
+    """What the replays of all plays of a program share: nodes, which of them meet, and the order of their waits."""
+
+    def __init__(self, program: Program) -> None:
+        self.first = np.cumsum([0, *(len(cohort.ops) for cohort in program.cohorts)]).tolist()
+        self.nodes = [node for number in range(len(program.cohorts)) for node in self._cohort(program.cohorts[number], number)]
+        self.together = self._meet(program)
+        self.order = self._sorted()
+        self.last = self._last()
+        self.used_last = self._used_last()
+
+    def _cohort(self, cohort: Cohort, number: int) -> Iterator[Node]:
+        first = self.first
+        last: dict[str, int] = {}
+        resumption = -1
+        for index, op in enumerate(cohort.ops, first[number]):
+            before = [first[ref.cohort] + ref.op for ref in op.after]
+            if op.stream in last:
+                before.append(last[op.stream])
+            last[op.stream] = index
+            previous = resumption
+            if op.held:
+                resumption = index
+            yield Node(number, op, tuple(before), resumption, previous)
+
+    def _meet(self, program: Program) -> dict[int, list[int]]:
+        """By node that is a collective, the nodes whose ranks meet."""
+        meetings: dict[Hashable, list[int]] = {}
+        seen: Counter[Hashable] = Counter()
+        for number, node in enumerate(self.nodes):
+            work = node.op.work
+            if not isinstance(work, Collective):
+                continue
+            key: Hashable = number
+            if work.cohorts or work.axis in program.cohorts[node.cohort].at:
+                seen[node.cohort, work.label, work.cohorts] += 1
+                key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
+            meetings.setdefault(key, []).append(number)
+        return {each: members for members in meetings.values() for each in members}
+
+    def _sorted(self) -> list[list[int]]:
+        """Nodes in the order of their waits; collectives that meet come together."""
+        together = [self.together.get(number) or [number] for number in range(len(self.nodes))]
+        leader = [members[0] for members in together]
+        missing = [0] * len(self.nodes)
+        followers: list[list[int]] = [[] for _ in self.nodes]
+        for number, node in enumerate(self.nodes):
+            hosts = {node.held_before if node.op.held else node.resumption} - {-1, number}
+            for before in hosts.union(node.before):
+                followers[before].append(leader[number])
+                missing[leader[number]] += 1
+        ready = [number for number in range(len(self.nodes)) if leader[number] == number and not missing[number]]
+        order = []
+        for number in ready:
+            order.append(together[number])
+            for member in together[number]:
+                for follower in followers[member]:
+                    missing[follower] -= 1
+                    if not missing[follower]:
+                        ready.append(follower)
+        return order
+
+    def _last(self) -> list[list[int]]:
+        """By cohort, the nodes that no other node of it waits for."""
+        waited = {before for number, node in enumerate(self.nodes) for before in node.before if self._same(before, number)}
+        every = zip(self.first, self.first[1:], strict=False)
+        return [[number for number in range(first, end) if number not in waited] for first, end in every]
+
+    def _same(self, number: int, other: int) -> bool:
+        return self.nodes[number].cohort == self.nodes[other].cohort
+
+    def _used_last(self) -> list[list[int]]:
+        """By turn, the nodes that nobody waits for after it, without those of `last`."""
+        kept = {number for numbers in self.last for number in numbers}
+        turn = {before: at for at, members in enumerate(self.order) for member in members for before in self.nodes[member].before}
+        result: list[list[int]] = [[] for _ in self.order]
+        for number, at in turn.items():
+            if number not in kept:
+                result[at].append(number)
+        return result
+
+
+_GRAPHS: WeakKeyDictionary[Program, ProgramGraph] = WeakKeyDictionary()
+
+
+def program_graph(program: Program) -> ProgramGraph:
+    known = _GRAPHS.get(program)
+    if known is None:
+        known = _GRAPHS[program] = ProgramGraph(program)
+    return known
