@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from topologies.hardware import Gpu
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
-WORTHWHILE = 0.6  # part of the microbatches that is played at most to find a steady state
+LONG = 2_000  # passes of all ranks from which on a step takes long to play
+WORTHWHILE = 0.2, 0.6  # part of the microbatches that is played at most to find a steady state: of a short step, of a long one
 KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
 _FLEETS: dict[tuple[Prices, ...], Prices] = {}
@@ -137,10 +138,11 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
     if job.effects or resolved.allotted or not _repeats(resolved):
         return None
+    most = WORTHWHILE[resolved.microbatches * resolved.pp * resolved.chunks >= LONG] * resolved.microbatches
     played: dict[int, Timeline] = {}  # by their microbatches
     for fewer, count in _counts(resolved):
         missing = sorted({fewer, count} - played.keys())
-        if sum([*played, *missing]) > WORTHWHILE * resolved.microbatches:
+        if sum([*played, *missing]) > most:
             break
         played |= {microbatches: _played(job, resolved, prices, microbatches) for microbatches in missing}
         timeline = extended(played[fewer], played[count], (resolved.microbatches - count) // (count - fewer))
