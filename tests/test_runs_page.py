@@ -1,4 +1,6 @@
-"""The sample in docs/runs.md is what its command prints now. `python tests/test_runs_page.py` writes it anew."""
+"""Samples in docs/runs.md and docs/training-loop.md are what their commands print now. `python tests/test_runs_page.py` writes
+them anew.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "runs.md"
-SAMPLE = re.compile(r"(```console\nshardyard (run .*?) +#.*?The first prints:\n\n```text\n)(.*?)```", re.DOTALL)
+PAGES = [ROOT / "docs" / "runs.md", ROOT / "docs" / "training-loop.md"]
+SAMPLE = re.compile(
+    r"(```console\nshardyard ([^\n]*?)(?: +#[^\n]*)?\n[^`]*```\n\nThe first prints:\n\n```text\n)(.*?)```", re.DOTALL
+)
 
 
 def printed(command: str) -> str:
@@ -19,12 +25,14 @@ def printed(command: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, timeout=300).stdout
 
 
-def test_the_sample_is_what_the_command_prints() -> None:
-    fitted = SAMPLE.search(PAGE.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_sample_is_what_the_command_prints(page: Path) -> None:
+    fitted = SAMPLE.search(page.read_text(encoding="utf-8"))
     assert fitted is not None
     assert fitted[3] == printed(fitted[2]), "run `python tests/test_runs_page.py`"
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(SAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}```", text), encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(SAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}```", text), encoding="utf-8")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PALE = "#DDCC77"
 CAUSES = {
     ledger.PRODUCTIVE: GREEN,
     ledger.WASTED: RED,
@@ -26,6 +27,7 @@ CAUSES = {
     ledger.SLOW: GREY,
     ledger.REDUCED: GREY,
     ledger.EVALUATION: LIGHT,
+    ledger.REDUCTION: PALE,
     ledger.LOADING: BLACK,
     ledger.SPARES: WHITE,
 }
@@ -88,7 +90,7 @@ def legend(axes: Axes, timeline: Iterable[Span], below: float) -> None:
 def _paused(span: Span) -> list[str]:
     if span.segment is None:
         return []
-    lasting = zip(span.pauses, span.segment.pauses, strict=False)
+    lasting = zip(span.pauses, span.segment.pauses, strict=True)
     return [cause for cause, pause in lasting if pause.seconds and span.segment.left(pause.steps) < span.end - span.origin]
 
 

@@ -96,7 +96,7 @@ def _plain(span: Span, number: Mapping[str, int]) -> list[Any]:
     bare = [round(span.start, DIGITS), round(span.end, DIGITS), number[span.cause]]
     if span.segment is None:
         return bare
-    paused = zip(span.segment.pauses, span.pauses, strict=False)
+    paused = zip(span.segment.pauses, span.pauses, strict=True)
     pauses = [[pause.steps, pause.seconds, number[cause]] for pause, cause in paused if pause.seconds]
     return [*bare, [span.origin, span.segment.first, span.segment.step, pauses]]
 

@@ -30,7 +30,8 @@ class Progress:
     def __init__(self, spec: RunSpec, ledger: Ledger) -> None:
         self.spec, self.ledger = spec, ledger
         saves, evaluations = [causes.SAVE] * len(spec.savings), [causes.EVALUATION] * bool(spec.evaluation_steps)
-        self.causes = (*saves, *evaluations, causes.LOADING)  # of pauses
+        stalls, reductions = [causes.LOADING] * bool(spec.stall), [causes.REDUCTION] * len(spec.reductions)
+        self.causes = (*saves, *evaluations, *stalls, *reductions)  # of pauses
         self.step, self.whole = 0, 0.0
         self.stretches: list[Stretch] = []
         self.durable = [0] * len(spec.savings)
@@ -49,6 +50,7 @@ class Progress:
             pauses.append(Pause(spec.evaluation_steps, spec.evaluation))
         if spec.stall:
             pauses.append(Pause(1, spec.stall))
+        pauses += [Pause(steps, seconds) for steps, seconds in spec.reductions]
         segment = Segment(self.step, step, tuple(pauses))
         steps = self.remaining / pace.progress
         # the first segment takes what the job's steps take, to the bit

@@ -54,7 +54,7 @@ class Span(NamedTuple):
             left = self.origin + segment.computed(step)
             if left >= end:
                 return
-            for pause, cause in zip(segment.pauses, self.pauses, strict=False):
+            for pause, cause in zip(segment.pauses, self.pauses, strict=True):
                 if step > segment.first and step % pause.steps == 0 and pause.seconds:
                     right = left + pause.seconds
                     if right > start and left < end:

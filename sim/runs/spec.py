@@ -128,6 +128,9 @@ class RunSpec:
     stall: float = 0.0  # seconds after each step in which training waits for data
     evaluation: float = 0.0
     evaluation_steps: int = 0  # between evaluations; 0: none
+    reductions: tuple[
+        tuple[int, float], ...
+    ] = ()  # steps between sums over all replicas, and seconds that training waits for one
     elastic: Elastic | None = None
     idle_failures: bool = True
     faster: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sim.analysis.summary import Summary
 from sim.runs.spec import Component, Repair, RunSpec, Saving
@@ -11,12 +12,12 @@ from strategies.job import Job
 from strategies.predict import predict
 from strategies.resilience.checkpoint_size import CheckpointSize, checkpoint_size
 from strategies.resilience.checkpointing import Place, SaveCosts, policies
-from strategies.resilience.data_loading import data_loading
 from strategies.resilience.initialization import published
 from strategies.resilience.intervals import intervals
 from strategies.resilience.recovery import recoveries
 from strategies.resilience.save_costs import save_costs
 from strategies.resilience.settings import RunSettings
+from strategies.resilience.training_loop import Loop, training_loop
 from topologies.durations import Spread
 from topologies.reading import UserError
 from topologies.reliability import Reliability
@@ -24,7 +25,7 @@ from topologies.units import duration, show
 
 NEVER = 10**15  # steps
 _AS_SAID = """
-    spares pool reserve allocation preemption heartbeat timeout diagnosis misdiagnosis restart evaluation evaluation_steps
+    spares pool reserve allocation preemption heartbeat timeout diagnosis misdiagnosis restart evaluation_steps
     idle_failures
 """.split()
 MOST_TAKEN = 0.9  # of NICs by a flush: collectives get something
@@ -44,6 +45,7 @@ class Prepared:
     mtbf: float  # seconds between failures that stop the job, infinite without any
     restart: float  # seconds of one, in the middle
     spec: RunSpec
+    loop: Loop
     notes: tuple[str, ...] = ()
 
     @property
@@ -79,10 +81,22 @@ def prepare(
         every = f"one every {show(1 / settings.failures.rate(job.cluster.nodes, job.cluster.node.gpus), 's')}"
         raise UserError(f"{job.name}: run.failures: {every} in up to {deadline / 86400:,.0f} days: more than {MOST_FAILURES:,}")
     spec = _spec(job, settings, savings, initialization)
-    first, stall = data_loading(job, settings, summary.step_seconds)
-    spec = replace(spec, step=summary.step_seconds, work=work, steps=steps, deadline=deadline, first_batch=first, stall=stall)
+    loop = training_loop(job, settings, summary)
+    spec = replace(spec, step=summary.step_seconds, work=work, steps=steps, deadline=deadline, **_paused(settings, loop))
     spec = recoveries[settings.recovery](spec, job)
-    return Prepared(job, settings, summary, size, costs, mtbf, restart, spec, tuple(_notes(job, settings)))
+    return Prepared(job, settings, summary, size, costs, mtbf, restart, spec, loop, tuple(_notes(job, settings)))
+
+
+def _paused(settings: RunSettings, loop: Loop) -> dict[str, Any]:
+    """What stops training besides saves."""
+    summed = [(each.steps, seconds) for each, seconds in ((settings.loss, loop.loss), (settings.metrics, loop.metrics)) if each]
+    summed += [(1, loop.buffers)]
+    return {
+        "first_batch": loop.input.first,
+        "stall": loop.input.exposed,
+        "evaluation": loop.evaluation,
+        "reductions": tuple((steps, seconds) for steps, seconds in summed if seconds),
+    }
 
 
 def _spec(job: Job, settings: RunSettings, savings: tuple[Saving, ...], initialization: Spread) -> RunSpec:

@@ -95,6 +95,16 @@ class InputSettings(Config):
     workers: int = Field(default=1, ge=1, le=1024)  # of each dp rank; the ranks beside it share what they bring
     bytes: Bytes = Field(default=0.0, ge=0)  # read for one sequence, from run.checkpoint.storage
     prefetch: bool = True  # the next batch is prepared beside a step: only what takes longer than it is waited for
+    copy_bytes: Bytes = Field(default=0.0, gt=0)  # of a sequence to each GPU; absent: tokens and labels of 8 B each
+    pinned: bool = True  # copied from pinned memory (non_blocking) beside the microbatch before; false: each is waited for
+
+
+class Reduction(Config):
+    """Numbers that are summed over all replicas after every so many steps: losses, metrics."""
+
+    steps: int = Field(default=1, ge=1, le=10**9)
+    values: int = Field(default=1, ge=1, le=10**9)  # of 4 B
+    wait: bool = True  # the host reads them (`.item()`), and launches nothing until they are there
 
 
 class RunSettings(Config):
@@ -118,15 +128,21 @@ class RunSettings(Config):
     initialization: Times | None = None  # from nothing to the first step; absent: as MLPerf submissions on so many GPUs
     restart: Times | None = None  # where every node stayed; absent: as initialization
     input: InputSettings | None = None  # absent: data are always there
-    evaluation: Duration = 0.0  # of each evaluation
+    loss: Reduction | None = None  # absent: no loss is summed over replicas
+    metrics: Reduction | None = None  # grad norms, accuracies … that are logged
+    buffers: Bytes = Field(default=0.0, ge=0)  # of a rank, which DDP's first rank broadcasts before each step (broadcast_buffers)
+    evaluation: Duration = 0.0  # of each evaluation, or …
+    evaluation_sequences: int = Field(default=0, ge=0, le=10**9)  # … sequences of each: forward passes by the same plan
     evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
     idle_failures: bool = True  # parts fail also while the job restarts
     step_interval: bool = True  # each run has steps of its own, from the step's 80 % interval; false: all as predicted
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:
-        if bool(self.evaluation) != bool(self.evaluation_steps):
-            raise ValueError("evaluation and evaluation_steps belong together: give both, or none")
+        if self.evaluation and self.evaluation_sequences:
+            raise ValueError("evaluation and evaluation_sequences: only one of them says how long an evaluation is")
+        if bool(self.evaluation or self.evaluation_sequences) != bool(self.evaluation_steps):
+            raise ValueError("evaluation (or evaluation_sequences) and evaluation_steps belong together: give both, or none")
         if self.reserve and self.pool is None:
             raise ValueError(f"reserve={self.reserve} needs pool: without it there is always a free node")
         return self

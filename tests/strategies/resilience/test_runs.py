@@ -192,7 +192,7 @@ MISTAKES = [
     ({"checkpoint": {"storage": {"write": "3"}}}, "needs a unit"),
     ({"recovery": "hope"}, "unknown recovery policy 'hope'"),
     ({"spares": -1}, "spares=-1"),
-    ({"evaluation": "2 min"}, "evaluation and evaluation_steps belong together"),
+    ({"evaluation": "2 min"}, "evaluation (or evaluation_sequences) and evaluation_steps belong together"),
     ({"reserve": 3}, "reserve=3 needs pool"),
     (3, "run=3: must be fields"),
 ]
