@@ -81,7 +81,7 @@ def test_an_evaluation_of_a_batch_is_as_long_as_its_forward_passes() -> None:
     job = read_job(JOB, one)
     forward, rest = predict(job).breakdown["forward"], predict(job).breakdown["launch"]
     loop = prepared({"evaluation_sequences": 128, "evaluation_steps": 10, "metrics": {"wait": False, "steps": 10}}, one).loop
-    assert forward <= loop.evaluation <= forward + rest + 1e-9
+    assert forward <= loop.evaluation <= 1.005 * (forward + rest)  # GPUs that are not quite alike lengthen a step a little
     twice = prepared({"evaluation_sequences": 256, "evaluation_steps": 10, "metrics": {"wait": False, "steps": 10}}, one).loop
     assert twice.evaluation == pytest.approx(2 * loop.evaluation)
 
