@@ -49,7 +49,7 @@ class CompleteError(ValueError):
 class Config(BaseModel):
     """Base of everything read from a file: frozen, keyword-only, unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
