@@ -167,6 +167,8 @@ def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
 
 def _of_fields(plan: Plan) -> Iterator[str]:
     """Fields that PyTorch has no part for."""
+    if plan.optimizer not in ("adam", "momentum", "sgd"):
+        yield f"optimizer={plan.optimizer} is simulated only: adam, momentum and sgd are executed"
     if plan.cp > 1:
         yield f"cp={plan.cp}: PyTorch's context parallelism does not run on CPU, and its experimental API changes"
     if plan.ep > 1:

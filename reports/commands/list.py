@@ -38,6 +38,7 @@ def _catalogues() -> dict[str, Any]:
     from strategies.data_parallel import hooks
     from strategies.frameworks import kernel_sets
     from strategies.models.model import model_names
+    from strategies.optimizers import optimizers
     from strategies.resilience.checkpointing import policies
     from strategies.resilience.intervals import intervals
     from strategies.resilience.recovery import recoveries
@@ -57,6 +58,7 @@ def _catalogues() -> dict[str, Any]:
         "schedules": lambda: list(schedules),
         "data_parallel": lambda: list(hooks),
         "kernels": lambda: list(kernel_sets),
+        "optimizers": lambda: list(optimizers),
         "algorithms": lambda: list(algorithms),
         "effects": lambda: list(effects),
         "metrics": metric_names,

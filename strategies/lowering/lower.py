@@ -9,9 +9,11 @@ from strategies.data_parallel.hook import hook_of
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
 from strategies.lowering.allotments import merged
+from strategies.lowering.optimizer_step import left_to_adam
 from strategies.lowering.pipeline import Flow, Passes
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.models.model import Model
+from strategies.optimizers import FLOAT
 from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 
@@ -158,6 +160,9 @@ class _Lowering:
             (kind, width * sum(stage.sharded(self.hook.shares(stage, kind)) for stage in stages))
             for kind, width in states.items()
         )
+        shards = plan.shards if "optimizer" in self.hook.shards else 1
+        beside = sum(FLOAT * left_to_adam(plan, stage.parts) for stage in stages) / shards
+        resident += (("optimizer", beside),) if beside else ()
         more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum(

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from sim.program import Kernel
+from collections.abc import Sequence
+
+from sim.program import Kernel, Run
+from strategies.layers.layer_cost import LayerCost
+from strategies.optimizers import FLOAT, optimizer_called
+from strategies.optimizers.muon import matrices_of, orthogonalised
 from strategies.plan.plan import Plan
 
 ZEROING = "gradient zeroing"
 
 
-# An operator at a time, all in place but one: (name, fp32 numbers read and written). PyTorch's single-tensor loops, and as many
-# bytes with its foreach kernels (torch/optim/adam.py, sgd.py); Adam with decoupled weight decay.
-OPERATORS = {
-    "adam": (
-        ("decay", 2),
-        ("first moment scale", 2),
-        ("first moment", 3),
-        ("second moment scale", 2),
-        ("second moment", 3),
-        ("root", 2),
-        ("root scale", 2),
-        ("epsilon", 2),
-        ("update", 4),
-    ),
-    "momentum": (("scale", 2), ("momentum", 3), ("update", 3)),
-    "sgd": (("update", 3),),
-}
-
-
-def passes_of(plan: Plan) -> list[tuple[str, int]]:
+def passes_of(plan: Plan) -> list[tuple[str, float]]:
     """The multi-tensor kernels of an update in order, and the bytes per parameter that each moves.
 
     Mixed precision, as Megatron-LM does it (megatron/optimizer/optimizer.py): gradients of 16 bits are copied to fp32; in fp16
@@ -39,10 +25,11 @@ def passes_of(plan: Plan) -> list[tuple[str, int]]:
     width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.bytes_per_element == 2
     copied = mixed and not plan.masters_only
     main = 4 if mixed else gradient  # bytes of the gradients that the optimizer reads
-    update: list[tuple[str, int]] = [(plan.optimizer, main + 2 * plan.bytes_per_optimizer_state + (0 if mixed else 2 * width))]
-    if not plan.fused_optimizer:
-        update = [(f"{plan.optimizer} {name}", 4 * moved) for name, moved in OPERATORS[plan.optimizer]]
-    steps: list[tuple[str, int]] = [
+    kind, states = optimizer_called(plan.optimizer), plan.bytes_per_optimizer_state
+    update: list[tuple[str, float]] = [(plan.optimizer, main + 2 * states + (0 if mixed else 2 * width)), *kind.after]
+    if not (plan.fused_optimizer and kind.fused):
+        update = [(f"{plan.optimizer} {name}", FLOAT * moved) for name, moved in kind.operators]
+    steps: list[tuple[str, float]] = [
         ("gradient copy", gradient + main if copied and gradient != main else 0),
         ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
         ("gradient norm", main if plan.clip_gradients else 0),
@@ -80,6 +67,23 @@ def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[
     return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in reductions + update]
 
 
+def matrix_products(plan: Plan, parts: Sequence[LayerCost], ranks: int) -> list[Run]:
+    """What the optimizer runs on whole matrices of `parts`, dealt out among `ranks` ranks, besides passes over all parameters."""
+    kind = optimizer_called(plan.optimizer)
+    shapes = [gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients]
+    return orthogonalised(matrices_of(shapes), kind.iterations, ranks) if kind.iterations else []
+
+
+def left_to_adam(plan: Plan, parts: Sequence[LayerCost]) -> int:
+    """Elements of `parts` that are no matrices between embedding and head, where those have an optimizer of their own."""
+    if not optimizer_called(plan.optimizer).iterations:
+        return 0
+    matrices = (
+        gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients if len(gradient.shape) == 2
+    )
+    return sum(part.parameters for part in parts) - sum(rows * columns for rows, columns in matrices)
+
+
 def update_workspace(plan: Plan, count: float, largest: float) -> float:
     """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements."""
     if plan.bytes_per_gradient != 2 or plan.masters_only:
@@ -87,7 +91,7 @@ def update_workspace(plan: Plan, count: float, largest: float) -> float:
     return plan.runtime.update_workspace(count, largest, plan.clip_gradients, plan.shards_parameters)
 
 
-def on_the_cpus(plan: Plan) -> int:
+def on_the_cpus(plan: Plan) -> float:
     """Bytes per parameter of an update in one pass: the gradient is read, states are read and written, the weight is written."""
     width = plan.bytes_per_element
     return plan.bytes_per_gradient + 2 * plan.bytes_per_optimizer_state + (width if width == 2 else 2 * width)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Memory, Op, Ref, Run
+from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, WEIGHT
-from strategies.lowering.optimizer_step import kernels_of, on_the_cpus, update_workspace
+from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
 from strategies.lowering.stage_passes import StagePasses
 from strategies.models.model import Model
+from strategies.optimizers import FLOAT
 from strategies.plan.resolved import Resolved
 
 
@@ -191,7 +192,14 @@ class Stage(StagePasses):
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
-        block = Block("optimizer", (Run(1, (*replicated, *kernels_of(plan, self.plan.copies, count, gradients))),))
+        rest = left_to_adam(plan, self.parts) / shards
+        second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * FLOAT * rest, "fp32")
+        kernels: tuple[Item, ...] = (
+            *replicated,
+            *kernels_of(plan, self.plan.copies, count, gradients),
+            *([second] if rest else []),
+        )
+        block = Block("optimizer", (Run(1, kernels), *matrix_products(plan, self.parts, round(shards))))
         distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
         largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
         allocated: Memory = (("gradient", update_workspace(plan, count, largest)),)

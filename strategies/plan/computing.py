@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, SerializeAsAny, ValidationInfo, field_v
 
 from strategies.frameworks import KernelSet, kernel_set, kernel_sets
 from strategies.frameworks.options import Options
+from strategies.optimizers import optimizer_called
 from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
 from topologies.reading import Config
@@ -89,8 +90,10 @@ class Computing(Config):
         None,
         description="products accumulate weight gradients; otherwise a kernel of its own does; by default with kernels=megatron",
     )
-    optimizer: Literal["adam", "momentum", "sgd"] = Field(
-        "adam", description="adam keeps two states per parameter, momentum one, sgd none"
+    optimizer: str = Field(
+        "adam",
+        description="by name (`shardyard list optimizers`): adam keeps two states per parameter, lion, muon and momentum one, "
+        "sgd and adafactor none; adamw is adam",
     )
     exp_avg_dtype: Moment = Field(
         "fp32", description="adam: type of the first moment (Megatron-LM's --use-precision-aware-optimizer --exp-avg-dtype)"
@@ -101,6 +104,13 @@ class Computing(Config):
     )
     clip_gradients: bool = Field(True, description="the norm of all gradients is taken before the update, to clip them")
     dropout: bool | None = Field(None, description="dropout, whose masks are activations; by default as the model says")
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, name: str) -> str:
+        name = "adam" if name == "adamw" else name
+        optimizer_called(name)
+        return name
 
     @field_validator("kernels")
     @classmethod
@@ -175,11 +185,12 @@ class Computing(Config):
         return self.of_pytorch if self.early_stop is None else self.early_stop
 
     @property
-    def bytes_per_optimizer_state(self) -> int:
+    def bytes_per_optimizer_state(self) -> float:
         """Bytes of optimizer state per parameter: fp32 states, and an fp32 master copy when weights have 16 bits.
 
-        Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1).
+        Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1). What Adam keeps
+        more where Muon leaves it parameters is counted by stages.
         """
         moments = BYTES[self.exp_avg_dtype] + BYTES[self.exp_avg_sq_dtype]
-        states = {"adam": moments, "momentum": 4, "sgd": 0}[self.optimizer]
+        states = moments if self.optimizer == "adam" else optimizer_called(self.optimizer).states
         return states + (4 if self.bytes_per_element == 2 else 0)

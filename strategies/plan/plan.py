@@ -276,7 +276,7 @@ class Plan(Degrees, Computing):
         return self.runtime.casts_gradients and not self.hook.shards_all("gradient") and wider
 
     @property
-    def bytes_of_states(self) -> dict[str, int]:
+    def bytes_of_states(self) -> dict[str, float]:
         """Bytes per parameter of each model state, before sharding."""
         if self.masters_only:
             return {"parameter": 4, "gradient": 4, "optimizer": self.bytes_per_optimizer_state - 4}
@@ -287,6 +287,6 @@ class Plan(Degrees, Computing):
         }
 
     @property
-    def bytes_that_stay(self) -> dict[str, int]:
+    def bytes_that_stay(self) -> dict[str, float]:
         """Bytes per parameter of each model state between steps, before sharding."""
         return self.bytes_of_states | ({"gradient": 0} if self.frees_gradients else {})

@@ -55,6 +55,7 @@ _ZERO3 = (
 _CHECKPOINTING = ("partition_activations", "cpu_checkpointing")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients")
 PLACES = {None: None, "none": None, "cpu": "cpu", "nvme": "nvme"}
+_OTHERS = {"lamb": "Lamb", "lion": "Lion", "muon": "Muon"}  # deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS
 _TYPES = {None: "same", "fp32": "fp32", "bf16": "same", "fp16": "same"}
 
 
@@ -95,7 +96,9 @@ def _read_optimizer(section: Keys) -> dict[str, Any]:
         return {"optimizer": "adam"} | ({"fused_optimizer": False} if params.flag("torch_adam", False) else {})
     if str(kind).lower() == "sgd":
         return {"optimizer": "momentum" if params.value("momentum") else "sgd", "fused_optimizer": False}
-    rule = "has no price: Adam, AdamW and SGD have; without the section it is priced as Adam"
+    if str(kind).lower() in _OTHERS:
+        return {"optimizer": str(kind).lower()}
+    rule = "has no price: Adam, AdamW, Lamb, Lion, Muon and SGD have; without the section it is priced as Adam"
     raise UserError(f"{section.where}: optimizer.type={shown(kind)} {rule}")
 
 
@@ -176,7 +179,9 @@ def _write(job: Job) -> WrittenSettings:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if not own.clip_gradients:
         config["gradient_clipping"] = 0
-    if own.optimizer != "adam":
+    if own.optimizer in _OTHERS:
+        config["optimizer"] = {"type": _OTHERS[own.optimizer], "params": {}}
+    elif own.optimizer in ("momentum", "sgd"):
         config["optimizer"] = {"type": "SGD", "params": {"momentum": 0.9 if own.optimizer == "momentum" else 0}}
     elif not own.fused_optimizer:
         config["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from strategies.data_parallel import hooks
 from strategies.frameworks import sets_with
 from strategies.models.model import Model
+from strategies.optimizers import optimizer_called
 from strategies.plan.framework_options import foreign_options
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
     for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={metrics}", metrics)):
         if there and plan.tp > 1:
             yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
+    yield from _updates(plan)
     if plan.fp8 is not None:
         yield from _fp8(plan, plan.fp8, model)
     if plan.deterministic:
@@ -35,6 +37,23 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
             yield from _moments(plan, f"{field}={getattr(plan, field)}")
     if plan.recompute_modules is not None:
         yield from _modules(plan, model, plan.recompute_modules)
+
+
+def _updates(plan: Plan) -> Iterator[str]:
+    """What optimizers that look at whole tensors or matrices exclude."""
+    kind, said = optimizer_called(plan.optimizer), f"optimizer={plan.optimizer}"
+    if not kind.fused and plan.fused_optimizer and "fused_optimizer" in plan.model_fields_set:
+        yield f"fused_optimizer=true contradicts {said}, which no framework has in one kernel"
+    if not (kind.whole_tensors or kind.iterations):
+        return
+    what = "orthogonalises whole matrices" if kind.iterations else "takes sums over whole tensors"
+    if plan.tp > 1:
+        yield f"{said} with tp={plan.tp} is not simulated: it {what}, of which tp ranks have parts"
+    if plan.shards_parameters or (kind.whole_tensors and "optimizer" in plan.hook.shards):
+        hooks_with = "ddp, zero1 and zero2 are" if kind.iterations else "hooks that do not shard states are"
+        yield f"{said} with data_parallel={plan.data_parallel} is not simulated: it {what}; {hooks_with}"
+    if plan.offload is not None:
+        yield f"{said} with offload is not simulated: it {what}"
 
 
 def _options(plan: Plan) -> Iterator[str]:

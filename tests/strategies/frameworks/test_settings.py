@@ -366,7 +366,7 @@ def test_torchtitan_of_early_2025(tmp_path: Path) -> None:
         (
             "deepspeed",
             '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam"}}',
-            "optimizer.type='OneBitAdam' has no price: Adam, AdamW and SGD have",
+            "optimizer.type='OneBitAdam' has no price: Adam, AdamW, Lamb, Lion, Muon and SGD have",
         ),
         (
             "torchtitan",

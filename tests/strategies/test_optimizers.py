@@ -1,0 +1,152 @@
+"""Optimizers: bytes of their states, what an update moves and multiplies, and where they are read and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import Job, read_job, simulate, summarise
+from sim.program import Block, Kernel
+from strategies.lowering.lower import lower
+from strategies.lowering.optimizer_step import passes_of
+from strategies.optimizers import optimizer_called, optimizers
+from strategies.optimizers.muon import matrices_of, orthogonalised
+from strategies.plan.plan import Plan
+from topologies.reading import UserError
+
+LLAMA: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
+
+
+def job(**plan: Any) -> Job:
+    return read_job(None, plan={"global_batch": 8, "sequence": 2048, "data_parallel": "zero1", **plan}, **LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixed", "full"),
+    [  # bytes per parameter besides weight and gradient: with fp32 masters of bf16 weights, and in fp32
+        ("adam", 12, 8),
+        ("adamw", 12, 8),
+        ("lamb", 12, 8),
+        ("adam8bit", 4 + 2 * (1 + 4 / 256), 2 * (1 + 4 / 256)),
+        ("lion", 8, 4),
+        ("muon", 8, 4),
+        ("momentum", 8, 4),
+        ("adafactor", 4, 0),
+        ("sgd", 4, 0),
+    ],
+)
+def test_bytes_of_states(name: str, mixed: float, full: float) -> None:
+    assert Plan(optimizer=name).bytes_per_optimizer_state == mixed
+    assert Plan(optimizer=name, precision="fp32").bytes_per_optimizer_state == full
+
+
+def test_what_an_update_moves_by_hand() -> None:
+    """In fp32: the gradient is read for its norm; then gradient, weight and states are read, weight and states written."""
+    own = {"precision": "fp32"}
+    assert passes_of(Plan(optimizer="lion", **own)) == [("gradient norm", 4), ("lion", 4 + 2 * 4 + 2 * 4)]
+    assert passes_of(Plan(optimizer="adam8bit", **own))[1] == ("adam8bit", 4 + 8 + 2 * 2 * (1 + 4 / 256))
+    assert passes_of(Plan(optimizer="lamb", **own))[1:] == [("lamb", 4 + 8 + 16), ("lamb norms", 8), ("lamb update", 16)]
+    adafactor = passes_of(Plan(optimizer="adafactor", **own))[1:]
+    assert sum(moved for _, moved in adafactor) == 4 * 19
+    assert len(passes_of(Plan(optimizer="lion", fused_optimizer=False, **own))) == 1 + 7
+
+
+def test_memory_of_states_emerges() -> None:
+    """8.03 · 10⁹ parameters over 8 ranks: Lion spares 4 bytes of each, and 8-bit Adam 6 less scales."""
+    states = {name: summarise(simulate(job(optimizer=name))).worst.kinds["optimizer"] for name in ("adam", "lion", "adam8bit")}
+    psi = job().model.parameters / 8
+    assert states["adam"] - states["lion"] == pytest.approx(4 * psi, rel=1e-6)
+    assert states["adam"] - states["adam8bit"] == pytest.approx((8 - 2 * (1 + 4 / 256)) * psi, rel=1e-6)
+
+
+def test_products_of_muon_by_hand() -> None:
+    """Five iterations of 4·m²·n + 2·m³ FLOPs; 7 matrices of a shape among 4 ranks are at most 2 on one of them."""
+    matrices = matrices_of([(64, 256)] * 5 + [(256, 64)] * 2 + [(64,)])
+    assert matrices == {(64, 256): 7}
+    (run,) = orthogonalised(matrices, 5, 4)
+    assert run.times == 2
+    products = [item for item in run.items if isinstance(item, Kernel) and item.kind == "gemm"]
+    assert sum(kernel.flops for kernel in products) == 5 * (4 * 64**2 * 256 + 2 * 64**3)
+    # by PyTorch's own counter
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.zeros(64, 256, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(5):
+            a = x @ x.T
+            x = x + (a + a @ a) @ x
+    assert counter.get_total_flops() == sum(kernel.flops for kernel in products)
+
+
+def muon_flops(asked: Job) -> float:
+    """Of a rank's update."""
+    program = lower(asked.model, asked.resolve())
+    blocks = [op.work for op in program.cohorts[0].ops if isinstance(op.work, Block) and op.work.name == "optimizer"]
+    runs = [run for block in blocks for run in block.runs]
+    return sum(run.times * sum(item.flops for item in run.items if isinstance(item, Kernel)) for run in runs)
+
+
+def test_muon_in_a_step() -> None:
+    """Ranks that shard states share out the matrices; Adam's second moment of the embedding, the head and norms comes besides."""
+    alone, shared = (muon_flops(job(optimizer="muon", data_parallel=hook)) for hook in ("ddp", "zero1"))
+    # of 32 layers qkv 4096 × 6144, output 4096², up 4096 × 28672 and down 4096 × 14336
+    columns = [6144, 4096, 28672, 14336]
+    assert alone == 32 * 5 * sum(4 * 4096**2 * n + 2 * 4096**3 for n in columns)
+    assert shared == alone / 8
+    muon, adam = (summarise(simulate(job(optimizer=name))) for name in ("muon", "adam"))
+    assert muon.step_seconds > adam.step_seconds
+    matrices = 32 * 4096 * sum(columns)
+    spared = adam.worst.kinds["optimizer"] - muon.worst.kinds["optimizer"]
+    assert spared == pytest.approx(4 * matrices / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "plan"),
+    [
+        ("Lion", {}, {"optimizer": "lion"}),
+        ("Muon", {}, {"optimizer": "muon"}),
+        ("AdamW", {}, {"optimizer": "adam"}),
+        ("SGD", {"momentum": 0.9}, {"optimizer": "momentum", "fused_optimizer": False}),
+        ("SGD", {}, {"optimizer": "sgd", "fused_optimizer": False}),
+    ],
+)
+def test_the_optimizer_of_a_ds_config_is_honoured(
+    tmp_path: Path, kind: str, params: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    path = tmp_path / "ds_config.json"
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": kind, "params": params},
+    }
+    path.write_text(json.dumps(config | {"bf16": {"enabled": True}}))
+    asked = read_job(None, from_deepspeed=path, **LLAMA)
+    assert {field: getattr(asked.plan, field) for field in plan} == plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"optimizer": "adm"}, "'adm'; did you mean 'adam'"),
+        ({"optimizer": "muon", "tp": 2}, "optimizer=muon with tp=2 is not simulated: it orthogonalises whole matrices"),
+        ({"optimizer": "muon", "data_parallel": "zero3"}, "optimizer=muon with data_parallel=zero3 is not simulated"),
+        ({"optimizer": "lamb"}, "optimizer=lamb with data_parallel=zero1 is not simulated: it takes sums over whole tensors"),
+        ({"optimizer": "adafactor", "data_parallel": "ddp", "fused_optimizer": True}, "which no framework has in one kernel"),
+        ({"optimizer": "muon", "offload": {"optimizer": "cpu"}}, "optimizer=muon with offload is not simulated"),
+        ({"optimizer": "lion", "exp_avg_dtype": "bf16"}, "exp_avg_dtype=bf16 contradicts optimizer=lion"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        simulate(job(**plan))
+    assert "\n" not in str(caught.value)
+
+
+def test_every_optimizer_has_its_source() -> None:
+    for name in optimizers:
+        assert optimizer_called(name).operators
+        assert any(mark in (optimizers[name].__doc__ or "") for mark in ("arXiv:", "torch/optim", "SGD with momentum"))
