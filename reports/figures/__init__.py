@@ -42,6 +42,7 @@ COLOURS = _Colours(
         "slowdown": DARK,
         "bubble": WHITE,
         "wait": LIGHT,
+        "gpu variability": LIGHT,
         "tp": PURPLE,
         "cp": YELLOW,
         "ep": BLACK,

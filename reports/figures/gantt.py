@@ -43,7 +43,8 @@ def gantt(timeline: Timeline) -> Figure:
     ax.set(xlim=(0, timeline.step * unit), ylim=(len(rows) - 0.5, -0.5), xlabel=f"time ({name})")
     ax.tick_params(axis="y", length=0)
     shown = "" if len(lanes) == len(timeline.lanes) else f", {len(lanes)} of {len(timeline.lanes)} rows shown"
-    ax.set_title(f"One step: {seconds(timeline.step)}{shown}")
+    alike = ", all GPUs alike" if any(timeline.variability) else ""
+    ax.set_title(f"One step{alike}: {seconds(timeline.step)}{shown}")
     ax.set_title("height of a colour: its share of the time; strips below: transfers", loc="right", fontsize=8.5, color=DARK)
     handles = _legend(rows, axes, timeline.step)
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
