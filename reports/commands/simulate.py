@@ -97,6 +97,7 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
 def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
     """What the step takes, played, when dp ranks on faster GPUs have more microbatches; None where that is no shorter."""
     from reports.formatting import seconds, signed
+    from sim.analysis.summary import summarise
     from strategies.planner.arguments import as_arguments, differences
     from strategies.planner.balance import allotted
     from strategies.predict import simulate
@@ -105,8 +106,6 @@ def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
     if better is None:
         return None
     other, played = better
-    change = signed(played.step / timeline.step - 1)
+    step = summarise(played).step_seconds
     setting = as_arguments(differences(job, other))
-    steps = timeline.program.steps
-    both = f"{seconds(played.step / steps)} instead of {seconds(timeline.step / steps)}"
-    return f"with {setting} the step takes {both} ({change}), GPUs of one kind alike"
+    return f"with {setting} the step takes {seconds(step)} ({signed(step / summary.step_seconds - 1)})"

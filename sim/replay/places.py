@@ -47,7 +47,9 @@ class Groups(NamedTuple):
 
 
 class Places:
-    """Ranks of a cohort that meet inside blocks are one place. lane: of each place."""
+    """Ranks of a cohort that meet inside blocks are one place. Where cohorts share their ranks (`Program.allotments`), places of
+    each stand for all of them, and those that run another program come to nothing.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.grid = timeline, timeline.program.grid
@@ -55,19 +57,24 @@ class Places:
         inside = self.grid.group_of(_axes_inside(timeline.program))
         _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
         self.count = len(self._example)
-        lane = timeline.op_costs.lane
-        self.lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
+        lane, program = timeline.op_costs.lane, timeline.program
+        self._lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
+        allotted = np.array(program.allotments or np.zeros(len(self._place), np.int64))[self._example]
+        self._own = [allotted == cohort.allotment for cohort in program.cohorts]
 
-    def column(self, values: list[float]) -> Column:
+    def column(self, cohort: int, values: list[float]) -> Column:
         """Values of a cohort's lanes: a number where all are equal, else of shape (places, 1)."""
         first = values[0]
         if len(values) == 1 or values.count(first) == len(values):
             return first
-        return np.array(values)[self.lane].reshape(-1, 1)
+        lanes = np.unique(self._lane[self._own[cohort]])
+        of_places: Floats = np.array(values)[np.searchsorted(lanes, self._lane).clip(max=len(lanes) - 1)]
+        return of_places.reshape(-1, 1)
 
     def groups(self, work: Collective, cohort: int) -> Ids:
-        """The group of each place of a collective that is an op."""
-        return self.timeline.op_costs.groups(work, cohort)[self._example]
+        """The group of each place of a collective that is an op; of a place that runs another program, one of its own."""
+        alone = -1 - cohort * self.count - np.arange(self.count)
+        return np.where(self._own[cohort], self.timeline.op_costs.groups(work, cohort)[self._example], alone)
 
     def slowest(self, kernels: Floats | None) -> list[Floats] | None:
         """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""
@@ -84,8 +91,9 @@ class Places:
     def by_rank(self, values: list[Floats]) -> Floats:
         """Values of each cohort's ranks in the order of ranks."""
         result = np.empty((self.grid.world, values[0].shape[1]))
-        for ranks, own in zip(self.ranks, values, strict=True):
-            result[ranks] = own
+        for ranks, mine, own in zip(self.ranks, self._own, values, strict=True):
+            running = mine[self._place]
+            result[ranks[running]] = own[running]
         return result
 
 

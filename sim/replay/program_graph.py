@@ -11,6 +11,8 @@ import numpy as np
 
 from sim.program import Cohort, Collective, Op, Program
 
+INSIDE = {"tp", "cp", "ep", "pp"}  # axes along which all ranks have equally many microbatches
+
 
 class Node(NamedTuple):
     """One op of one cohort in a program's graph."""
@@ -56,9 +58,13 @@ class ProgramGraph:
             if not isinstance(work, Collective):
                 continue
             key: Hashable = number
-            if work.cohorts or work.axis in program.cohorts[node.cohort].at:
+            at = program.cohorts[node.cohort].at
+            if work.cohorts or work.axis in at:
                 seen[node.cohort, work.label, work.cohorts] += 1
                 key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
+            elif program.allotments and not INSIDE.issuperset(work.axes):  # ranks with other programs come, too
+                seen[node.cohort, work.axes] += 1
+                key = tuple(at.items()), work.axes, seen[node.cohort, work.axes]
             meetings.setdefault(key, []).append(number)
         return {each: members for members in meetings.values() for each in members}
 

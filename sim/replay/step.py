@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -71,8 +72,6 @@ class StepReplay:
         self.timeline, self.program = timeline, timeline.program
         if self.program.cohorts[0].steady:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
-        if self.program.allotments:
-            raise UserError("a step of ranks with different numbers of microbatches is not replayed")
         self.places = Places(timeline)
         self.graph = program_graph(self.program)
         self.blocks: list[_BlockTimes] = []
@@ -82,7 +81,7 @@ class StepReplay:
     # -- the played step -------------------------------------------------------------------------------------------------
 
     def _cohort(self, number: int) -> Iterator[_Times]:
-        timeline, column = self.timeline, self.places.column
+        timeline, column = self.timeline, partial(self.places.column, number)
         lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
         start, end, launched, costs = timeline.start, timeline.end, timeline.launched, timeline.cost
         stretch, owed = timeline.stretch, timeline.owed
@@ -106,7 +105,8 @@ class StepReplay:
                 yield _Times(ahead, None, column([end[each] - start[each] for each in numbers]), False, held)
 
     def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> _BlockTimes:
-        ranks, costs, column = [self.timeline.lanes[lane].rank for lane in lanes], self.timeline.op_costs, self.places.column
+        costs, column = self.timeline.op_costs, partial(self.places.column, cohort)
+        ranks = [self.timeline.lanes[lane].rank for lane in lanes]
         slower, usual = ([costs.block(block, cohort, factor, rank=rank) for rank in ranks] for factor in (FACTOR, 1.0))
         busy, critical = (
             column([(getattr(more, name) - getattr(less, name)) / (FACTOR - 1) for more, less in zip(slower, usual, strict=True)])

@@ -24,6 +24,8 @@ JOBS = {
     "tied embeddings": dict(model=SMALL | {"tied": True}, nodes=1, plan=dict(pp=4, accumulation=6)),
     "experts": dict(model=MIXTURE, nodes=2, plan=dict(ep=4, tp=2, sequence_parallel=True, accumulation=2)),
     "copies of stages": dict(model=SMALL, nodes=1, plan=dict(pp=4, schedule="chimera", accumulation=8)),
+    "uneven batches": dict(model=SMALL, nodes=1, plan=dict(tp=2, pp=2, microbatches_per_replica=[3, 5], data_parallel="zero1")),
+    "ranks that joined": dict(model=SMALL, nodes=1, plan=dict(pp=2, global_batch=10, uneven_batch="join")),
     "offload": dict(model=SMALL, nodes=1, plan=dict(data_parallel="zero3", offload={"optimizer": "cpu"}, accumulation=2)),
 }
 
@@ -45,7 +47,9 @@ def test_unperturbed_it_is_the_played_step(name: str) -> None:
         assert replayed.ends[each.rank, 0] == max(timeline.end[number] for number in ops)
 
 
-@pytest.mark.parametrize("name", ["zero1 in a pipeline", "zero3", "interleaved", "the host waits", "tied embeddings"])
+@pytest.mark.parametrize(
+    "name", ["zero1 in a pipeline", "zero3", "interleaved", "the host waits", "tied embeddings", "uneven batches"]
+)
 def test_slower_gpus_take_as_long_as_when_they_are_played(name: str) -> None:
     """Kernels take another factor on every GPU; prices of blocks follow it in a line, to 0.1 % of the step."""
     ideal = simulate(job(name))
