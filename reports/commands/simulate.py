@@ -25,15 +25,24 @@ if TYPE_CHECKING:
 @money_options
 @AS_JSON
 @click.option("--report", metavar="FOLDER", help="Also write an HTML page, figures, CSV and a Perfetto trace.")
+@click.option("--by-layer", is_flag=True, help="Also what each part of the model holds, and the textbook's counts beside it.")
 @click.option("--unfolded", is_flag=True, help="Give every rank its own actor (same answer, slower).")
 def command(
-    job: str | None, as_json: bool, report: str | None, unfolded: bool, tokens: float | None, price: float | None, **given: Any
+    job: str | None,
+    as_json: bool,
+    report: str | None,
+    by_layer: bool,
+    unfolded: bool,
+    tokens: float | None,
+    price: float | None,
+    **given: Any,
 ) -> None:
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
     from reports.formatting import training_cost
     from reports.inputs import describe
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
+    from strategies.memory_by_layer import memory_by_layer
     from strategies.planner.effects_cost import with_effects
     from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
@@ -55,19 +64,26 @@ def command(
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if as_json:
         training = training_cost(summary, of_training).to_dict()
-        echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training}, indent=2))
+        more = {"by_layer": memory_by_layer(asked, summary).to_dict()} if by_layer else {}
+        echo(json.dumps({"job": inputs, **summary.to_dict(), "training": training, **more}, indent=2))
     else:
         from reports.tables.step import one_screen
 
         show(one_screen(summary, inputs | of_training))
+        if by_layer:
+            from reports.tables.by_layer import tables
+
+            show(tables(memory_by_layer(asked, summary)))
         if asked.ignored:
             echo(f"not used from the model's file: {', '.join(asked.ignored)}")
         for note in asked.notes:
             echo(note)
     if folder:
+        from reports.page.by_layer import section
         from reports.page.page import Report, write_report
 
-        paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster))
+        sections = (section(memory_by_layer(asked, summary)),)
+        paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster, sections=sections))
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)

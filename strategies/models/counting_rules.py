@@ -15,3 +15,10 @@ def activations_by_zero(model: Model, batch: int, sequence: int) -> float:
     """
     tokens = batch * sequence
     return 12.0 * model.hidden * tokens * model.layers * 2 + 4.0 * model.hidden * tokens
+
+
+def activations_by_megatron(model: Model, batch: int, sequence: int) -> float:
+    """Bytes of activations of all layers by the rule of Megatron-LM's authors: s·b·h·(34 + 5·a·s/h) for each layer, in 16 bits,
+    with dropout and scores in memory (Korthikanti et al. 2022, arXiv:2205.05198, equation 1).
+    """
+    return model.layers * sequence * batch * model.hidden * (34 + 5 * model.heads * sequence / model.hidden)
