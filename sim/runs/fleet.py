@@ -96,23 +96,27 @@ class RepairShop:
 
     def send(self, node: int) -> None:
         """A node is repaired from now on, or waits for a technician."""
-        self.env.process(self._mend(node))
+        if self.technicians is not None:
+            self.env.process(self._mend(node, self.technicians))
+            return
+        seconds, cures = self._work()  # one event, and no process: half of what a failure costs is its repair
+        self.env.timeout(seconds).callbacks.append(lambda _: self._done(node, cures))
 
-    def _mend(self, node: int) -> Generator[Event, Any, None]:
-        if self.technicians is None:
-            yield from self._work(node)
-        else:
-            with self.technicians.request() as turn:
-                yield turn
-                yield from self._work(node)
-        self.back(node)
+    def _mend(self, node: int, technicians: Resource) -> Generator[Event, Any, None]:
+        with technicians.request() as turn:
+            yield turn
+            seconds, cures = self._work()
+            yield self.env.timeout(seconds)
+        self._done(node, cures)
 
-    def _work(self, node: int) -> Generator[Event, Any, None]:
-        repair = self.repair
-        yield self.env.timeout(self.automatic())
-        cures = repair.cures
+    def _work(self) -> tuple[float, float]:
+        """How long a repair takes, and with what probability it cures a bad node."""
+        repair, seconds = self.repair, self.automatic()
         if repair.escalates and self.uniform() < repair.escalates:
-            yield self.env.timeout(self.manual())
-            cures = repair.cures_manually
+            return seconds + self.manual(), repair.cures_manually
+        return seconds, repair.cures
+
+    def _done(self, node: int, cures: float) -> None:
         if self.fleet.bad[node] and self.uniform() < cures:
             self.fleet.bad[node] = False
+        self.back(node)

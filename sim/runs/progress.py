@@ -32,6 +32,8 @@ class Progress:
         saves, evaluations = [causes.SAVE] * len(spec.savings), [causes.EVALUATION] * bool(spec.evaluation_steps)
         stalls, reductions = [causes.LOADING] * bool(spec.stall), [causes.REDUCTION] * len(spec.reductions)
         self.causes = (*saves, *evaluations, *stalls, *reductions)  # of pauses
+        self._segments: dict[float, Segment] = {}  # by seconds of a step
+        self._volatile = any(saving.copies is not None for saving in spec.savings)
         self.step, self.whole = 0, 0.0
         self.stretches: list[Stretch] = []
         self.durable = [0] * len(spec.savings)
@@ -45,18 +47,24 @@ class Progress:
     def ahead(self, pace: Pace, slow: float) -> tuple[Segment, float, Position]:
         """What lies ahead, seconds of all the work that is left, and the position when it is done."""
         spec, step = self.spec, pace.step * slow
-        pauses = [Pause(saving.steps, blocked(saving, step)) for saving in spec.savings]
-        if spec.evaluation_steps:
-            pauses.append(Pause(spec.evaluation_steps, spec.evaluation))
-        if spec.stall:
-            pauses.append(Pause(1, spec.stall))
-        pauses += [Pause(steps, seconds) for steps, seconds in spec.reductions]
-        segment = Segment(self.step, step, tuple(pauses))
+        segment = self._segment(step)
         steps = self.remaining / pace.progress
         # the first segment takes what the job's steps take, to the bit
         work = spec.work if not self.step and step == spec.step and pace.progress == 1.0 else steps * step
         last = self.step + math.ceil(steps) - 1  # after the last step of all nothing is saved or evaluated
         return segment, work, Position(last, work - (last - self.step) * step, segment.paused(last))
+
+    def _segment(self, step: float) -> Segment:
+        """Training from the present step on, with steps of `step` seconds."""
+        known = self._segments.get(step)
+        if known is None:
+            spec = self.spec
+            pauses = [Pause(saving.steps, blocked(saving, step)) for saving in spec.savings]
+            pauses += [Pause(spec.evaluation_steps, spec.evaluation)] * bool(spec.evaluation_steps)
+            pauses += [Pause(1, spec.stall)] * bool(spec.stall)
+            pauses += [Pause(steps, seconds) for steps, seconds in spec.reductions]
+            known = self._segments[step] = Segment(0, step, tuple(pauses))
+        return known.at_step(self.step)
 
     def finish(self, segment: Segment, pace: Pace, work: float, finish: Position) -> None:
         """All work is done."""
@@ -103,7 +111,7 @@ class Progress:
     def forget(self, lost: int) -> None:
         """Checkpoints on nodes that are gone, and flushes that ended with the processes."""
         self.flushing.clear()
-        for place, saving in enumerate(self.spec.savings):
+        for place, saving in enumerate(self.spec.savings if self._volatile else ()):
             if saving.copies is not None and lost >= saving.copies:
                 self.durable[place] = 0
 
@@ -136,7 +144,7 @@ class Progress:
             self.whole -= count * stretch.progress
             if lost_from > stretch.first:
                 self.stretches.append(Stretch(stretch.first, lost_from, stretch.step, stretch.progress))
-        if not any(saving.copies is not None for saving in spec.savings):
+        if not self._volatile:
             self.stretches.clear()  # nothing can be lost any more that is in a place which survives everything
         self.step = best
         self.durable = [min(step, best) for step in self.durable]

@@ -43,6 +43,18 @@ class Segment:
         self.together = sum(pause.seconds for pause in pauses)
         self.mean = step + sum(pause.seconds / pause.steps for pause in pauses)
 
+    def at_step(self, first: int) -> Segment:
+        """The same from another step on."""
+        other = Segment.__new__(Segment)
+        other.first, other.step, other.pauses, other.together, other.mean = (
+            first,
+            self.step,
+            self.pauses,
+            self.together,
+            self.mean,
+        )
+        return other
+
     def computed(self, step: int) -> float:
         """Seconds until the step's own work ends, before the pauses that follow it."""
         time = (step - self.first) * self.step

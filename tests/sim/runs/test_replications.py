@@ -10,6 +10,7 @@ import pytest
 
 from sim.runs.replications import BATCH, ENOUGH, MOST, Estimate, half_width, replicate
 from sim.runs.spec import Component, RunSpec, Saving
+from strategies.planner.search.executors import engine
 from topologies.durations import Spread
 
 SPEC = RunSpec(
@@ -50,3 +51,21 @@ def test_an_estimate() -> None:
     assert (estimate.mean, estimate.median, estimate.low, estimate.high) == (5.0, 5.0, 1.0, 9.0)
     assert Estimate.of([3.0]) == Estimate(3.0, 3.0, 3.0, 3.0)
     assert half_width([1.0, 3.0]) == pytest.approx(1.96)
+
+
+def test_dask_changes_nothing() -> None:
+    """A scheduler and a worker of Dask's own, over a socket."""
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address=None
+        ) as cluster,
+        engine(dask=cluster.scheduler_address) as runs,
+    ):
+        assert replicate(SPEC, 7, 25, runs.map) == replicate(SPEC, 7, 25)
+
+
+def test_ray_changes_nothing() -> None:
+    pytest.importorskip("ray")
+    with engine(ray="local") as runs:
+        assert replicate(SPEC, 7, 25, runs.map) == replicate(SPEC, 7, 25)
