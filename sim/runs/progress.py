@@ -75,7 +75,7 @@ class Progress:
         """Enter `work` seconds of steps that brought `progress`, and pauses; returns the seconds of whole steps it is worth."""
         useful = work if pace.progress == 1.0 and segment.step == self.spec.step else min(work, progress * self.spec.step)
         self.ledger.add(causes.PRODUCTIVE, useful)
-        self.ledger.add(causes.REDUCED if pace.progress < 1.0 else causes.SLOW, work - useful)
+        self.ledger.add(causes.REDUCED if pace.progress < 1.0 or pace.step > self.spec.step else causes.SLOW, work - useful)
         for number, seconds in enumerate(paused):
             self.ledger.add(self.causes[number], seconds)
         return useful

@@ -62,7 +62,7 @@ def prepare(
     if not summary.fits:
         raise UserError(f"{job.name}: runs out of memory in its first step (shardyard simulate says where)")
     size = checkpoint_size(job, settings.checkpoint.parallel)
-    costs = save_costs(job, size, settings.checkpoint.shared, settings.checkpoint.overhead)
+    costs = save_costs(job, size, settings.checkpoint.shared, settings.checkpoint.overhead, settings.checkpoint.parallel_load)
     gpus = job.cluster.gpus
     initialization = settings.initialization or Spread(mean=published().seconds(gpus))
     restart = initialization.mean + settings.heartbeat + settings.diagnosis.mean

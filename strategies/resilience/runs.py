@@ -187,6 +187,7 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
     ]
     changes += [
         ("storage twice as fast", with_checkpoint(storage=faster)),
+        ("checkpoint.parallel_load=true", with_checkpoint(parallel_load=True)),
         ("recovery=elastic", settings.model_copy(update={"recovery": "elastic"})),
         ("one spare node more", settings.model_copy(update={"spares": settings.spares + 1})),
         ("one spare node fewer", settings.model_copy(update={"spares": max(0, settings.spares - 1)})),

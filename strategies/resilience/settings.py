@@ -55,6 +55,9 @@ class CheckpointSettings(Config):
     )
     # 405B on 8,960 GPUs, copies included (ByteCheckpoint, arXiv 2407.20143, table 8)
     parallel: bool = True  # every rank writes a part of what it shares with others
+    parallel_load: bool = (
+        False  # storage is read once, and replicas have the rest from each other; false: each reads all it needs
+    )
 
     @property
     def shared(self) -> Storage:

@@ -131,3 +131,18 @@ def test_the_bandwidth_to_buy_keeps_the_waste() -> None:
         interval = max(flush, math.sqrt(2 * snapshot * mtbf))
         assert expected_waste(interval, snapshot, flush, mtbf) == pytest.approx(part, rel=0.01)
     assert np.all(np.diff([waiting for _, waiting, _ in plan.bandwidth]) < 0)
+
+
+def test_replicas_can_have_what_they_lack_from_each_other() -> None:
+    """Llama 8B on 16 nodes by ZeRO-1: weights of 16 GB on every GPU. Each node reads a sixteenth of the checkpoint, and gets the
+    rest of its eight copies over its eight NICs.
+    """
+    job = read_job(
+        {"model": "llama-3.1-8b", "cluster": "dgx-h100", "nodes": 16, "plan": {"data_parallel": "zero1", "sequence": 4096}}
+    )
+    size, storage = checkpoint_size(job), load_storage({"read": "10 GB/s"}, "")
+    each, once = (save_costs(job, size, storage, parallel_load=parallel).read for parallel in (False, True))
+    assert each == pytest.approx(float(size.read.sum()) / 10e9)
+    rest = float(size.read.max()) - size.total / 16
+    assert once == pytest.approx(size.total / 10e9 + rest / (8 * 50e9))
+    assert once < each / 10

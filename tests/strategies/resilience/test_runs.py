@@ -351,3 +351,34 @@ def test_storage_that_is_too_slow_for_the_interval_is_said() -> None:
 )
 def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
     assert read_run({"heartbeat": text}, "run").heartbeat == seconds
+
+
+def test_replicas_that_are_left_take_the_batch_of_the_lost_ones() -> None:
+    """16 replicas, a node each: 32 microbatches of each become 35 where 15 are left, and 64 where half are."""
+    fields = {**JOB, "plan": {**JOB["plan"], "tp": 8, "global_batch": 512}}  # type: ignore[dict-item]
+    job = read_job(fields)
+    kept = prepare(job, read_run({"recovery": "elastic-keep"}, "run"), 1).spec
+    shrunk = prepare(job, read_run({"recovery": "elastic"}, "run"), 1).spec
+    assert kept.elastic is not None
+    assert shrunk.elastic is not None
+    assert all(pace.progress == 1.0 for pace in kept.elastic.paces)
+    more = predict(
+        read_job(fields, {"plan.global_batch": 16 * 35})
+    ).step_seconds  # the other replicas' microbatches, 16 of them there
+    assert kept.elastic.paces[0].step == pytest.approx(more, rel=2e-3)
+    half = predict(read_job(fields, {"plan.global_batch": 1024})).step_seconds
+    assert kept.elastic.paces[-1].step == pytest.approx(half, rel=1e-9)
+    for one, other in zip(kept.elastic.paces, shrunk.elastic.paces, strict=True):
+        assert (
+            one.progress / one.step <= other.progress / other.step * 1.1
+        )  # what gradient sums cost is shared by more microbatches
+        assert one.progress / one.step >= other.progress / other.step * 0.9
+    assert (kept.elastic.nodes, kept.elastic.rollback) == (shrunk.elastic.nodes, shrunk.elastic.rollback)
+
+
+def test_steps_of_fewer_replicas_are_badput_of_their_own() -> None:
+    settings = read_run({"recovery": "elastic-keep", "failures": {"parts": {"node": {"mtbf": "30 days"}}}, "pool": 0}, "run")
+    prepared = prepare(read_job(JOB), settings, days=30)
+    outcomes = replicate(prepared.spec, 0, 5)
+    assert sum(outcome.gpu_seconds["missing replicas"] for outcome in outcomes) > 0
+    assert sum(outcome.gpu_seconds["slow steps"] for outcome in outcomes) == 0
