@@ -6,6 +6,7 @@ the block goes on piece by piece, its collectives as flows on the network, until
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
@@ -124,8 +125,13 @@ class ContendedBlock(Compute):
             return
         self._whole = None
         self.device.stop()
-        begin = whole.start
-        for rest in self.segmented.segments[self._place :]:
+        segments, begin = self.segmented.segments, whole.start
+        left = segments[self._place].cost.busy - (now - begin)
+        if self.device.duration(whole) == whole.cost.busy:  # no kernel waited for its launch
+            place = max(self._place, bisect_left(segments, -left, key=lambda rest: -rest.cost.busy) - 1)
+            begin += segments[self._place].cost.busy - segments[place].cost.busy
+            self._place = place
+        for rest in segments[self._place :]:
             launched, cost = self.launched + rest.launch, rest.segment.cost
             end = max(begin + cost.busy, launched + cost.critical)
             if end > now:

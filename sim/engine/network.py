@@ -96,8 +96,12 @@ class Network:
 
     def quiet(self, links: Sequence[int]) -> bool:
         """Whether nothing is on `links` but one visitor."""
-        now, own = self.env.now, [self.links[link] for link in links]
-        return not any(len(link.visitors) > 1 or any(flow.drain > now for flow in link.flows) for link in own)
+        now = self.env.now
+        for each in links:
+            link = self.links[each]
+            if len(link.visitors) > 1 or (link.flows and any(flow.drain > now for flow in link.flows)):
+                return False
+        return True
 
     def alone(self, parts: Sequence[FlowPart]) -> list[float]:
         """Seconds of each of `parts` with nothing else on its links."""

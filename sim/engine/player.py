@@ -198,19 +198,19 @@ class Player:
         """Let tasks wait for the one before on their stream, and for those that their op names; tasks that wait for none, and
         when what they waited for in the past has ended.
         """
-        result = []
+        result, tasks, past = [], self.tasks, self.past.end
         for number, lane in enumerate(self.lanes.every):
             bases, streams = self.lanes.bases(number), self.devices[number]
             ended: dict[str, float] = {}  # of the last op in the past of each stream
             for me, op in enumerate(self.program.cohorts[lane.cohort].ops, self.lanes.offset[number]):
-                task = self.tasks[me]
+                task = tasks[me]
                 if task is None:
-                    ended[op.stream] = self.past.end[me]
+                    ended[op.stream] = past[me]
                     continue
                 others = [bases[cohort] + other for cohort, other in op.after]
-                streams.stream(op.stream).add(task, tuple(other for each in others if (other := self.tasks[each]) is not None))
+                streams.stream(op.stream).add(task, [other for each in others if (other := tasks[each]) is not None])
                 if not task.waiting:
-                    result.append((max((ended.get(op.stream, 0.0), *(self.past.end[each] for each in others))), task))
+                    result.append((max((ended.get(op.stream, 0.0), *(past[each] for each in others))), task))
         return result
 
     def begin(self) -> Event:

@@ -6,6 +6,7 @@ Between segments no collective of the block is under way. A segment is a graph o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ class Segments:
                 sequence.append(self._segment(block.name, times, items))
             else:
                 if items not in self._runs:
-                    self._runs[items] = [self._segment(block.name, 1, SharedItems(each)) for each in _cut(items)]
+                    self._runs[items] = [self._segment(block.name, 1, each) for each in _cut(items)]
                 sequence += self._runs[items] * times
         inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
         links = {link: None for cost, _ in inside for link in sorted(cost.links)}
@@ -135,18 +136,17 @@ class Segments:
             number += 1
 
 
-def _cut(items: SharedItems) -> Iterator[list[Item]]:
+@lru_cache(maxsize=1024)  # lanes whose layers share their items share their prices, too
+def _cut(items: SharedItems) -> tuple[SharedItems, ...]:
     """The items of each segment: collectives that were started are joined in it."""
-    segment: list[Item] = []
+    segments: list[list[Item]] = []
     under_way = 0
     for item in items:
-        if segment and not under_way and not (isinstance(item, Kernel) and isinstance(segment[-1], Kernel)):
-            yield segment
-            segment = []
-        segment.append(item)
+        if not segments or not (under_way or (isinstance(item, Kernel) and isinstance(segments[-1][-1], Kernel))):
+            segments.append([])
+        segments[-1].append(item)
         under_way += isinstance(item, Start) - isinstance(item, Join)
-    if segment:
-        yield segment
+    return tuple(map(SharedItems, segments))
 
 
 def _grouped(items: SharedItems) -> Iterator[tuple[Kernel, ...] | Collective | Start | Join]:

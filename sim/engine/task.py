@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simpy import Environment, Event
@@ -70,13 +70,15 @@ class Stream:
     def __init__(self) -> None:
         self.last: Task | None = None
 
-    def add(self, task: Task, after: tuple[Task, ...] = ()) -> Task:
+    def add(self, task: Task, after: Sequence[Task] = ()) -> Task:
         """Put `task` behind the stream's last one; it also waits for the tasks of `after`."""
         last = self.last
         self.last = task
-        for other in dict.fromkeys(after):
+        for other in dict.fromkeys(after) if len(after) > 1 else after:
             if other is not last:
-                task.wait_for(other)
+                task.waiting += 1
+                other.followers.append(task)
         if last is not None:
-            task.wait_for(last)
+            task.waiting += 1
+            last.followers.append(task)
         return task

@@ -78,6 +78,23 @@ def test_the_rest_of_a_block_is_one_event_again(play) -> None:
     assert play(*layer, seconds=1.0, after=28.5, times=100, cut=True).events > 200
 
 
+def test_a_plan_with_tp_below_the_node_costs_what_one_with_tp_of_the_node_does() -> None:
+    """GPT-3 175B on 512 H100: with tp=4 sends of two stages in a node meet collectives inside blocks, which stay one op each."""
+    wide, narrow = (
+        simulate(
+            read_job(
+                model="gpt3-175b",
+                cluster="dgx-h100",
+                nodes=64,
+                plan=dict(tp=tp, pp=8, accumulation=64, recompute="full", sequence=2048),
+            )
+        )
+        for tp in (8, 4)
+    )
+    assert len(narrow.end) == len(wide.end) == 2010
+    assert wide.events <= narrow.events < 1.1 * wide.events
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 10**9))
 def test_times_are_those_of_blocks_that_are_cut(number) -> None:
