@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterator
 from typing import get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from reports import metrics
+from reports.formatting import span
 from sim.collectives import algorithms
 from sim.engine.effects import effects
 from strategies.data_parallel import hooks
@@ -19,8 +20,11 @@ from strategies.plan.plan import Plan
 from strategies.resilience.checkpointing import policies
 from strategies.resilience.intervals import intervals
 from strategies.resilience.recovery import recoveries
+from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
+from topologies.durations import Spread
 from topologies.reading import UserError, nearest
+from topologies.units import duration
 
 OTHER_NAMES = {"fsdp": "zero3", "hsdp": "plan.shard"}
 
@@ -54,11 +58,33 @@ def _entries() -> Iterator[tuple[str, str]]:
         default = info.get_default(call_default_factory=True)
         of = "any kernels" if len(sets) == len(list(kernel_sets)) else f"kernels={' and '.join(sets)}"
         fields[f"framework.{option}"] = f"plan.framework.{option}\n  {info.description}\n  default   {default}\n  of        {of}"
+    fields |= {
+        f"run.{field}": f"run.{field}\n  {info.description}\n  default   {_default(info)}"
+        for field, info in _fields(RunSettings)
+        if info.description
+    }
     yield from fields.items()
     for registry in (schedules, hooks, kernel_sets, algorithms, effects, policies, intervals, recoveries):
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())
+
+
+def _default(info: FieldInfo) -> str:
+    """The default of a field of a run, with its unit."""
+    if info.is_required():
+        return "none: it must be given"
+    default = info.get_default(call_default_factory=True)
+    if isinstance(default, Spread):
+        return f"{default.kind} {span(default.mean)}" if default.kind != "constant" else span(default.mean)
+    if isinstance(default, BaseModel):
+        return str(getattr(default, "name", "as its fields"))
+    return span(default) if isinstance(default, float) and duration in _readers(info) else str(default)
+
+
+def _readers(info: FieldInfo) -> list[object]:
+    """The functions that read a field."""
+    return [part.func for part in info.metadata if isinstance(part, BeforeValidator)]
 
 
 def _fields(config: type[BaseModel], inside: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -67,7 +93,7 @@ def _fields(config: type[BaseModel], inside: str = "") -> Iterator[tuple[str, Fi
         yield f"{inside}{name}", info
         if name == FIELD:  # whose options depend on kernels
             continue
-        for kind in get_args(info.annotation):
+        for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _fields(kind, f"{inside}{name}.")
 

@@ -11,6 +11,8 @@ from strategies.resilience.checkpoint_plan import CheckpointPlan, PolicyCost
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from topologies.storage import Storage
+
 
 def overview(plan: CheckpointPlan) -> RenderableType:
     """One screen."""
@@ -24,7 +26,7 @@ def overview(plan: CheckpointPlan) -> RenderableType:
     first = f"{job}: checkpoint {size(total.total)}, {digits(per)} bytes per parameter, up to {size(total.busiest_node)} per node"
     lines: list[RenderableType] = [Text(first, "bold")]
     writes, reads = (span(value) for value in (prepared.costs.write, prepared.costs.read))
-    lines.append(Text(f"storage '{storage.name}': written in {writes}, read in {reads}"))
+    lines.append(Text(f"{_named(storage)}: written in {writes}, read in {reads}"))
     if prepared.mtbf < float("inf"):
         failures, restart = prepared.settings.failures.name, span(prepared.restart)
         lines.append(Text(f"failures '{failures}': one every {span(prepared.mtbf)}; a start takes {restart}"))
@@ -87,3 +89,8 @@ def as_data(plan: CheckpointPlan) -> dict[str, Any]:
         ],
         "notes": list(prepared.notes),
     }
+
+
+def _named(storage: Storage) -> str:
+    """Storage of the catalogue by its name."""
+    return "storage" if storage.name == "storage" else f"storage '{storage.name}'"

@@ -64,6 +64,8 @@ def _quantities(answer: RunAnswer, rates: Rates) -> RenderableType:
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
 
     def row(name: str, estimate: Estimate, shown: Any) -> None:
+        if name in ("days", "tokens") and estimate.low == estimate.high:  # as they were asked for: the first line has them
+            return
         values = [shown(value) for value in (estimate.mean, estimate.median)]
         table.add_row(name, *values, f"{shown(estimate.low)}–{shown(estimate.high)}")
 

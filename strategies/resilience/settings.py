@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 
 from strategies.resilience.checkpointing import policies
 from strategies.resilience.intervals import intervals
+from strategies.resilience.loop_settings import InputSettings, Reduction
 from strategies.resilience.recovery import recoveries
 from topologies.cluster import Cluster
 from topologies.durations import Duration, Spread, Times
@@ -46,17 +47,27 @@ def _interval(given: object) -> object:
 class CheckpointSettings(Config):
     """When and where checkpoints are saved."""
 
-    policy: str = "asynchronous"  # a name in strategies/resilience/checkpointing
-    interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # a rule, a time, or a number of steps
-    storage_interval: Annotated[int | str, BeforeValidator(_interval)] = "daly"  # of storage, where a quicker place comes first
-    storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_storage)] = None  # absent: the cluster's, or STORAGE
-    overhead: Duration = (
-        0.5  # that GPUs wait for each save besides copies: 0.34 to 0.59 s of asynchronous saves of 7B on 1,488 and
+    policy: str = Field(
+        default="asynchronous", description="where to save and what waits for it: a name in strategies/resilience/checkpointing"
     )
-    # 405B on 8,960 GPUs, copies included (ByteCheckpoint, arXiv 2407.20143, table 8)
-    parallel: bool = True  # every rank writes a part of what it shares with others
-    parallel_load: bool = (
-        False  # storage is read once, and replicas have the rest from each other; false: each reads all it needs
+    interval: Annotated[int | str, BeforeValidator(_interval)] = Field(
+        default="daly", description="training between saves: a rule (daly, young, availability), a time, or a number of steps"
+    )
+    storage_interval: Annotated[int | str, BeforeValidator(_interval)] = Field(
+        default="daly", description="the same of storage, where a policy saves to a quicker place first"
+    )
+    storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_storage)] = Field(
+        default=None, description=f"shared storage, by name or by its fields; by default the cluster's, or {STORAGE}"
+    )
+    overhead: Duration = Field(
+        default=0.5,
+        description="that GPUs wait for each save besides copies; asynchronous ones took 0.34 to 0.59 s of 7B on 1,488"
+        " and 405B on 8,960 GPUs, copies included (ByteCheckpoint, arXiv 2407.20143, table 8)",
+    )
+    parallel: bool = Field(default=True, description="every rank writes a part of what it shares with others")
+    parallel_load: bool = Field(
+        default=False,
+        description="on a restart storage is read once, and replicas have the rest from each other; otherwise each reads all",
     )
 
     @property
@@ -83,62 +94,58 @@ class CheckpointSettings(Config):
 class RepairSettings(Config):
     """Of nodes that were replaced; it matters where spares and pool are limited."""
 
-    automatic: Times = Spread(mean=86400.0, kind="exponential")  # assumed: a day
-    manual: Times = Spread(mean=0.0)  # where a person is needed as well
-    escalates: float = Field(default=0.0, ge=0, le=1)  # probability of that
-    cures: float = Field(default=1.0, ge=0, le=1)  # probability that a bad node is none any more
-    cures_manually: float = Field(default=1.0, ge=0, le=1)
-    technicians: int | None = Field(default=None, ge=1)  # absent: any number of repairs at the same time
-
-
-class InputSettings(Config):
-    """How sequences come: workers of each replica prepare them (torch's DataLoader), from bytes that are read from storage."""
-
-    sample: Duration  # of a worker for one sequence
-    workers: int = Field(default=1, ge=1, le=1024)  # of each dp rank; the ranks beside it share what they bring
-    bytes: Bytes = Field(default=0.0, ge=0)  # read for one sequence, from run.checkpoint.storage
-    prefetch: bool = True  # the next batch is prepared beside a step: only what takes longer than it is waited for
-    copy_bytes: Bytes = Field(default=0.0, gt=0)  # of a sequence to each GPU; absent: tokens and labels of 8 B each
-    pinned: bool = True  # copied from pinned memory (non_blocking) beside the microbatch before; false: each is waited for
-
-
-class Reduction(Config):
-    """Numbers that are summed over all replicas after every so many steps: losses, metrics."""
-
-    steps: int = Field(default=1, ge=1, le=10**9)
-    values: int = Field(default=1, ge=1, le=10**9)  # of 4 B
-    wait: bool = True  # the host reads them (`.item()`), and launches nothing until they are there
+    automatic: Times = Field(default=Spread(mean=86400.0, kind="exponential"), description="until a node is back; assumed: a day")
+    manual: Times = Field(default=Spread(mean=0.0), description="how much longer it takes where a person is needed as well")
+    escalates: float = Field(default=0.0, ge=0, le=1, description="probability that a person is needed")
+    cures: float = Field(default=1.0, ge=0, le=1, description="probability that a bad node is none any more")
+    cures_manually: float = Field(default=1.0, ge=0, le=1, description="the same where a person was needed")
+    technicians: int | None = Field(default=None, ge=1, description="repairs at the same time; by default any number")
 
 
 class RunSettings(Config):
     """A run over days."""
 
     failures: Annotated[SerializeAsAny[Reliability], BeforeValidator(_reliability)] = Field(
-        default_factory=lambda: load_reliability(FAILURES, "run.failures")
+        default_factory=lambda: load_reliability(FAILURES, "run.failures"),
+        description="what fails how often, by name (`shardyard list failures`) or by parts of your own",
     )
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    recovery: str = "restart"  # a name in strategies/resilience/recovery
-    spares: int = Field(default=0, ge=0, le=10_000)  # nodes held ready beside the job
-    pool: int | None = Field(default=None, ge=0, le=100_000)  # free nodes elsewhere; absent: always one
-    reserve: int = Field(default=0, ge=0, le=100_000)  # nodes that others have to leave first
-    allocation: Duration = 180.0  # until a free node has joined; 3 min as AIReSim's host selection
-    preemption: Duration = 1200.0  # until a node of the reserve is free; 20 min as there
-    repair: RepairSettings = RepairSettings()
-    heartbeat: Duration = 30.0  # until a crash is noticed; 10 to 30 s with inspection (ByteRobust, arXiv 2509.16293)
-    timeout: Duration = 600.0  # until a hang is: PyTorch's default for NCCL
-    diagnosis: Times = Spread(mean=300.0)  # which node it is; with detection less than 10 min on average (arXiv 2402.15627)
-    misdiagnosis: float = Field(default=0.0, ge=0, le=1)  # probability that the wrong node is replaced first; unknown
-    initialization: Times | None = None  # from nothing to the first step; absent: as MLPerf submissions on so many GPUs
-    restart: Times | None = None  # where every node stayed; absent: as initialization
-    input: InputSettings | None = None  # absent: data are always there
-    loss: Reduction | None = None  # absent: no loss is summed over replicas
-    metrics: Reduction | None = None  # grad norms, accuracies … that are logged
-    buffers: Bytes = Field(default=0.0, ge=0)  # of a rank, which DDP's first rank broadcasts before each step (broadcast_buffers)
-    evaluation: Duration = 0.0  # of each evaluation, or …
-    evaluation_sequences: int = Field(default=0, ge=0, le=10**9)  # … sequences of each: forward passes by the same plan
-    evaluation_steps: int = Field(default=0, ge=0, le=10**9)  # between evaluations; 0: none
-    idle_failures: bool = True  # parts fail also while the job restarts
-    step_interval: bool = True  # each run has steps of its own, from the step's 80 % interval; false: all as predicted
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="when and where checkpoints are saved")
+    recovery: str = Field(default="restart", description="how the job goes on after a failure: restart, elastic, elastic-keep")
+    spares: int = Field(default=0, ge=0, le=10_000, description="nodes held ready beside the job; they cost, and are idle")
+    pool: int | None = Field(default=None, ge=0, le=100_000, description="free nodes elsewhere; by default there is always one")
+    reserve: int = Field(default=0, ge=0, le=100_000, description="nodes that others have to leave first")
+    allocation: Duration = Field(default=180.0, description="until a free node has joined; 3 min as AIReSim's host selection")
+    preemption: Duration = Field(default=1200.0, description="until a node of the reserve is free; 20 min as AIReSim's")
+    repair: RepairSettings = Field(default=RepairSettings(), description="how nodes that were replaced are repaired")
+    heartbeat: Duration = Field(
+        default=30.0, description="until a crash is noticed; 10 to 30 s with inspection (ByteRobust, arXiv 2509.16293)"
+    )
+    timeout: Duration = Field(default=600.0, description="until a hang is noticed: PyTorch's default for NCCL")
+    diagnosis: Times = Field(
+        default=Spread(mean=300.0), description="which node it is; less than 10 min on average (arXiv 2402.15627)"
+    )
+    misdiagnosis: float = Field(default=0.0, ge=0, le=1, description="probability that the wrong node is replaced first; unknown")
+    initialization: Times | None = Field(
+        default=None, description="from nothing to the first step; by default as MLPerf submissions on so many GPUs"
+    )
+    restart: Times | None = Field(default=None, description="the same where every node stayed; by default as initialization")
+    input: InputSettings | None = Field(default=None, description="how data come; by default they are always there")
+    loss: Reduction | None = Field(default=None, description="losses summed over replicas; by default none are")
+    metrics: Reduction | None = Field(
+        default=None, description="other numbers summed over replicas: norms, accuracies that are logged"
+    )
+    buffers: Bytes = Field(
+        default=0.0, ge=0, description="of a rank, which DDP's first rank broadcasts before each step (broadcast_buffers)"
+    )
+    evaluation: Duration = Field(default=0.0, description="how long each evaluation takes")
+    evaluation_sequences: int = Field(
+        default=0, ge=0, le=10**9, description="instead of evaluation, sequences of each: forward passes by the same plan"
+    )
+    evaluation_steps: int = Field(default=0, ge=0, le=10**9, description="between evaluations; 0: none")
+    idle_failures: bool = Field(default=True, description="parts fail also while the job restarts")
+    step_interval: bool = Field(
+        default=True, description="each run has steps of its own, from the step's 80 % interval; false: all as predicted"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSettings:

@@ -14,7 +14,8 @@ from sim.program import Collective
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 from strategies.predict import prices_of, profile_of, programs
-from strategies.resilience.settings import InputSettings, Reduction, RunSettings
+from strategies.resilience.loop_settings import InputSettings, Reduction
+from strategies.resilience.settings import RunSettings
 from topologies.reading import UserError
 
 FP32 = 4
