@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -23,20 +24,23 @@ from strategies.resilience.recovery import recoveries
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.durations import Spread
-from topologies.reading import UserError, nearest
+from topologies.reading import UserError, load_yaml, nearest
+from topologies.registry import folded
 from topologies.units import duration
 
-OTHER_NAMES = {"fsdp": "zero3", "hsdp": "plan.shard"}
+OTHER_NAMES = {"hsdp": "shard"}
 
 
 def explain(name: str) -> str:
-    """The entry of `name`, a few lines. Raises UserError with the nearest name."""
+    """The entry of `name`, a few lines; also written in other letters or with other hyphens. Raises UserError with the nearest."""
     word = OTHER_NAMES.get(name.strip().lower(), name.strip())
     try:
         return metrics.explain(word)
     except UserError:
         entries = dict(reversed(list(_entries())))  # of equal names the first
-        entry = entries.get(word.removeprefix("plan."))
+        written = {folded(key): key for key in reversed(list(entries))}
+        key = word.removeprefix("plan.")
+        entry = entries.get(key) or entries.get(written.get(folded(key), ""))
         if entry is None:
             raise UserError(f"nothing is known of '{name}'{_hint(word, entries)}") from None
         return entry
@@ -45,6 +49,11 @@ def explain(name: str) -> str:
 def _hint(word: str, entries: dict[str, str]) -> str:
     hint = nearest(word.lower(), [*entries, *(metric.lower() for metric in metrics.metric_names())])
     return hint if "did you mean" in hint else "; `shardyard list` shows what there is"
+
+
+def terms() -> dict[str, dict[str, Any]]:
+    """The words of `terms.yaml`: text, names, see."""
+    return load_yaml(Path(__file__).with_name("terms.yaml"))
 
 
 def _entries() -> Iterator[tuple[str, str]]:
@@ -68,6 +77,9 @@ def _entries() -> Iterator[tuple[str, str]]:
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())
+    for term, entry in terms().items():
+        see = f"\n  see       {entry['see']}" if "see" in entry else ""
+        yield from ((word, f"{term}\n  {entry['text']}{see}") for word in (term, *entry["names"]))
 
 
 def _default(info: FieldInfo) -> str:

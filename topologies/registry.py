@@ -17,6 +17,11 @@ from topologies.reading import UserError, nearest
 T = TypeVar("T")
 
 
+def folded(name: str) -> str:
+    """A name without what people write in several ways: capitals, hyphens, underscores, spaces."""
+    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
+
+
 class Registry(Generic[T]):
     """Named things of one sort, e.g. schedules. `sort` is the word used in error messages."""
 
@@ -42,6 +47,13 @@ class Registry(Generic[T]):
             return self._things[name]
         except KeyError:
             raise UserError(f"unknown {self.sort} '{name}'{nearest(name, self._things)}") from None
+
+    def named(self, name: str) -> str:
+        """The registered name that `name` is but for capitals, hyphens, underscores and spaces. Raises UserError."""
+        if name not in self:
+            name = next((known for known in self if folded(known) == folded(name)), name)
+        self[name]
+        return name
 
     def __iter__(self) -> Iterator[str]:
         self._scan()
