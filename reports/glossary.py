@@ -16,6 +16,7 @@ from sim.collectives import algorithms
 from sim.engine.effects import effects
 from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_sets
+from strategies.optimizers import optimizers
 from strategies.plan.framework_options import FIELD, all_options
 from strategies.plan.plan import Plan
 from strategies.resilience.checkpointing import policies
@@ -23,30 +24,32 @@ from strategies.resilience.intervals import intervals
 from strategies.resilience.recovery import recoveries
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
+from topologies.board import wirings
 from topologies.durations import Spread
-from topologies.reading import UserError, load_yaml, nearest
-from topologies.registry import folded
+from topologies.fabric import fabrics
+from topologies.reading import UserError, folded, load_yaml, nearest
+from topologies.registry import Registry
 from topologies.units import duration
 
+REGISTRIES: list[Registry[Any]] = [schedules, hooks, kernel_sets, optimizers, algorithms, effects, policies, intervals]
+REGISTRIES += [recoveries, fabrics, wirings]
 OTHER_NAMES = {"hsdp": "shard"}
 
 
 def explain(name: str) -> str:
-    """The entry of `name`, a few lines; also written in other letters or with other hyphens. Raises UserError with the nearest."""
+    """The entry of `name`, a few lines; capitals and hyphens do not matter. Raises UserError with the nearest name."""
     word = OTHER_NAMES.get(name.strip().lower(), name.strip())
     try:
         return metrics.explain(word)
     except UserError:
-        entries = dict(reversed(list(_entries())))  # of equal names the first
-        written = {folded(key): key for key in reversed(list(entries))}
-        key = word.removeprefix("plan.")
-        entry = entries.get(key) or entries.get(written.get(folded(key), ""))
-        if entry is None:
-            raise UserError(f"nothing is known of '{name}'{_hint(word, entries)}") from None
-        return entry
+        entries, key = list(_entries()), folded(word.removeprefix("plan."))
+        meanings = dict.fromkeys(text for known, text in entries if folded(known) == key)
+        if not meanings:
+            raise UserError(f"nothing is known of '{name}'{_hint(word, [known for known, _ in entries])}") from None
+        return "\n\n".join(meanings)
 
 
-def _hint(word: str, entries: dict[str, str]) -> str:
+def _hint(word: str, entries: list[str]) -> str:
     hint = nearest(word.lower(), [*entries, *(metric.lower() for metric in metrics.metric_names())])
     return hint if "did you mean" in hint else "; `shardyard list` shows what there is"
 
@@ -73,7 +76,7 @@ def _entries() -> Iterator[tuple[str, str]]:
         if info.description
     }
     yield from fields.items()
-    for registry in (schedules, hooks, kernel_sets, algorithms, effects, policies, intervals, recoveries):
+    for registry in REGISTRIES:
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())

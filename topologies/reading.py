@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -51,6 +51,8 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+    other_names: ClassVar[Mapping[str, str]] = {}  # what others call fields, folded, for hints
+
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
@@ -62,6 +64,11 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
+
+
+def folded(name: str) -> str:
+    """A name without what people write in several ways: capitals, hyphens, underscores, spaces."""
+    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -175,7 +182,11 @@ def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -
     if isinstance(first.get("ctx", {}).get("error"), CompleteError):
         return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
-        return f"unknown field '{field}'{nearest(str(first['loc'][-1]), _fields(config, first['loc'][:-1]))}"
+        *path, name = first["loc"]
+        described = _described(config, path)
+        meant = described.other_names.get(folded(str(name))) if issubclass(described, Config) else None
+        hint = f"; here it is '{meant}'" if meant else nearest(str(name), described.model_fields)
+        return f"unknown field '{field}'{hint}"
     if first["type"] == "missing":
         return f"field '{field}' is required"
     message = first["msg"].removeprefix("Value error, ")
@@ -187,10 +198,10 @@ def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -
     return f"{field}={shown(value)}: {message[0].lower()}{message[1:]}" if message else f"{field}={shown(value)} is invalid"
 
 
-def _fields(config: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Field names of the (nested) model that `path` leads to."""
+def _described(config: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
+    """The (nested) model that `path` leads to."""
     for part in path:
         field = config.model_fields.get(str(part))
         kinds = (field.annotation, *get_args(field.annotation)) if field else ()  # also of `X | None`
         config = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), config)
-    return list(config.model_fields)
+    return config

@@ -12,14 +12,9 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from topologies.reading import UserError, nearest
+from topologies.reading import UserError, folded, nearest
 
 T = TypeVar("T")
-
-
-def folded(name: str) -> str:
-    """A name without what people write in several ways: capitals, hyphens, underscores, spaces."""
-    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
 
 
 class Registry(Generic[T]):

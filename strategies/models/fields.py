@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,8 +26,22 @@ def _is_zero(value: object) -> bool:
     return value == 0
 
 
+# what Hugging Face, Megatron-LM and papers call fields, folded: see `topologies.reading.folded`
+OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("hiddensize", "dmodel", "nembd", "width"), "hidden"),
+    **dict.fromkeys(("numhiddenlayers", "numlayers", "nlayer", "nlayers", "depth"), "layers"),
+    **dict.fromkeys(("numattentionheads", "nhead", "nheads", "numheads"), "heads"),
+    **dict.fromkeys(("numkeyvalueheads", "numquerygroups", "nkvheads"), "kv_heads"),
+    **dict.fromkeys(("intermediatesize", "ffnhiddensize", "dff", "ninner"), "ffn"),
+    **dict.fromkeys(("vocabsize", "paddedvocabsize", "nvocab"), "vocabulary"),
+    **dict.fromkeys(("maxpositionembeddings", "contextlength", "npositions", "seqlength", "blocksize"), "context"),
+}
+
+
 class ModelFields(Config):
     """Sizes of a transformer. Defaults are GPT-2's; what is left out of a YAML has them."""
+
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES
 
     name: str = Field(description="Name for people.")
     source: str = Field("", description="Where the sizes come from.")

@@ -11,10 +11,11 @@ from pydantic import Field, PositiveInt, SerializeAsAny, ValidationInfo, field_v
 
 from strategies.frameworks import KernelSet, kernel_set, kernel_sets
 from strategies.frameworks.options import Options
-from strategies.optimizers import optimizer_called
+from strategies.optimizers import optimizer_called, optimizers
 from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
-from topologies.reading import Config
+from strategies.plan.synonyms import PRECISIONS
+from topologies.reading import Config, folded
 
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
 
@@ -108,9 +109,12 @@ class Computing(Config):
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
-        name = "adam" if name == "adamw" else name
-        optimizer_called(name)
-        return name
+        return "adam" if folded(name) == "adamw" else optimizers.named(name)
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _precision(cls, name: object) -> object:
+        return PRECISIONS.get(folded(name), name.lower()) if isinstance(name, str) else name
 
     @field_validator("kernels")
     @classmethod

@@ -7,7 +7,8 @@ The same `Plan` drives the simulation and a real execution. Every field is honou
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -23,9 +24,10 @@ from strategies.models.parts import LAYERS, WIDTH, Layers, Tokens
 from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.options import Offload, PowerSGD
+from strategies.plan.synonyms import FIELDS
 from strategies.schedules import schedules
 from topologies.cluster import MAX_GPUS
-from topologies.reading import nearest
+from topologies.reading import folded, nearest
 from topologies.units import Bytes
 
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
@@ -46,6 +48,8 @@ def _is_refused(value: object) -> bool:
 
 class Plan(Degrees, Computing):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
+
+    other_names: ClassVar[Mapping[str, str]] = FIELDS
 
     schedule: str = Field(
         "1f1b", description="pipeline schedule, by name (`shardyard list schedules`) or from a CSV file of PyTorch's form"
@@ -164,17 +168,14 @@ class Plan(Degrees, Computing):
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, name: str) -> str:
-        schedules[name]
-        return name
+        return schedules.named(name)
 
     @field_validator("data_parallel")
     @classmethod
     def _hook(cls, name: str) -> str:
-        if name == "hsdp":
+        if folded(name) == "hsdp":
             raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
-        name = "zero3" if name == "fsdp" else name
-        hooks[name]
-        return name
+        return "zero3" if folded(name) in ("fsdp", "fsdp2", "fullyshard") else hooks.named(name)
 
     @field_validator("algorithm")
     @classmethod

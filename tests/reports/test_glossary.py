@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from reports.glossary import explain
+from reports.glossary import explain, terms
 from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.plan.options import Fp8, Offload, PowerSGD
 from strategies.plan.plan import Plan
 from strategies.resilience.loop_settings import InputSettings, Reduction
 from strategies.resilience.settings import CheckpointSettings, RepairSettings, RunSettings
+from topologies.reading import UserError
 
 GROUPS = {"powersgd": PowerSGD, "offload": Offload, "deepspeed": DeepSpeed, "fp8": Fp8}
 
@@ -51,3 +52,40 @@ def test_a_field_of_a_run_is_explained_with_its_default(field: str) -> None:
 def test_defaults_of_a_run_have_units() -> None:
     assert explain("heartbeat").endswith("default   30.0 s")
     assert explain("run.repair.automatic").endswith("default   exponential 24.0 h")
+
+
+COURSE = """
+node; process; rank; local rank; world size; group; root; master; NCCL; gloo; MPI; backend; all-reduce; allreduce;
+all_gather; reduce-scatter; broadcast; reduce; gather; scatter; all-to-all; send; recv; isend; barrier; ReduceOp; ZeRO;
+ZeRO-1; ZeRO-3; FSDP; DDP; DataParallel; DP; TP; PP; CP; EP; SP; HSDP; DeepSpeed; Megatron-LM; SISD; SIMD; SPMD; MPMD;
+staleness; parameter server; checkpoint; activation checkpointing; gradient accumulation; microbatch; mini-batch;
+global batch; chunks; bubble; 1F1B; GPipe; PipeDream; zero bubble; virtual stage; warm-up; bucket; overlap; MFU; HFU;
+FLOPs; busbw; algbw; NVLink; NVSwitch; PCIe; InfiniBand; NIC; RoCE; SHARP; NVLS; rail; leaf; spine; fat tree; torus;
+dragonfly; bf16; fp16; mixed precision; loss scaling; ZeRO-Offload; ZeRO++; Adam; SGD; optimizer states; activations;
+vertical scaling; horizontal scaling; weak scaling; strong scaling; straggler; goodput; ETTR; MTBF; failover; elastic;
+spare; heartbeat; SyncBatchNorm; buffers; env://; torchrun; collective; point-to-point; sequence parallelism;
+ring attention; Ulysses; mixture of experts; model parallelism; naive model parallelism; pipeline parallelism;
+tensor parallelism; data parallelism; hybrid parallelism; Chinchilla; RPC; Ψ
+"""
+
+
+@pytest.mark.parametrize("word", [word.strip() for word in COURSE.split(";")])
+def test_words_of_the_course_are_known(word: str) -> None:
+    assert "\n  " in explain(word)
+
+
+def test_a_word_of_several_meanings_has_all_of_them() -> None:
+    text = explain("ring")
+    assert "ring (wiring)" in text
+    assert "ring algorithm" in text
+
+
+def test_every_term_says_something_and_no_word_stands_for_two() -> None:
+    words = [word.lower() for term, entry in terms().items() for word in (term, *entry["names"])]
+    assert sorted(words) == sorted(set(words))
+    assert all(entry["text"].endswith(".") for entry in terms().values())
+
+
+def test_an_unknown_word_is_one_line() -> None:
+    with pytest.raises(UserError, match="nothing is known of 'flurb'"):
+        explain("flurb")

@@ -44,6 +44,6 @@ def attention_kinds(config: Reader, layers: int, every: int = 0, window: int | N
 def known(config: Reader, key: str, names: Sequence[Any], kinds: Iterable[str]) -> list[str]:
     """The names, all of which are known. Raises UserError for others."""
     for name in names:
-        if name not in kinds:
+        if not isinstance(name, str) or name not in kinds:
             raise UserError(f"{config.where}: {key} has {shown(name)}, which is not simulated; known: {', '.join(kinds)}")
     return [str(name) for name in names]
