@@ -133,6 +133,8 @@ def dollars(value: float) -> str:
 
 def tokens_text(value: float) -> str:
     """`15 T tokens`; a round power of ten as `10¹² tokens`."""
+    if value <= 0:
+        return "0 tokens"
     power = round(log10(value))
     round_power = value == 10.0**power and power > 3
     return f"10{str(power).translate(_RAISED)} tokens" if round_power else f"{_apart(show(value, '', 3))} tokens"

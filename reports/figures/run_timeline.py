@@ -34,6 +34,7 @@ CAUSES = {
 ROWS = 8  # of the overview
 THIN = 1 / 1200  # of a row's width: what takes less time is drawn so wide, or it could not be seen
 AROUND = 0.35  # of an interruption's length that is shown before and after it
+PAUSES = 12  # that are shown where nothing was interrupted
 FINE = 2000  # pieces of the close view at most
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
@@ -99,22 +100,32 @@ def close(axes: Axes, outcome: Outcome) -> None:
     interruption = costliest(outcome.timeline)
     axes.set_yticks([])
     if interruption is None:
-        axes.set_title("Never interrupted")
-        axes.set_axis_off()
-        return
-    begin, end = interruption
-    margin = max(AROUND * (end - begin), 60.0)
-    left, right = max(0.0, begin - margin), min(outcome.seconds, end + margin)
+        begin, (left, right) = None, _training(outcome)
+    else:
+        begin, end = interruption
+        margin = max(AROUND * (end - begin), 60.0)
+        left, right = max(0.0, begin - margin), min(outcome.seconds, end + margin)
     size, unit = unit_of(right - left)
     pieces = [piece for span in outcome.timeline for piece in span.pieces(left, right)]
     if len(pieces) > FINE:
         pieces = [(s.start, s.end, s.cause) for s in outcome.timeline if s.end > left and s.start < right]
         pieces = [(max(left, start), min(right, stop), cause) for start, stop, cause in pieces]
     _bar(axes, 0, pieces, left, right - left, size)
-    origin = begin - left
     axes.set(xlim=(0, (right - left) / size), xlabel=f"{unit}, from {left / 86400:.4g} days on")
-    axes.axvline(origin / size, color=BLACK, linewidth=0.8, linestyle=":")
+    if begin is None:
+        axes.set_title("Never interrupted; a part of it, closely", fontsize=10)
+        return
+    axes.axvline((begin - left) / size, color=BLACK, linewidth=0.8, linestyle=":")
     axes.set_title("Its longest interruption, closely: dotted where the last useful step ended", fontsize=10)
+
+
+def _training(outcome: Outcome) -> tuple[float, float]:
+    """A part of the longest stretch of training, with some of its most frequent pauses."""
+    stretch = max(outcome.timeline, key=lambda span: (span.segment is not None, span.end - span.start))
+    every = [pause.steps * stretch.segment.step for pause in stretch.segment.pauses if pause.seconds] if stretch.segment else []
+    middle = (stretch.start + stretch.end) / 2
+    half = min(PAUSES * min(every, default=900.0), stretch.end - stretch.start) / 2
+    return middle - half, middle + half
 
 
 def _bar(axes: Axes, y: float, pieces: Iterable[tuple[float, float, str]], begin: float, length: float, unit: float) -> None:

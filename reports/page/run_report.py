@@ -16,6 +16,7 @@ from reports.figures.run_timeline import CAUSES, run_timeline
 from reports.formatting import count, digits, dollars, percent, span
 from reports.metrics import metric
 from reports.page.page import Picture, Section, Sheet, render
+from reports.tables.loop import cut_points
 from reports.tables.run import facts, headline
 from reports.tables.step import flatten
 from sim.runs import ledger
@@ -189,7 +190,15 @@ def _tables(report: RunReport) -> list[Section]:
         days = report.answer.days.mean
         rows = [[name, digits(each), digits(each / days)] for name, each in sorted(parts.items(), key=lambda pair: -pair[1])]
         sections.append(Section("What failed", table=Sheet(("part", "failures of a run", "per day"), rows)))
-    return sections
+    points = [
+        [point.name, span(point.exposed), span(point.hidden) if point.hidden else "", point.what, point.fields]
+        for point in cut_points(report.prepared)
+    ]
+    table = Sheet(("cut point", "exposed", "beside it", "what it does", "described by"), points)
+    text = (
+        "Seconds of each step at the seven cut points of the training loop; what comes every so many steps is spread over them.",
+    )
+    return [*sections, Section("The training loop", text=text, table=table)]
 
 
 def _inputs(report: RunReport) -> dict[str, Any]:

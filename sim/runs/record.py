@@ -77,11 +77,13 @@ def in_vain(record: list[Span], step: int) -> None:
 
 
 def costliest(record: Sequence[Span]) -> tuple[float, float] | None:
-    """When the longest interruption of training began and ended, what was lost before it included; None without any."""
-    longest, first = None, None
+    """When the longest interruption after which training went on began and ended, with what was lost before it; None: none."""
+    longest, first, last = None, None, 0.0
     for span in record:
-        if span.cause == causes.PRODUCTIVE:
-            first = span.end
-        elif first is not None and (longest is None or span.end - first > longest[1] - longest[0]):
-            longest = (first, span.end)
+        if span.cause != causes.PRODUCTIVE:
+            last = span.end
+            continue
+        if first is not None and last > first and (longest is None or last - first > longest[1] - longest[0]):
+            longest = (first, last)
+        first = span.end
     return longest

@@ -193,6 +193,24 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
         ("one spare node fewer", settings.model_copy(update={"spares": max(0, settings.spares - 1)})),
         ("hangs noticed in a minute", settings.model_copy(update={"timeout": min(60.0, settings.timeout)})),
         ("diagnosis in no time", settings.model_copy(update={"diagnosis": settings.diagnosis.model_copy(update={"mean": 0.0})})),
+        *_input_changes(settings),
         ("half as many failures", settings.model_copy(update={"failures": halved})),
     ]
+    return changes
+
+
+def _input_changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
+    """What would bring data sooner, and sum losses less often."""
+    changes, loader, loss = list[tuple[str, RunSettings]](), settings.input, settings.loss
+    if loader is not None:
+        faster: dict[str, dict[str, object]] = {
+            "twice as many input workers": {"workers": 2 * loader.workers},
+            "input.pinned=true": {"pinned": True},
+            "input.prefetch=true": {"prefetch": True},
+        }
+        for name, fields in faster.items():
+            changes.append((name, settings.model_copy(update={"input": loader.model_copy(update=fields)})))
+    if loss is not None:
+        rarer = loss.model_copy(update={"steps": 10 * loss.steps})
+        changes.append(("losses a tenth as often", settings.model_copy(update={"loss": rarer})))
     return changes

@@ -42,7 +42,13 @@ def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     plain = re.sub(r"base64,[^\"]*", "", text)
     assert not re.search(r"https?:|@import|url\(|src=\"[^d]", plain)
-    for title in ("One run, as closely as you like", "Where the GPU-seconds go", "How often to save", "What to change first"):
+    for title in (
+        "One run, as closely as you like",
+        "Where the GPU-seconds go",
+        "How often to save",
+        "What to change first",
+        "The training loop",
+    ):
         assert f"<h2>{title}" in text
     assert len(re.findall(r"<img alt=\"[^\"]+\" src=\"data:image/png;base64,", text)) == 5
     data = json.loads(re.findall(r"<script type=\"application/json\" id=\"timeline\">(.*?)</script>", text, re.DOTALL)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,10 +48,15 @@ def test_what_was_in_vain_begins_after_the_pauses_of_the_last_step_that_counts()
         (100.0, 122.0, "productive"), (122.0, 160.0, "wasted progress"), (160.0, 170.0, "detection"),
         (170.0, 180.0, "wasted progress"),
     ]  # fmt: skip
-    assert costliest(record) == (122.0, 180.0)
-    assert costliest(record[:1]) is None
+    assert costliest(record) is None  # training did not go on
+    assert costliest([*record, Span(180.0, 190.0, "productive", Segment(20, 1.0, ()), 180.0)]) == (122.0, 180.0)
 
 
 def test_the_start_is_no_interruption() -> None:
-    record = [Span(0.0, 100.0, "initialization"), TRAINING, Span(160.0, 170.0, "detection")]
-    assert costliest(record) == pytest.approx((160.0, 170.0))
+    record = [
+        Span(0.0, 100.0, "initialization"),
+        TRAINING,
+        Span(160.0, 170.0, "detection"),
+        TRAINING._replace(start=170.0, end=200.0),
+    ]
+    assert costliest(record) == (160.0, 170.0)

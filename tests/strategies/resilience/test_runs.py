@@ -382,3 +382,13 @@ def test_steps_of_fewer_replicas_are_badput_of_their_own() -> None:
     outcomes = replicate(prepared.spec, 0, 5)
     assert sum(outcome.gpu_seconds["missing replicas"] for outcome in outcomes) > 0
     assert sum(outcome.gpu_seconds["slow steps"] for outcome in outcomes) == 0
+
+
+def test_a_run_that_never_begins_is_an_answer(tmp_path: Path) -> None:
+    """A start of ten days, in a run of one: no token, and figures without a step."""
+    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "1", "--replications", "2", "--workers", "1")
+    more = ("--set", "run.initialization=10 days", "--plot", str(tmp_path / "run.png"), "--report", str(tmp_path / "run.html"))
+    result = CliRunner().invoke(shardyard.main, (*words, *more))
+    assert result.exit_code == 0, result.output
+    assert "0 tokens in 1.00 days, goodput 0.0 %" in result.output.splitlines()[0]
+    assert (tmp_path / "run.html").stat().st_size > 10_000

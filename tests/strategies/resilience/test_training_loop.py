@@ -16,6 +16,7 @@ from shardyard import UserError, predict, read_job
 from sim.runs import ledger
 from sim.runs.replications import replicate
 from strategies.resilience.run_spec import Prepared, prepare
+from strategies.resilience.runs import alternatives
 from strategies.resilience.settings import read_run
 
 ROOT = Path(__file__).parents[3]
@@ -133,3 +134,9 @@ def test_the_command_shows_seven_cut_points() -> None:
 def test_mistakes_are_one_line(run: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         prepared(run, changes)
+
+
+def test_advice_names_input_where_input_is_waited_for() -> None:
+    """Workers that take 40 s for a step's sequences: twice as many are the first thing to change."""
+    ready = prepared({"input": {"sample": "5 s"}, "failures": "rsc-1"})
+    assert alternatives(ready, 1.0, None)[0].change == "twice as many input workers"
