@@ -225,3 +225,15 @@ def test_what_nothing_keeps_is_told_by_the_nearest() -> None:
     assert small.best["memory"] <= 4e9
     assert late.pruned == {"days": 300}
     assert late.nearest == {"days": "none of them needs less than 0.0018638 days, of 0.001"}
+
+
+def test_progress_says_by_how_much_an_open_plan_may_be_better() -> None:
+    """No plan is better than the best by more than the gap that was told before, and the gap closes."""
+    told = []
+    space = SPACE | {"plan.data_parallel": ["zero1", "zero3"], "plan.schedule": ["1f1b"]}
+    answer = Search(read, read_space(space, "space"), objective("step"), here(), tell=told.append).run()
+    best = answer.rows[0]["step"]
+    gaps = [event.gap for event in told if event.best]
+    assert all(event.best * (1 - event.gap) <= best <= event.best for event in told if event.best)
+    assert all(event.best * (1 - event.gap) >= 0.5 * best for event in told if event.best and event.open)  # bounds are no looser
+    assert gaps[-1] < 0.05
