@@ -139,3 +139,10 @@ def test_a_gathered_tensor_takes_what_its_collective_brings(played) -> None:
     assert len(gathered) > 10
     for op in gathered:
         assert sum(size for _, size in op.allocate) == pytest.approx(op.work.bytes * op.work.repeat)
+
+
+def test_every_tensor_of_a_bucket_is_reduced_by_itself(played) -> None:
+    """Four matrices and eight norms and biases in each of four layers, two of the final norm, two embeddings and the head."""
+    ops = played({"version": "0.3.13"}).program.cohorts[0].ops
+    reduced = [op.work for op in ops if getattr(op.work, "operation", "") == "reduce_scatter"]
+    assert sum(work.repeat for work in reduced) == 4 * (4 + 8) + 2 + 2 + 1

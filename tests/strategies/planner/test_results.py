@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -142,3 +143,11 @@ def test_columns_of_a_table_are_the_fields_of_a_row(suffix: str, tmp_path: Path)
     results.close()
     names = list(pandas.read_csv(file)) if suffix == ".csv" else parquet.read_schema(file).names
     assert names == list(ROW)
+
+
+def test_a_parquet_file_is_read_only_where_pyarrow_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "table.parquet"
+    file.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"Parquet needs the package pyarrow"):
+        Results(str(file))
