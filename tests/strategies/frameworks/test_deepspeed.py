@@ -328,3 +328,10 @@ def test_tp_ranks_share_a_checkpoint(toy_job) -> None:
 def test_checkpoints_need_a_place(toy_job, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(8, **{"data_parallel": "zero3", "recompute": "full", **plan}).resolve()
+
+
+@pytest.mark.parametrize(
+    ("options", "inner"), [({}, 1), ({"zero_hpz_partition_size": 2}, 2), (ALL | {"zero_quantized_gradients": True}, 4)]
+)
+def test_ranks_of_a_second_copy_are_as_many_as_asked_or_those_of_a_node(toy_job, options, inner) -> None:
+    assert toy_job(4, 4, {"tied": False}, data_parallel="zero3", deepspeed=options).resolve().inner == inner

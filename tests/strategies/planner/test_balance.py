@@ -26,6 +26,14 @@ def test_a_head_of_three_layers_takes_three_layers_from_the_last_stage() -> None
     assert sorted(layers[:-1]) == [9, 9, 9]
 
 
+def test_a_head_that_outweighs_all_layers_has_its_stage_for_itself() -> None:
+    """32 layers of 1 s and a head of 20 s: three stages of 11, 11 and 10 s, and the head's 20 s."""
+    other = balanced(job(), [8.0, 8.0, 8.0, 28.0])
+    assert other is not None
+    assert other.resolve().layers[-1] == 0
+    assert sorted(other.resolve().layers) == [0, 10, 11, 11]
+
+
 def test_stages_alike_but_for_their_layers_get_equal_layers() -> None:
     """A second for each of 10, 6, 8 and 8 layers: 8 seconds on each of four stages."""
     other = balanced(job(layers_per_stage=[10, 6, 8, 8]), [10.0, 6.0, 8.0, 8.0])

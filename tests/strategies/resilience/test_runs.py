@@ -133,6 +133,14 @@ def test_the_best_interval_is_near_the_rules() -> None:
     assert max(tried.values()) - min(tried.values()) > 1e-3
 
 
+def test_without_failures_no_interval_is_the_best() -> None:
+    """Every save then only costs time: nothing is tried."""
+    prepared = prepare(read_job(JOB, {"nodes": 128}), read_run({"failures": "none"}, "run"), days=2)
+    assert prepared.spec.savings
+    assert not prepared.spec.components
+    assert best_interval(prepared) == []
+
+
 def test_changes_are_compared_under_the_same_failures() -> None:
     """Waiting for two days for each repair: a spare node helps most, and no change is worth more than it can bring."""
     settings = read_run({"failures": "rsc-1", "pool": 0, "repair": {"automatic": "2 days"}, "initialization": "5 min"}, "run")
