@@ -64,6 +64,7 @@ HATCHES = {
     "host": "oo",
     "nvme": "OO",
     "cpu": "**",
+    "gpu variability": "||||",
 }
 MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), strict=True))
 

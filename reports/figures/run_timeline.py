@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALE = "#DDCC77"
+INDIGO, BROWN = "#200080", "#7A4419"
 CAUSES = {
     ledger.PRODUCTIVE: GREEN,
     ledger.WASTED: RED,
@@ -25,9 +25,9 @@ CAUSES = {
     ledger.DIAGNOSIS: YELLOW,
     ledger.REPLACEMENT: DARK,
     ledger.SLOW: GREY,
-    ledger.REDUCED: GREY,
+    ledger.REDUCED: BROWN,
     ledger.EVALUATION: LIGHT,
-    ledger.REDUCTION: PALE,
+    ledger.REDUCTION: INDIGO,
     ledger.LOADING: BLACK,
     ledger.SPARES: WHITE,
 }

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reports.figures import COLOURS, HATCHES, LIGHT, MEMORY
+from reports.figures.run_timeline import CAUSES
 
 EYES = {
     "all cones": np.eye(3),
@@ -37,7 +38,7 @@ def lab(colour: NDArray[np.float64], eyes: NDArray[np.float64]) -> NDArray[np.fl
 
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("palette", [COLOURS, MEMORY])
+@pytest.mark.parametrize("palette", [COLOURS, MEMORY, CAUSES])
 def test_no_two_colours_of_a_figure_look_alike(eyes: str, dark: bool, palette: dict[str, str]) -> None:
     """What shares a colour has a hatch of its own; light grey is for what is nearly nothing."""
     seen = {}
