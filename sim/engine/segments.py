@@ -74,6 +74,9 @@ class Segments:
         return known
 
     def _segmented(self, block: Block) -> SegmentedBlock:
+        inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
+        if not inside:
+            return SegmentedBlock((), ())
         sequence: list[Segment] = []
         for times, items in block.runs:
             if all(isinstance(item, Kernel) for item in items):
@@ -82,7 +85,6 @@ class Segments:
                 if items not in self._runs:
                     self._runs[items] = [self._segment(block.name, 1, each) for each in _cut(items)]
                 sequence += self._runs[items] * times
-        inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
         links = {link: None for cost, _ in inside for link in sorted(cost.links)}
         launches = [0.0]
         for segment in sequence:
