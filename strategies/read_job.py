@@ -185,7 +185,8 @@ def _model(value: Any, changes: Mapping[str, Any], where: str, sample: Any = Non
     """The model, keys of its file that were ignored, and what else the changes changed. sample: the input of a module."""
     nested = isinstance(value, Mapping) and "module" in value
     source = value["module"] if nested else value
-    if nested or not isinstance(value, str | Mapping | Path) or is_module_source(value):
+    by_class = sample is not None and isinstance(value, str) and value.endswith(".json")  # transformers' own
+    if nested or by_class or not isinstance(value, str | Mapping | Path) or is_module_source(value):
         if changes or (nested and set(value) - {"module", "input", "name"}):
             raise UserError(f"{where}: model: a module says everything itself: only module, input and name can be given")
         given = sample if sample is not None else value.get("input") if nested else None

@@ -134,7 +134,11 @@ def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, An
     fields = _importer(reader)(reader)
     _all_alike(reader, fields)
     _all_known(reader, inner or data)
-    outer_ignored = [key for key in data if key not in reader.read and key != "text_config"]
+    outer_ignored = [
+        f"{key} (the language model alone is simulated)" if key.endswith("_config") and inner else key
+        for key in data
+        if key not in reader.read and key != "text_config"
+    ]
     return fields, sorted(outer_ignored + [f"text_config.{key}" for key in inner if key not in reader.read])
 
 
@@ -171,7 +175,8 @@ def _importer(reader: Reader) -> Importer:
     close = difflib.get_close_matches(name[:40], model_type, n=1, cutoff=0.85)
     misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in NOT_READ
     hint = f"; did you mean '{close[0]}'?" if misspelt else f": {NOT_READ.get(name, 'no importer reads it')}"
-    known = (
-        "" if misspelt else f"; describe a model of its sizes in a YAML (docs/models.md), or take one of: {', '.join(model_type)}"
-    )
+    ways = "describe a model of its sizes in a YAML (docs/models.md)"
+    if "whose kernels no profile has measured" not in hint:
+        ways = f"--input 2048:int64 traces transformers' own class of it, or {ways}"
+    known = "" if misspelt else f"; {ways}; read are: {', '.join(model_type)}"
     raise UserError(f"{reader.where}: unknown model type {shown(name)}{hint}{known}")

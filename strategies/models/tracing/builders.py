@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from strategies.models.importers.unread import NOT_READ
 from strategies.models.tracing.inputs import InputSpec, parse_inputs
 from strategies.models.tracing.records import BUILDERS, Builder, Module
-from topologies.reading import UserError, is_there, load_text, shown
+from topologies.reading import UserError, is_there, load_text, load_yaml, shown
 
 
 def is_module_source(value: object) -> bool:
@@ -35,8 +36,8 @@ def module_of(source: Any, given: Any) -> Module:
         inputs = tuple(each if isinstance(each, InputSpec) else parse_inputs(str(each))[0] for each in given)
     if not isinstance(source, str):
         return Module(source=_remember(source), input=inputs, digest="")
-    file, _, name = source.rpartition(":")
-    if not is_module_source(source) or not name.isidentifier():
+    file, _, name = (source, "", "Config") if source.endswith(".json") else source.rpartition(":")
+    if not (is_module_source(source) or source.endswith(".json")) or not name.isidentifier():
         raise UserError(f"model {shown(source)}: a module is named as FILE.py:NAME, a function or class that makes it")
     if not is_there(Path(file), folder=False):
         raise UserError(f"{file}: cannot be read: no such file")
@@ -56,6 +57,8 @@ def builder_of(module: Module) -> Builder:
     """The function that makes the module; a file of the user's runs here. Raises UserError."""
     if module.source in BUILDERS:
         return BUILDERS[module.source]
+    if module.source.endswith(".json"):
+        return lambda: _of_transformers(module.source)
     file, _, name = module.source.rpartition(":")
     path = Path(file).resolve()
     spec = importlib.util.spec_from_file_location(f"shardyard_user_{path.stem}", path)
@@ -73,3 +76,30 @@ def builder_of(module: Module) -> Builder:
     if not callable(builder):
         raise UserError(f"{file}: '{name}' is {'not there' if builder is None else 'no function or class'}")
     return builder if not hasattr(builder, "named_parameters") or isinstance(builder, type) else (lambda: builder)
+
+
+def _of_transformers(file: str) -> Any:
+    """The class of transformers that a `config.json` names, made from it alone; code that a file brings along does not run.
+
+    Raises UserError where transformers is not installed or knows no such class, and for layers that run other kernels on GPUs
+    than those that it dispatches here.
+    """
+    data = load_yaml(Path(file))
+    kind, names = str(data.pop("model_type", "")), data.pop("architectures", None) or [""]
+    if "whose kernels no profile has measured" in NOT_READ.get(kind, ""):
+        raise UserError(f"{file}: model_type '{kind}': {NOT_READ[kind]}")
+    try:
+        import transformers
+        from transformers import masking_utils
+    except ImportError:
+        raise UserError(
+            f"{file}: --input traces transformers' own class, which is not installed: pip install 'shardyard[hf]'"
+        ) from None
+    known = getattr(transformers, str(names[0]), None)
+    if known is None:
+        raise UserError(f"{file}: architectures[0]={shown(names[0])} is no class of transformers {transformers.__version__}")
+    # it looks at positions for several sequences in a row; of one sequence it finds none, but there are no values to look at
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    dropped = ("quantization_config", "auto_map", "dtype", "torch_dtype")
+    settings = {key: value for key, value in data.items() if key not in dropped} | {"use_cache": False}
+    return known(transformers.AutoConfig.for_model(kind, **settings))

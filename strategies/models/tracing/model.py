@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from strategies.models.model import Model
@@ -44,6 +45,9 @@ def traced_model(source: Any, given: Any, name: str | None = None) -> Model:
 
 
 def _name(module: Module) -> str:
+    if module.source.endswith(".json"):
+        path = Path(module.source)
+        return path.resolve().parent.name if path.name == "config.json" else path.stem
     file, _, name = module.source.rpartition(":")
     return name if file else module.source.partition(",")[0]
 
@@ -58,7 +62,10 @@ def remarks_of(model: Model) -> list[str]:
         if len(trace.blocks) > 1
         else "no repeated blocks"
     )
-    said = [f"{model.module.source} was run, and its passes on samples of {inputs} were traced: {blocks}; {trace.loss}"]
+    ran = f"transformers' class of {model.module.source} was made" if model.module.source.endswith(".json") else ""
+    said = [
+        f"{ran or f'{model.module.source} was run'}, and its passes on samples of {inputs} were traced: {blocks}; {trace.loss}"
+    ]
     if any(op.name.startswith("convolution") for op in trace.ops):
         said.append("convolutions are priced as matrix products of their size: no profile has measured them")
     return said

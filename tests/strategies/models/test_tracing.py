@@ -264,3 +264,23 @@ def test_the_example_runs() -> None:
     rows = [line.split() for line in run.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == ["8", "16", "64", "256"], run.stderr
     assert float(rows[0][1]) < float(rows[-1][1])
+
+
+def test_a_class_of_transformers_by_its_config() -> None:
+    """With --input a config.json is traced by its own class: as many parameters and FLOPs as its importer counts."""
+    pytest.importorskip("transformers")
+    file = str(Path(__file__).parents[2] / "data/models/qwen2.5-0.5b.json")
+    traced = job(file, "256:int64", data_parallel="zero3")
+    read = read_job(None, model=file, cluster="dgx-a100", plan={"sequence": 256})
+    assert traced.model.parameters == read.model.parameters
+    assert traced.model.forward_flops(2, 256, False) == read.model.forward_flops(2, 256, False)
+    assert traced.model.layers == read.model.layers == 24
+    assert any("transformers' class of" in note and "was made" in note for note in traced.notes)
+    assert summarise(simulate(traced)).step_seconds > 0
+
+
+def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}')
+    with pytest.raises(UserError, match="model_type 'mamba2': its layers are state-space scans"):
+        job(str(path), "256:int64")
