@@ -125,7 +125,8 @@ def test_commands_that_take_them(command: str) -> None:
     [
         "plan examples/mixed-gpus.yaml --workers 1",
         "sensitivity examples/mixed-gpus.yaml",
-        "variability examples/mixed-gpus.yaml",
+        "run examples/mixed-gpus.yaml --days 1",
+        "loop examples/mixed-gpus.yaml",
         "server examples/mixed-gpus.yaml",
         "execute examples/mixed-gpus.yaml",
         "collective all_reduce --cluster examples/clusters/a100-and-h100.yaml",
