@@ -35,6 +35,18 @@ def framework_names() -> list[str]:
     return sorted(path.parent.name for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("*/settings.py"))
 
 
+def headroom_option(command: Any) -> Any:
+    """How much memory a recommended plan keeps free."""
+    return click.option(
+        "--headroom",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.05,
+        show_default=True,
+        metavar="PART",
+        help="Part of a GPU's memory that a recommended plan keeps free.",
+    )(command)
+
+
 def _alike(_context: click.Context, _option: click.Parameter, given: bool) -> float | None:
     return 0.0 if given else None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show, throttled
+from reports.commands._common import AS_JSON, headroom_option, job_options, show, throttled
 from reports.terminal import echo
 from topologies.reading import plain
 
@@ -18,8 +18,9 @@ from topologies.reading import plain
 @click.command("advise")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
+@headroom_option
 @AS_JSON
-def command(job: str | None, as_json: bool, **given: Any) -> None:
+def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from strategies.planner.advise import advise
     from strategies.planner.arguments import as_arguments, differences
@@ -38,7 +39,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
             tell(f"{number} of {len(ways)} ways simulated")
 
     with engine() as runs:
-        answer = advise(asked, predict, run)
+        answer = advise(asked, predict, run, headroom=headroom)
     if (best := answer.best) is not None:  # the others' intervals would take ten simulations each
         best = replace(best, summary=with_interval(best.job, best.summary))
         answer = replace(answer, candidates=(best, *answer.candidates[1:]))
@@ -49,6 +50,7 @@ def command(job: str | None, as_json: bool, **given: Any) -> None:
                 "changes": {field: plain(value) for field, value in shown.changes.items()},
                 "arguments": as_arguments(differences(asked, shown.job)),
                 "dropped": list(shown.dropped),
+                "comfortable": shown.comfortable,
                 **shown.summary.to_dict(),
             }
             for shown in answer.candidates

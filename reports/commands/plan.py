@@ -17,6 +17,7 @@ from reports.commands._common import (
     changing,
     check_positive,
     engine_options,
+    headroom_option,
     job_options,
     money_options,
     quantity,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @money_options
 @click.option("--max-gpus", type=int, help="Use no more GPUs.")
 @click.option("--max-memory", metavar="SIZE", help="Leave memory free: at most so much per GPU, '70 GB'.")
+@headroom_option
 @click.option("--max-days", type=float, help="Train all --tokens in so many days.")
 @click.option("--max-cost", type=float, help="Train all --tokens for so many dollars.")
 @click.option("--max-power", metavar="POWER", help="Draw no more, '2 MW'.")
@@ -86,6 +88,7 @@ def command(
     price: float | None,
     max_gpus: int | None,
     max_memory: str | None,
+    headroom: float,
     max_days: float | None,
     max_cost: float | None,
     max_power: str | None,
@@ -130,7 +133,12 @@ def command(
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
     limits = Limits(
-        max_gpus, quantity("--max-memory", max_memory, size), max_days, max_cost, quantity("--max-power", max_power, watts)
+        max_gpus,
+        quantity("--max-memory", max_memory, size),
+        max_days,
+        max_cost,
+        quantity("--max-power", max_power, watts),
+        headroom,
     )
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:

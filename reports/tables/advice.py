@@ -29,7 +29,8 @@ def advice(result: Advice, job: Job) -> RenderableType:
     for candidate in result.candidates[:SHOWN]:
         summary = candidate.summary
         again = percent(summary.breakdown["recompute"] / summary.step_seconds)
-        peak = f"{gigabytes(summary.worst.peak)} GB" if summary.fits else f"does not fit: {gigabytes(summary.worst.peak)} GB"
+        why = "" if candidate.comfortable else "tight: " if summary.fits else "does not fit: "
+        peak = f"{why}{gigabytes(summary.worst.peak)} GB"
         rates = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
         table.add_row(
             candidate.name,
@@ -74,11 +75,12 @@ def verdict(answer: Advice, job: Job) -> str:
     bar = best.summary.interval
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
     ties = _ties(answer)
-    others = [candidate for candidate in answer.candidates[1:] if candidate.summary.fits and candidate not in ties]
+    others = [candidate for candidate in answer.candidates[1:] if candidate.comfortable and candidate not in ties]
     named = ", ".join(candidate.name for candidate in ties[:NAMED]) + (
         f" and {plural(len(ties) - NAMED, 'other')}" if len(ties) > NAMED else ""
     )
-    why = f"; a tie with {named}" if ties else ""
+    why = "" if best.comfortable else ", with less memory free than --headroom asks for"
+    why += f"; a tie with {named}" if ties else ""
     why += f"; {_why(best, others[0])}" if others else ""
     return f"{what}: {best.name}, {step} per step{why}"
 
@@ -88,7 +90,7 @@ def _ties(answer: Advice) -> list[Candidate]:
     from strategies.planner.uncertainty import tied
 
     best = answer.best
-    fitting = [candidate for candidate in answer.candidates[1:] if candidate.summary.fits]
+    fitting = [candidate for candidate in answer.candidates[1:] if candidate.comfortable]
     return [
         candidate for candidate in fitting if best is not None and tied(candidate.summary.step_seconds, best.summary.step_seconds)
     ]

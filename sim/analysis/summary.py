@@ -104,6 +104,11 @@ class Summary:
         """The stage with the highest peak, relative to its GPU where GPUs differ."""
         return max(self.memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
 
+    def fits_with(self, headroom: float) -> bool:
+        """Whether everything fits with this part of every GPU's memory kept free."""
+        worst = self.worst
+        return self.fits and worst.peak <= (1 - headroom) * (worst.capacity or self.memory_capacity)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
         data = asdict(self)

@@ -18,7 +18,7 @@ from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE
 from strategies.planner.applicable import applicable
 from strategies.planner.fixes import OPTIMIZER
-from strategies.planner.ranking import rank
+from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
 from topologies.cluster import Cluster, Node
 from topologies.reading import UserError
@@ -43,14 +43,15 @@ _OF_ONE_GPU = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train: its name, what it changes of the plan, the job with it, and the answer; dropped: fields of the job's own
-    plan that do not apply.
+    """A way to train: its name, what it changes of the plan, the job with it, and the answer; comfortable: it fits with the
+    headroom that was asked for; dropped: fields of the job's own plan that do not apply.
     """
 
     name: str
     changes: Changes
     job: Job
     summary: Summary
+    comfortable: bool
     dropped: tuple[str, ...] = ()
 
 
@@ -63,7 +64,7 @@ class Advice:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest that fits."""
+        """The fastest that fits comfortably; where none does, the fastest that fits at all."""
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.summary.fits else None
 
@@ -77,57 +78,71 @@ class Advice:
         return names
 
 
-def advise(job: Job, answer: Answer, run: Callable[..., Iterable[Candidate | None]] = map, depth: int | None = None) -> Advice:
+def advise(
+    job: Job,
+    answer: Answer,
+    run: Callable[..., Iterable[Candidate | None]] = map,
+    depth: int | None = None,
+    headroom: float = HEADROOM,
+) -> Advice:
     """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
     UserError when none can be simulated.
 
-    run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers).
+    run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers);
+    headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`.
     """
     batch = job.global_batch
     by_hash: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
     for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job), _own(job)], _offloading(job)):
-        if not any(candidate.summary.fits for candidate in by_hash.values()):
+        if not any(candidate.comfortable for candidate in by_hash.values()):
             ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
-            for candidate in filter(None, run(partial(_try, job, answer), ways)):
+            for candidate in filter(None, run(partial(_try, job, answer, headroom), ways)):
                 by_hash.setdefault(candidate.job.hash, candidate)
     if not by_hash:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
         )
-    ranked = sorted(by_hash.values(), key=lambda candidate: rank(candidate.summary, dict(candidate.job.plan), candidate.job.hash))
+    ranked = sorted(by_hash.values(), key=_place)
     return Advice(tuple(_questions(job, answer)), tuple(ranked))
 
 
-def _try(job: Job, answer: Answer, way: tuple[str, Changes]) -> Candidate | None:
+def _place(candidate: Candidate) -> tuple[bool, Key]:
+    """What is comfortable first, then what fits."""
+    return not candidate.comfortable, rank(candidate.summary, dict(candidate.job.plan), candidate.job.hash)
+
+
+def _try(job: Job, answer: Answer, headroom: float, way: tuple[str, Changes]) -> Candidate | None:
     """The candidate without recomputation, or when it does not fit with it, without a pipeline with the microbatch that is the
     fastest; None when it is refused.
     """
     name, changes = way
+    simulated = partial(_simulated, job, answer, headroom)
     if name == OWN:
-        return _simulated(job, answer, name, changes)
-    best = _simulated(job, answer, name, changes | {"recompute": "none"})
-    if best is not None and not best.summary.fits:
-        best = _simulated(job, answer, f"{name} + recompute", changes | {"recompute": "full"}) or best
+        return simulated(name, changes)
+    best = simulated(name, changes | {"recompute": "none"})
+    if best is not None and not best.comfortable:
+        best = simulated(f"{name} + recompute", changes | {"recompute": "full"}) or best
     again = " + recompute" if best is not None and best.changes["recompute"] == "full" else ""
-    if best is None or not best.summary.fits or best.changes["pp"] > 1:
+    if best is None or not best.comfortable or best.changes["pp"] > 1:
         return best
     for microbatch in (size for size in MICROBATCHES if size > job.plan.microbatch):  # fewer passes, where memory is left
         more = {"recompute": best.changes["recompute"], "microbatch": microbatch}
-        larger = _simulated(job, answer, f"{name}{again}, microbatch {microbatch}", changes | more)
-        if larger is None or not larger.summary.fits or larger.summary.step_seconds >= best.summary.step_seconds:
+        larger = simulated(f"{name}{again}, microbatch {microbatch}", changes | more)
+        if larger is None or not larger.comfortable or larger.summary.step_seconds >= best.summary.step_seconds:
             break
         best = larger
     return best
 
 
-def _simulated(job: Job, answer: Answer, name: str, changes: Changes) -> Candidate | None:
+def _simulated(job: Job, answer: Answer, headroom: float, name: str, changes: Changes) -> Candidate | None:
     """The candidate; None when it is refused."""
     wanted = {"dp": None, "accumulation": None} | changes
     if job.plan.microbatches_per_replica is not None and name != OWN:
         wanted = {"microbatches_per_replica": None} | wanted
     try:
         asked, _, dropped = applicable(job, wanted)
-        return Candidate(name, wanted | dropped, asked, answer(asked), tuple(dropped))
+        summary = answer(asked)
+        return Candidate(name, wanted | dropped, asked, summary, summary.fits_with(headroom), tuple(dropped))
     except UserError:
         return None
 

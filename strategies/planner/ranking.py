@@ -10,6 +10,7 @@ from strategies.plan.plan import Plan
 from topologies.reading import plain
 
 Key = tuple[bool, float, int, float, str]
+HEADROOM = 0.05  # part of a GPU's memory that a recommended plan keeps free: allocators fragment, inputs differ (assumed)
 FILLED = ("dp", "sequence", "global_batch", "accumulation", "layers_per_stage")  # what `resolve` fills in is no sign of a plan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.results import Row
 from topologies.costs import Rates
 from topologies.reading import UserError, nearest
@@ -91,13 +92,16 @@ def objective(name: str) -> Objective:
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints; None: none. Memory in bytes per GPU besides its capacity, power in watts of all GPUs."""
+    """Constraints; None: none. Memory in bytes per GPU besides its capacity, power in watts of all GPUs; headroom: part of a
+    GPU's memory that is kept free.
+    """
 
     gpus: int | None = None
     memory: float | None = None
     days: float | None = None
     cost: float | None = None
     power: float | None = None
+    headroom: float = HEADROOM
 
     def of_step(self, scale: Scale) -> dict[str, float]:
         """Longest step that each constraint allows: name -> seconds."""

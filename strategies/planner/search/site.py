@@ -111,7 +111,7 @@ class Site:
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""
-        return min(self.job.cluster.node.gpu.memory, asked.memory or float("inf"))
+        return min((1 - asked.headroom) * self.job.cluster.node.gpu.memory, asked.memory or float("inf"))
 
     def over_budget(self, plan: int, step: float, asked: Limits, out: RuledOut) -> bool:
         """Rule out a plan that takes at least `step` seconds where that is more than it may."""

@@ -136,7 +136,8 @@ def test_experts_may_be_spread() -> None:
 def pretended(fits: bool):
     """An answer without a simulation: every plan takes a second, and fits or not."""
     worst = SimpleNamespace(peak=1.0)
-    return lambda job: SimpleNamespace(fits=fits, step_seconds=1.0, tokens_per_second_per_gpu=1.0, worst=worst)
+    rate = {"step_seconds": 1.0, "tokens_per_second_per_gpu": 1.0}
+    return lambda job: SimpleNamespace(fits=fits, fits_with=lambda _: fits, worst=worst, **rate)
 
 
 def test_a_microbatch_that_fits_with_recomputation_only_says_both() -> None:

@@ -21,14 +21,21 @@ def job(nodes: int = 1, gpus: int = 4, **plan: Any) -> Job:
     return read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes, plan=given)
 
 
-def advised(of: Job, fits: Says, step: Callable[[Job], float] = lambda job: 1.0, **options: Any) -> tuple[Advice, list[Job]]:
+def advised(
+    of: Job, fits: Says, step: Callable[[Job], float] = lambda job: 1.0, comfortable: Says | None = None, **options: Any
+) -> tuple[Advice, list[Job]]:
+    """comfortable: with memory kept free, by default what fits."""
     asked: list[Job] = []
+    comfortable = comfortable or fits
 
     def answer(job: Job) -> Any:
         asked.append(job)
         seconds, peak = step(job), 1e9 if fits(job) else 1e12
         speed = {"tokens_per_second": 1 / seconds, "tokens_per_second_per_gpu": 1 / seconds / job.cluster.gpus}
-        return SimpleNamespace(fits=fits(job), step_seconds=seconds, worst=SimpleNamespace(peak=peak), events=1, **speed)
+        held = SimpleNamespace(peak=peak)
+        return SimpleNamespace(
+            fits=fits(job), fits_with=lambda _: comfortable(job), step_seconds=seconds, worst=held, events=1, **speed
+        )
 
     return advise(of, answer, **options), asked
 
@@ -120,3 +127,17 @@ def test_questions() -> None:
     assert (node.cluster.nodes, node.cluster.gpus, node.plan.data_parallel) == (1, 4, "zero3")
     single, _ = advised(job(gpus=1), lambda job: True, depth=1)
     assert "fits one node when everything is sharded" not in dict(single.questions)
+
+
+def test_what_keeps_memory_free_comes_before_what_is_faster_and_tight() -> None:
+    def with_tp(job: Job) -> bool:
+        return job.plan.tp > 1
+
+    advice, _ = advised(job(), lambda job: True, lambda job: float(job.plan.tp), comfortable=with_tp, depth=1)
+    assert advice.best is not None
+    assert advice.best.name == "TP2 + ZeRO-1"
+    tight = [candidate.name for candidate in advice.candidates if not candidate.comfortable]
+    assert [candidate.name for candidate in advice.candidates][-len(tight) :] == tight
+    advice, _ = advised(job(), lambda job: job.plan.tp == 1, comfortable=lambda job: False, depth=1)
+    assert advice.best is not None
+    assert advice.best.job.plan.tp == 1  # where nothing keeps memory free, what fits at all
