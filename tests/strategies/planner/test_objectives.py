@@ -117,14 +117,16 @@ def test_constraints_rule_out_plans_by_their_bounds() -> None:
 
 
 def test_memory_is_what_a_gpu_has_or_what_is_asked_for_if_that_is_less() -> None:
-    assert site().capacity(Limits()) == 80e9
+    """80 GB, of which 5 % are kept free if nothing else is said."""
+    assert site().capacity(Limits()) == pytest.approx(76e9)
+    assert site().capacity(Limits(headroom=0.0)) == 80e9
     assert site().capacity(Limits(memory=40e9)) == 40e9
-    assert site().capacity(Limits(memory=90e9)) == 80e9
+    assert site().capacity(Limits(memory=90e9, headroom=0.0)) == 80e9
 
 
 def test_plans_that_turn_out_too_slow_or_too_big() -> None:
     out = RuledOut()
-    asked = Limits(cost=64.0, days=1.0)
+    asked = Limits(cost=64.0, days=1.0, headroom=0.0)
     assert not site().over_budget(0, 2.0, asked, out)
     assert not out.plans
     assert site().over_budget(0, 3.0, asked, out)
