@@ -9,11 +9,11 @@ from sim.analysis.collective_sweep import Sweep, sweep, transport
 from sim.analysis.notes import of_error
 from sim.collectives import OPERATIONS, algorithms, offered
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import split
 from sim.pricing.shipped import load_profile, profile_for
+from sim.pricing.transfers.protocols import split
 from topologies.cluster_files import load_cluster
+from topologies.documents.units import show, size
 from topologies.reading import UserError, nearest
-from topologies.units import show, size
 
 MOST = 200  # sizes of one sweep
 NAMED = 3  # ignored lines of a log that are shown

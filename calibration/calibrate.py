@@ -24,8 +24,8 @@ from sim.pricing.profile_file import described, signed, verified, yaml_text
 from sim.pricing.shipped import load_profile, profile_for
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
+from topologies.documents.writing import write_whole
 from topologies.reading import UserError, build, parse_yaml
-from topologies.writing import write_whole
 
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 Hear = Callable[[dict[str, Any]], None]

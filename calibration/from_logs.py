@@ -51,7 +51,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         date="as in the logs",
         source=", ".join(path.name for path in logs),
         grid=f"{len(rows)} sizes of {', '.join(dict.fromkeys(row.operation for row in rows))} ({', '.join(kinds)})",
-        rule="formula of sim/pricing/protocols.py, fitted to half of the sizes",
+        rule="formula of sim/pricing/transfers/protocols.py, fitted to half of the sizes",
         fit_error=error(points, False),
         heldout_error=error(points, True),
         errors=short,

@@ -11,8 +11,8 @@ from calibration.measure.layer_check import Check
 from sim.pricing.shipped import load_profile
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
+from topologies.documents.writing import check_writable
 from topologies.reading import UserError, nearest
-from topologies.writing import check_writable
 
 PARTS = ("gemm", "attention", "memory", "optimizer", "launch", "copy", "collective", "overlap", "wrapping", "footprint", "layer")
 NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 
 from calibration.measure.interference import LIMIT
+from topologies.documents.writing import write_whole
 from topologies.reading import Config, UserError, build, lines_of, parse_line, shown
-from topologies.writing import write_whole
 
 FORMAT = 1
 MOST = 128 * 2**20  # bytes of a journal; a full calibration writes less than one MiB

@@ -19,9 +19,9 @@ from sim.engine.stepped import stepped
 from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.protocols import LinkPrice
 from sim.pricing.shipped import profile_for
-from sim.pricing.wiring import endpoints, schedule
+from sim.pricing.transfers.protocols import LinkPrice
+from sim.pricing.transfers.wiring import endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster

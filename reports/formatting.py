@@ -10,7 +10,7 @@ from sim.analysis.breakdown import COMPONENTS
 from sim.analysis.stage_memory import StageMemory
 from sim.analysis.summary import Interval, Summary
 from topologies.costs import Cost, Rates, cost
-from topologies.units import show
+from topologies.documents.units import show
 
 if TYPE_CHECKING:
     from rich.text import Text

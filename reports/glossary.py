@@ -25,11 +25,11 @@ from strategies.resilience.recovery import recoveries
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.board import wirings
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
+from topologies.documents.units import duration
 from topologies.fabric import fabrics
 from topologies.reading import UserError, folded, load_yaml, nearest
 from topologies.registry import Registry
-from topologies.units import duration
 
 REGISTRIES: list[Registry[Any]] = [schedules, hooks, kernel_sets, optimizers, algorithms, effects, policies, intervals]
 REGISTRIES += [recoveries, fabrics, wirings]

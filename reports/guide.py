@@ -23,8 +23,8 @@ from strategies.lowering.parameter_servers import Answer, parameter_servers
 from strategies.predict import prices_of, simulate
 from strategies.read_job import read_job
 from strategies.schedules import schedules
+from topologies.documents.writing import write_whole
 from topologies.reading import UserError
-from topologies.writing import write_whole
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -16,10 +16,10 @@ from typing import Any
 
 from sim.analysis.host_launches import host_launches
 from sim.analysis.memory import ledger
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import Timeline, op_kind, op_label
-from topologies.writing import whole_file
+from topologies.documents.writing import whole_file
 
 _TICKS = 64  # per µs
 

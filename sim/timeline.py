@@ -18,7 +18,7 @@ from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, CPU, Block, Cohort, Collective, Op, Program
 
 if TYPE_CHECKING:

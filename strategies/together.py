@@ -13,7 +13,7 @@ from strategies.lowering.lower import lower
 from strategies.predict import prices_of, uncollected
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.gpu_targets import gpus_named
-from topologies.placed import PlacedTopology
+from topologies.links.placed import PlacedTopology
 from topologies.reading import UserError, build
 
 STEPS = 3  # of each job at least

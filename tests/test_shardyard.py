@@ -208,7 +208,7 @@ def test_report_leaves_files_a_person_can_open(tmp_path: Path) -> None:
 def test_documented_examples_run() -> None:
     import doctest
 
-    from topologies import units
+    from topologies.documents import units
 
     assert doctest.testmod(shardyard).failed == 0
     assert doctest.testmod(units).failed == 0

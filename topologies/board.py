@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from topologies.hardware import NodeParts
+from topologies.links.topology import Ids
 from topologies.registry import Registry
-from topologies.topology import Ids
 
 KINDS = ("nvlink", "pcie", "host", "loopback", "nic", "spine", "memory", "disk")
 UNPRICED = ("memory", "disk")  # of the node's CPUs: descriptions give the rate that is reached

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from topologies.cluster_topology import ClusterTopology
 from topologies.fabric import Fabric, fabrics, read_fabric
 from topologies.hardware import Dtype, Gpu, Latency
+from topologies.links.cluster_topology import ClusterTopology
+from topologies.links.unequal_topology import UnequalTopology
 from topologies.node import Node
 from topologies.node_group import NodeGroup
 from topologies.reading import Config, UserError
 from topologies.storage import Storage, load_storage
-from topologies.unequal_topology import UnequalTopology
 
 __all__ = [
     "Cluster",

@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
+from topologies.documents.units import Seconds
 from topologies.hardware import Latency
+from topologies.links.topology import Ids
 from topologies.node import Node
 from topologies.reading import CompleteError, Config, UserError, line_of
 from topologies.registry import Registry
-from topologies.topology import Ids
-from topologies.units import Seconds
 
 HOP_LATENCY = 150e-9  # NDR InfiniBand "under 150 ns" port to port, router-switch.com QM9700 comparison
 

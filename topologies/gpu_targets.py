@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from topologies.links.topology import Ids, Topology
 from topologies.reading import UserError
-from topologies.topology import Ids, Topology
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 

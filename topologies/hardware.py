@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from topologies.documents.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from topologies.reading import Config
-from topologies.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 MAX_PER_NODE = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that is announced has 576 (Rubin Ultra NVL576)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topologies.topology import Ids, Topology
+from topologies.links.topology import Ids, Topology
 
 _PAIRS = 1 << 18  # beyond this many pairs a part of them stands for all
 

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from topologies.catalogue import Catalogue
-from topologies.durations import Duration, Spread, Times
+from topologies.documents.durations import Duration, Spread, Times
 from topologies.reading import Config
 
 DAY = 86400.0

@@ -9,9 +9,9 @@ from pathlib import Path
 from pydantic import Field
 
 from topologies.catalogue import Catalogue
-from topologies.durations import Duration
+from topologies.documents.durations import Duration
+from topologies.documents.units import BytesPerSecond
 from topologies.reading import Config
-from topologies.units import BytesPerSecond
 
 
 class Storage(Config):

@@ -25,8 +25,8 @@ from calibration.launch.local import DEVICE
 from calibration.launch.place import under_launcher, uninterrupted
 from sim.pricing.prices import Profile
 from strategies.job import Job
+from topologies.documents.units import BytesPerSecond
 from topologies.reading import Config, UserError, build
-from topologies.units import BytesPerSecond
 
 if TYPE_CHECKING:
     from calibration.launch.place import Place

@@ -125,14 +125,14 @@ def throttled(tell: Callable[[str], None], every: float = PROGRESS_INTERVAL) -> 
 
 def write_json(path: str, data: Any) -> None:
     """Whole or not at all."""
-    from topologies.writing import write_whole
+    from topologies.documents.writing import write_whole
 
     write_whole(Path(path), json.dumps(data, indent=2) + "\n")
 
 
 def check_files(**files: str | None) -> None:
     """Refuse, by the option's name, files that cannot be written."""
-    from topologies.writing import check_writable
+    from topologies.documents.writing import check_writable
 
     for option, path in files.items():
         if path is not None:
@@ -180,7 +180,7 @@ def engine_options(command: Any) -> Any:
 
 def _number(_: Any, option: click.Parameter, text: str | None) -> float | None:
     """What an option says, as `15T`."""
-    from topologies.units import count
+    from topologies.documents.units import count
 
     return quantity(f"--{option.name}", text, count)
 

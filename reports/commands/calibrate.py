@@ -104,8 +104,8 @@ def _words(given: dict[str, Any]) -> list[str]:
 
 def _request(given: dict[str, Any]) -> Request:
     from calibration.request import PARTS, Request
+    from topologies.documents.units import size
     from topologies.reading import UserError
-    from topologies.units import size
 
     try:
         largest = size(given["largest"]) if given["largest"] else 0.0

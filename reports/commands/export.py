@@ -22,7 +22,7 @@ def command(job: str | None, target: str, output: str | None, as_json: bool, **g
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
     from strategies.frameworks.export import export
     from strategies.read_job import read_job
-    from topologies.writing import write_whole
+    from topologies.documents.writing import write_whole
 
     written = export(target, read_job(job, **given))
     if output:

@@ -120,8 +120,8 @@ def command(
     from strategies.planner.search.search import WINDOW, Search
     from strategies.planner.search.space import default_space, load_space, parse_axis
     from strategies.planner.uncertainty import interval
+    from topologies.documents.units import size, watts
     from topologies.reading import UserError
-    from topologies.units import size, watts
 
     check_positive(max_gpus=max_gpus, max_days=max_days, max_cost=max_cost, limit=None if limit == float("inf") else limit)
     if tokens is None and (max_days is not None or max_cost is not None or goal in OF_TRAINING):

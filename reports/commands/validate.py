@@ -149,7 +149,7 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
     from calibration.published import published
     from calibration.published.comparison import compared
     from reports.tables.published import as_csv, every_row, overview
-    from topologies.writing import write_whole
+    from topologies.documents.writing import write_whole
 
     asked = list(published(names))
     bar = track(compared(asked), "playing rows", len(asked), console=terminal(stderr=True), transient=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from reports.formatting import KINDS
+from topologies.documents.writing import whole_file
 from topologies.registry import Registry
-from topologies.writing import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

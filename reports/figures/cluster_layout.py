@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from topologies.links.topology import Topology, kind_of_link
 from topologies.overview import Shape
-from topologies.topology import Topology, kind_of_link
 
 Place = tuple[float, float]
 Near = Mapping[int, set[int]]  # joint -> joints at the other end of its links

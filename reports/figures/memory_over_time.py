@@ -15,7 +15,7 @@ from sim.timeline import Timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sim.pricing.path_latency import Floats
+    from sim.pricing.transfers.path_latency import Floats
 
 SMALL = 0.3  # of the room: what holds less is drawn at its own scale
 MOMENTS = 1500  # drawn of longer ledgers: the fullest of each of so many slices of time

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.analysis.breakdown import PHASES
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, SIDE_STREAM, SIDE_STREAM_ACROSS_NODES, Block, Collective, Send
 from sim.timeline import Timeline
 

@@ -12,15 +12,15 @@ from reports.figures.cluster_layout import Layout, arrange
 from reports.formatting import digits
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.fabric import fabrics
+from topologies.links.topology import Topology, kind_of_link
 from topologies.overview import Shape, shape
 from topologies.reading import UserError
-from topologies.topology import Topology, kind_of_link
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.pricing.path_latency import Floats
+    from sim.pricing.transfers.path_latency import Floats
 
 DRAWN = 64  # GPUs
 LINKS = {"nvlink": GREEN, "pcie": ORANGE, "host": DARK, "loopback": PURPLE, "nic": BLUE, "spine": RED}

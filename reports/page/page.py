@@ -44,8 +44,8 @@ from reports.trace import write_trace
 from sim.analysis.summary import Summary
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
+from topologies.documents.writing import WriteError, whole_file, write_whole
 from topologies.reading import UserError
-from topologies.writing import WriteError, whole_file, write_whole
 
 LONG = 40  # characters of a cell that is a sentence
 FULL = 1300  # dots of a figure that takes the whole width

@@ -15,7 +15,7 @@ from reports.tables.parameter_servers import asynchrony, labelled, settings
 from reports.tables.step import flatten
 from sim.analysis.summary import Summary
 from strategies.lowering.parameter_servers import Answer
-from topologies.writing import write_whole
+from topologies.documents.writing import write_whole
 
 COLUMNS = (
     "staleness",

@@ -27,8 +27,8 @@ from strategies.resilience.compare_runs import RunCase
 from strategies.resilience.run_spec import Prepared
 from strategies.resilience.runs import Alternative, RunAnswer
 from topologies.costs import Rates
+from topologies.documents.writing import write_whole
 from topologies.reading import UserError
-from topologies.writing import write_whole
 
 DIGITS = 3  # of seconds, in the page's timeline
 

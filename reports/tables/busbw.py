@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reports.formatting import digits, percent, seconds, signed
 from sim.analysis.collective_sweep import Sweep
-from topologies.units import show
+from topologies.documents.units import show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

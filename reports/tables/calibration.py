@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
 from reports.formatting import percent, seconds, signed
 from reports.terminal import progress_bar
-from topologies.units import show
+from topologies.documents.units import show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

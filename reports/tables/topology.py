@@ -12,8 +12,8 @@ from rich.table import Table
 
 from reports.formatting import digits
 from topologies.cluster import Cluster, Node, NodeGroup, UnequalCluster
+from topologies.documents.units import show
 from topologies.overview import across, link_sorts
-from topologies.units import show
 
 
 def overview(cluster: Cluster) -> RenderableType:

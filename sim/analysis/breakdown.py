@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import CPU, Collective, Op, Ref
 from sim.timeline import Timeline
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sim.grid import Grid
-from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import IN_SWITCH
+from sim.pricing.transfers.collective_costs import CollectiveCosts
+from sim.pricing.transfers.protocols import IN_SWITCH
 from sim.program import Block, Cohort, Collective, Op, Program
 from sim.timeline import Timeline
+from topologies.links.topology import Topology
 from topologies.reading import UserError
-from topologies.topology import Topology
 
 MIB = 2.0**20
 _FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0, "scatter": 1.0}

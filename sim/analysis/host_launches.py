@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.clock import on_grid
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Op
 from sim.timeline import Timeline
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.collectives import Ids
-from sim.pricing.path_latency import Floats
-from sim.pricing.transfer_cost import TransferCost
-from sim.pricing.wiring import Traffic, endpoints, schedule
+from sim.pricing.transfers.path_latency import Floats
+from sim.pricing.transfers.transfer_cost import TransferCost
+from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
 from sim.program import Block, Collective
 from sim.timeline import Timeline
-from topologies.topology import Topology, is_hosted
+from topologies.links.topology import Topology, is_hosted
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sim.collectives import Ids
-from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
+from sim.pricing.transfers.measured_tables import CollectiveTable
 from topologies.hardware import AT
-from topologies.topology import Topology
+from topologies.links.topology import Topology
 
 
 def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.analysis.memory import ledger
 from sim.timeline import Timeline
-from topologies.topology import is_hosted
+from topologies.links.topology import is_hosted
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
+from topologies.links.topology import gpu_kind
 from topologies.reading import UserError
-from topologies.topology import gpu_kind
 
 FLOPS_RULE = (
     "matrix products only, 2 FLOPs per multiply-add, backward = 2 × forward, attention counted in full (not halved by "

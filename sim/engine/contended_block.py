@@ -20,7 +20,7 @@ from sim.engine.segments import Piece, Rest, SegmentedBlock
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
 from sim.pricing.block_costs import BlockCost
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block
 
 NOTHING = FlowPart(0.0, ())

@@ -15,7 +15,7 @@ from sim.clock import on_grid
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Profile
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, Block, Cohort, Collective, Op, Program, Work
 from sim.timeline import Lane
 

@@ -17,10 +17,10 @@ from sim.engine.effects.failure import WATCHDOG, StepHangsError
 from sim.engine.host import Host, Pause
 from sim.engine.network import Network
 from sim.engine.perturbed_device import PerturbedDevice, Price
-from sim.pricing.sibling_groups import numbered
+from sim.pricing.transfers.sibling_groups import numbered
 from sim.program import Program
-from topologies.impaired import ImpairedTopology, LinkChange
-from topologies.topology import Ids, Topology, gpu_kind, is_unequal
+from topologies.links.impaired import ImpairedTopology, LinkChange
+from topologies.links.topology import Ids, Topology, gpu_kind, is_unequal
 
 EVERY = 1009  # see `Perturbation.vary`: more than there may be effects
 

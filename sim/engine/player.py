@@ -35,8 +35,8 @@ from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Program
 from sim.timeline import Lane, Resumption, Timeline
+from topologies.links.topology import Topology
 from topologies.reading import UserError
-from topologies.topology import Topology
 
 
 def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = True, effects: Sequence[Effect] = ()) -> Timeline:

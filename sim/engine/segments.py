@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sim.engine.lanes import Lanes
 from sim.pricing.block_costs import SLOWDOWN, BlockCost
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, SIDE_STREAM, Block, Collective, Item, Join, Kernel, Op, Run, SharedItems, Start
 
 

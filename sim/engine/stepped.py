@@ -4,7 +4,7 @@ A member begins a round of a channel when everything it sent in the round before
 arrived; no member waits for members that it does not exchange data with. In a pipeline it also waits for the piece before in the
 same round. This is what the fluid form must agree with when nothing else uses the links.
 
-Transfers that are equivalent are played once (`sim.pricing.symmetry`), which changes no time: a ring over 1,024 members
+Transfers that are equivalent are played once (`sim.pricing.transfers.symmetry`), which changes no time: a ring over 1,024 members
 behind one switch is one transfer per round. Without any symmetry all are played, one by one.
 """
 
@@ -22,10 +22,10 @@ from sim.clock import on_grid
 from sim.collectives import Ids, Schedule
 from sim.engine.network import FlowPart, Network
 from sim.pricing.prices import Profile
-from sim.pricing.protocols import SIMPLE
-from sim.pricing.symmetry import classes
+from sim.pricing.transfers.protocols import SIMPLE
+from sim.pricing.transfers.symmetry import classes
 from topologies.fabric import nominal_latency
-from topologies.topology import Topology
+from topologies.links.topology import Topology
 
 Floats = NDArray[np.float64]
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)

@@ -13,11 +13,11 @@ from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.player import Player
 from sim.engine.uncontended import Times
-from sim.pricing.link_merging import wire_together
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
+from sim.pricing.transfers.link_merging import wire_together
 from sim.program import Program
-from topologies.placed import PlacedTopology
+from topologies.links.placed import PlacedTopology
 from topologies.reading import UserError
 
 LONGEST = 10_000  # steps of one job, while another one does its few

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import ROUNDING
 from sim.pricing.block_costs import BlockCost
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block, Op, Work
 from sim.timeline import Resumption
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from sim.pricing.kernel_curves import Hardware
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.protocols import LinkPrice, Rates, rates
-from topologies.topology import kind_of_link
+from sim.pricing.transfers.protocols import LinkPrice, Rates, rates
+from topologies.links.topology import kind_of_link
 
 LL128 = "ll128"
 

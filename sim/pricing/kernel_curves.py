@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import numpy as np
 from pydantic import Field
 
-from sim.pricing.measured_tables import OperatorTable
+from sim.pricing.transfers.measured_tables import OperatorTable
+from topologies.documents.units import Seconds
 from topologies.reading import Config
-from topologies.units import Seconds
 
 LARGEST = 1e15  # of a number without a unit
 Fraction = Annotated[float, Field(ge=1e-6, le=1)]  # below a millionth it is a mistake

@@ -1,4 +1,4 @@
-"""Costs of ops without contention: blocks fused to three numbers, collectives and sends as in `sim.pricing.collective_costs`."""
+"""Costs of ops without contention: blocks fused to three numbers, collectives and sends as `sim.pricing.transfers` has them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from sim.clock import on_grid
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import At
 from sim.pricing.block_costs import BlockCost, chained, fused
-from sim.pricing.collective_costs import CollectiveCosts, streams_of
 from sim.pricing.prices import Prices
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.algorithm_choice import At
+from sim.pricing.transfers.collective_costs import CollectiveCosts, streams_of
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
-from topologies.impaired import nominal
-from topologies.topology import Topology, gpu_kind, is_unequal
+from topologies.links.impaired import nominal
+from topologies.links.topology import Topology, gpu_kind, is_unequal
 
 REMEMBERED = 4096  # prices of runs of items
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)

@@ -31,17 +31,17 @@ from sim.pricing.kernel_curves import (
     ordered_splits,
     ordered_stretch,
 )
-from sim.pricing.measured_tables import CollectiveTable, Wrapping
-from sim.pricing.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
-from sim.pricing.protocols import Rates as LinkRates
-from sim.pricing.protocols import rates as link_rates
 from sim.pricing.provenance import Provenance
+from sim.pricing.transfers.measured_tables import CollectiveTable, Wrapping
+from sim.pricing.transfers.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
+from sim.pricing.transfers.protocols import Rates as LinkRates
+from sim.pricing.transfers.protocols import rates as link_rates
 from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster_files import gpu_names, load_gpu
+from topologies.documents.units import Bytes, BytesPerSecond, Seconds
+from topologies.links.topology import kind_of_link
 from topologies.reading import Config, UserError, nearest
-from topologies.topology import kind_of_link
-from topologies.units import Bytes, BytesPerSecond, Seconds
 
 _PART = {
     "gemm": "gemm",
@@ -85,7 +85,7 @@ class Profile(Config):
     slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
     collective_launch: Seconds  # software latency of one collective, protocol Simple
-    protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/pricing/protocols.py
+    protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/pricing/transfers/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
     wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
@@ -137,7 +137,7 @@ class Prices:
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
-        # what sim.pricing.collective_costs has worked out: algorithms by topology and grid, costs by wiring
+        # what sim.pricing.transfers.collective_costs has worked out: algorithms by topology and grid, costs by wiring
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}
         self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # by sim.pricing.op_costs, with notes
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()

@@ -12,8 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from topologies import units
-from topologies.documents import Dumper, dump_yaml, parse_yaml
+from topologies.documents import Dumper, dump_yaml, parse_yaml, units
 from topologies.reading import UserError
 
 DIGITS = 5
@@ -21,7 +20,7 @@ DIGEST = "digest"
 
 
 def quantity(value: float, unit: str) -> str:
-    """`"412.3 us"`, `"64 KiB"`, `"1.8 GB/s"`: to five digits, and read back by `topologies.units`."""
+    """`"412.3 us"`, `"64 KiB"`, `"1.8 GB/s"`: to five digits, and read back by `topologies.documents.units`."""
     if unit == "B" and value == int(value):
         power = next((p for p in (3, 2, 1) if value and value % 1024**p == 0), 0)
         return f"{int(value) // 1024**power} {('B', 'KiB', 'MiB', 'GiB')[power]}"

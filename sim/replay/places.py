@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.program import COMPUTE, Block, Collective, Program
 from sim.timeline import Timeline
-from topologies.topology import Ids
+from topologies.links.topology import Ids
 
 Floats = NDArray[np.float64]
 Column = float | Floats  # a number, or shape (places, 1)

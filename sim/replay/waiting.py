@@ -15,7 +15,7 @@ import numpy as np
 from sim.replay.places import Floats
 from sim.replay.step import StepReplay
 from sim.timeline import Timeline
-from topologies.topology import gpu_kind
+from topologies.links.topology import gpu_kind
 
 SEED = 0
 SAMPLES = 8, 64  # draws: at least, at most

@@ -20,7 +20,7 @@ from simpy import Environment, Event
 from sim.engine.task import cancel
 from sim.runs.fleet import Fleet
 from sim.runs.spec import Component, RunSpec
-from topologies.durations import BUFFER, buffered
+from topologies.documents.durations import BUFFER, buffered
 
 
 class Failure(NamedTuple):

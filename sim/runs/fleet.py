@@ -9,7 +9,7 @@ import numpy as np
 from simpy import Environment, Event, Resource
 
 from sim.runs.spec import Repair, RunSpec
-from topologies.durations import BUFFER, buffered
+from topologies.documents.durations import BUFFER, buffered
 
 
 class Fleet:

@@ -16,7 +16,7 @@ from sim.runs.progress import Progress
 from sim.runs.record import Span
 from sim.runs.segment import Segment
 from sim.runs.spec import RunSpec
-from topologies.durations import BUFFER, buffered
+from topologies.documents.durations import BUFFER, buffered
 
 Interruptible = Generator[Event, Any, Failure | None]  # a phase, which returns the failure that ended it early
 STREAMS = 9  # of random numbers, one for each thing that is drawn

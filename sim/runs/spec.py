@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
 
 NOTHING = Spread(mean=0.0)
 Unit = Literal["node", "switch", "job"]

@@ -16,8 +16,8 @@ from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from topologies.documents.writing import WriteError, write_whole
 from topologies.reading import UserError, build
-from topologies.writing import WriteError, write_whole
 
 if TYPE_CHECKING:
     from strategies.job import Job

@@ -22,8 +22,8 @@ from sim.pricing.prices import Prices
 from strategies.job import Job
 from strategies.lowering.lower import lower
 from strategies.plan.resolved import Resolved
+from topologies.links.topology import Ids, Topology
 from topologies.reading import UserError
-from topologies.topology import Ids, Topology
 
 MOST = 1_000_000  # steps of all workers that are played
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from topologies.documents.units import Elements
 from topologies.reading import Config
-from topologies.units import Elements
 
 FP8_WIDTH = 1  # bytes of an fp8 number
 

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from sim.collectives import algorithms
 from sim.grid import ORDER
-from sim.pricing.protocols import split
+from sim.pricing.transfers.protocols import split
 from strategies.data_parallel import Declaration, hooks
 from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.frameworks.deepspeed.runtime import deepspeed_runtime
@@ -27,8 +27,8 @@ from strategies.plan.options import Offload, PowerSGD
 from strategies.plan.synonyms import FIELDS
 from strategies.schedules import schedules
 from topologies.cluster import MAX_GPUS
+from topologies.documents.units import Bytes
 from topologies.reading import folded, nearest
-from topologies.units import Bytes
 
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it

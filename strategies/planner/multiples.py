@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator
 from strategies.planner.search.space import Axis
 from strategies.resilience.settings import RunSettings
 from topologies.costs import mean_rates
+from topologies.documents.units import duration, flops, rate, seconds, show, size
 from topologies.reading import UserError
-from topologies.units import duration, flops, rate, seconds, show, size
 
 if TYPE_CHECKING:
     from strategies.job import Job

@@ -21,7 +21,7 @@ from strategies.schedules import schedules
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
-    from sim.pricing.protocols import LinkPrice
+    from sim.pricing.transfers.protocols import LinkPrice
     from sim.program import Program
     from strategies.job import Job
 

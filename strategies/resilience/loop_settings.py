@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from topologies.durations import Duration
+from topologies.documents.durations import Duration
+from topologies.documents.units import Bytes
 from topologies.reading import Config
-from topologies.units import Bytes
 
 
 class InputSettings(Config):

@@ -18,10 +18,10 @@ from strategies.resilience.recovery import recoveries
 from strategies.resilience.save_costs import save_costs
 from strategies.resilience.settings import RunSettings
 from strategies.resilience.training_loop import Loop, training_loop
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
+from topologies.documents.units import duration, show
 from topologies.reading import UserError
 from topologies.reliability import Reliability
-from topologies.units import duration, show
 
 NEVER = 10**15  # steps
 _AS_SAID = """

@@ -11,11 +11,11 @@ from strategies.resilience.intervals import intervals
 from strategies.resilience.loop_settings import InputSettings, Reduction
 from strategies.resilience.recovery import recoveries
 from topologies.cluster import Cluster
-from topologies.durations import Duration, Spread, Times
+from topologies.documents.durations import Duration, Spread, Times
+from topologies.documents.units import Bytes, duration
 from topologies.reading import Config, UserError, build, shown
 from topologies.reliability import Reliability, load_reliability
 from topologies.storage import Storage, load_storage
-from topologies.units import Bytes, duration
 
 __all__ = ["CheckpointSettings", "RepairSettings", "RunSettings", "read_run"]
 

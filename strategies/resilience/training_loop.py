@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.analysis.summary import Summary
-from sim.pricing.collective_costs import CollectiveCosts
+from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.program import Collective
 from strategies.job import Job
 from strategies.plan.resolved import Resolved

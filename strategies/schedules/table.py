@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strategies.schedules import actions, schedules
+from topologies.documents.writing import write_whole
 from topologies.reading import UserError
-from topologies.writing import write_whole
 
 CELLS = 200_000  # passes of a schedule that is written out
 

@@ -14,11 +14,11 @@ from sim.collectives import Place, algorithms
 from sim.engine.stepped import stepped
 from sim.grid import Grid
 from sim.pricing import link_merging as merging
-from sim.pricing import wiring
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.pricing.wiring import Traffic, endpoints, schedule
+from sim.pricing.transfers import wiring
+from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
 from topologies.cluster_files import load_cluster
 

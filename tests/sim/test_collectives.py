@@ -10,10 +10,10 @@ from sim.collectives import NotApplicable, algorithms
 from sim.engine.player import run
 from sim.engine.stepped import stepped
 from sim.grid import Grid
-from sim.pricing import wiring
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.pricing.wiring import Traffic, applicable, endpoints, schedule
+from sim.pricing.transfers import wiring
+from sim.pricing.transfers.wiring import Traffic, applicable, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
 from topologies.cluster import Cluster
 from topologies.reading import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.pricing.measured_tables import CollectiveTable, Entry, Wrapping, interpolated
+from sim.pricing.transfers.measured_tables import CollectiveTable, Entry, Wrapping, interpolated
 
 TABLE = CollectiveTable(
     operation="all_reduce",

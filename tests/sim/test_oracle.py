@@ -17,7 +17,7 @@ import pytest
 from sim.collectives import Place, algorithms
 from sim.engine.stepped import stepped
 from topologies.board import KINDS
-from topologies.topology import Ids, Values
+from topologies.links.topology import Ids, Values
 
 DATA = Path(__file__).parents[1] / "data" / "astra_sim_all_reduce.csv"
 ROWS = list(csv.DictReader(line for line in DATA.read_text().splitlines() if line[0] != "#"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.collectives import Phase
-from sim.pricing.path_latency import after, hops_of, slowest, worst
+from sim.pricing.transfers.path_latency import after, hops_of, slowest, worst
 
 FAST, SLOW = [1.0, 0.0, 0.1], [0.0, 1.0, 0.5]
 

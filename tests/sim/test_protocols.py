@@ -16,8 +16,8 @@ from sim.analysis.collective_sweep import bus_factor, lone, sweep
 from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
 from sim.pricing.shipped import load_profile
+from sim.pricing.transfers.protocols import LinkPrice, Rates, Shape, collective_seconds, complete, split
 from sim.program import Cohort, Collective, Op, Program, Send
 from topologies.cluster_files import load_cluster
 from topologies.reading import UserError

@@ -10,13 +10,13 @@ import pytest
 
 from sim.engine.player import run
 from sim.grid import Grid
-from sim.pricing.algorithm_choice import AlgorithmChoice
-from sim.pricing.link_merging import wire
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.pricing.sibling_groups import Membership, lanes, placements
-from sim.pricing.transfer_cost import TransferCost
-from sim.pricing.wiring import Traffic, endpoints
+from sim.pricing.transfers.algorithm_choice import AlgorithmChoice
+from sim.pricing.transfers.link_merging import wire
+from sim.pricing.transfers.sibling_groups import Membership, lanes, placements
+from sim.pricing.transfers.transfer_cost import TransferCost
+from sim.pricing.transfers.wiring import Traffic, endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from sim.pricing.symmetry import Classes, classes
+from sim.pricing.transfers.symmetry import Classes, classes
 
 Transfer = tuple[int, int, int, tuple[int, ...]]  # colour, source, destination, links
 

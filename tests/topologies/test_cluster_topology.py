@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from topologies.cluster import Cluster
 from topologies.cluster_files import cluster_names, load_cluster
-from topologies.impaired import ImpairedTopology, LinkChange
-from topologies.topology import Topology, is_hosted, is_multicast, is_unequal
+from topologies.links.impaired import ImpairedTopology, LinkChange
+from topologies.links.topology import Topology, is_hosted, is_multicast, is_unequal
 
 
 def route(topology: Topology, source: int, destination: int) -> list[str]:

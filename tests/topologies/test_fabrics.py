@@ -13,8 +13,8 @@ from scipy.sparse.csgraph import maximum_flow, shortest_path
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 from topologies.fabric import End, fabrics
+from topologies.links.topology import Topology
 from topologies.reading import UserError, build
-from topologies.topology import Topology
 
 TPU = {"name": "x", "sms": 1, "peak": {"bf16": "1 TFLOP/s"}, "memory": "1 GB", "memory_bandwidth": "1 GB/s"}
 

@@ -9,9 +9,9 @@ import pytest
 
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
+from topologies.links.topology import Topology
 from topologies.readers.slurm import hostlist
 from topologies.reading import UserError
-from topologies.topology import Topology
 
 DATA = Path(__file__).parents[1] / "data" / "topologies"
 

@@ -9,9 +9,9 @@ import pytest
 
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.cluster_files import inline_cluster, load_cluster
+from topologies.links.unequal_topology import UnequalTopology
 from topologies.node_group import NodeGroup
 from topologies.reading import UserError
-from topologies.unequal_topology import UnequalTopology
 
 MIXED: dict[str, Any] = {
     "name": "mixed",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from topologies.cluster_files import load_cluster
+from topologies.links.topology import Topology
 from topologies.reading import UserError
-from topologies.topology import Topology
 from topologies.wirings.cube_mesh import PAIRS
 
 

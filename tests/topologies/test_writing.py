@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from topologies.documents.writing import WriteError, whole_file, write_whole
 from topologies.reading import UserError
-from topologies.writing import WriteError, whole_file, write_whole
 
 
 @pytest.fixture

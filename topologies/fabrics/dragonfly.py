@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from topologies.documents.units import BytesPerSecond
 from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics, pack
+from topologies.links.topology import Ids
 from topologies.node import Node
-from topologies.topology import Ids
-from topologies.units import BytesPerSecond
 
 
 @fabrics("dragonfly")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from topologies.fabric import Backbone, End, Fabric, fabrics
+from topologies.links.topology import Ids
 from topologies.node import Node
-from topologies.topology import Ids
 
 
 @fabrics("single")

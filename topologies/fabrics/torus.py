@@ -12,10 +12,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from topologies.documents.units import BytesPerSecond
 from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics, place, points, price
+from topologies.links.topology import Ids
 from topologies.node import Node
-from topologies.topology import Ids
-from topologies.units import BytesPerSecond
 
 FARTHEST = 128  # hops: routes are laid one by one
 

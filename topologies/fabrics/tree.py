@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics
+from topologies.links.topology import Ids, Values
 from topologies.node import Node
-from topologies.topology import Ids, Values
 
 
 @fabrics("fat_tree")

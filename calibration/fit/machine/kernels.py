@@ -30,7 +30,7 @@ from sim.pricing.kernel_curves import (
     attention_seconds,
     gemm_clocks,
 )
-from sim.pricing.measured_tables import OperatorTable, Timed
+from sim.pricing.transfers.measured_tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit

@@ -1,4 +1,4 @@
-"""Fits the formula of `sim/pricing/protocols.py` to measured collectives of any machine, from its own runs or from logs.
+"""Fits the formula of `sim/pricing/transfers/protocols.py` to measured collectives of any machine, of its own or from logs.
 
 NCCL has three protocols inside a node, a kernel of its own in the switch and for point-to-point operations, and a network; gloo
 hands over data in one way. What was not measured keeps the prices of the profile that the fit starts from.
@@ -15,7 +15,7 @@ from calibration.fit.published_collectives.fit import Bounds, Free, inside, kern
 from calibration.fit.published_collectives.rows import Row, alternate
 from sim.analysis.collective_sweep import transport
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice
+from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 

@@ -11,8 +11,8 @@ from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transp
 from calibration.fit.machine.provenance import measured_here, quality
 from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
 from calibration.samples import Merged
-from sim.pricing.measured_tables import Wrapping
 from sim.pricing.prices import Overhead, Profile
+from sim.pricing.transfers.measured_tables import Wrapping
 from topologies.cluster import Cluster
 
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
@@ -203,7 +203,7 @@ class Fit:
         operations = ", ".join(dict.fromkeys(row.operation for row in measured))
         ranks = ", ".join(str(number) for number in dict.fromkeys(row.ranks for row in measured))
         grid = f"{operations} among {ranks} ranks, back to back and between pieces of compute, sibling groups at once"
-        formula_rule = "the formula of sim/pricing/protocols.py, fitted to half of the sizes in a step"
+        formula_rule = "the formula of sim/pricing/transfers/protocols.py, fitted to half of the sizes in a step"
         table_rule = (
             "tables, smoothed where a larger size took less, and interpolated; errors are of every other size in a step, by the "
             "sizes beside it; elsewhere "

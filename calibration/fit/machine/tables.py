@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.fit.published_collectives.rows import Row
 from calibration.samples import Merged
-from sim.pricing.measured_tables import CollectiveTable, Entry
+from sim.pricing.transfers.measured_tables import CollectiveTable, Entry
 
 GLOO = {  # what gloo runs (its sources; counted on its sockets); its reduce-scatter is a whole all-reduce inside
     "all_reduce": "ring",

@@ -1,4 +1,4 @@
-"""Fits the prices of collectives to measured ones, by the formula of `sim/pricing/protocols.py` and the schedules of
+"""Fits the prices of collectives to measured ones, by the formula of `sim/pricing/transfers/protocols.py` and the schedules of
 `sim/collectives`.
 
 `calibration/fit/published_collectives/refit.py` runs these fits for the shipped profiles.
@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 from calibration.fit.published_collectives.rows import Row
 from sim.analysis.collective_sweep import lone
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.protocols import PROTOCOLS, SIMPLE, LinkPrice, Rates, Shape, Transport, collective_seconds, rates, usable
+from sim.pricing.transfers.protocols import (
+    PROTOCOLS,
+    SIMPLE,
+    LinkPrice,
+    Rates,
+    Shape,
+    Transport,
+    collective_seconds,
+    rates,
+    usable,
+)
 from topologies.cluster import Cluster
 
 Array = NDArray[np.float64]

@@ -32,11 +32,11 @@ from calibration.fit.published_collectives.rows import Row, alternate, node_rows
 from calibration.fit.published_kernels.refit import tidy
 from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
-from sim.pricing.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from sim.pricing.shipped import FOLDER, load_profile
+from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
-from topologies.writing import write_whole
+from topologies.documents.writing import write_whole
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}
 LINKS = {"l40s": ("pcie",)}  # kinds between the GPUs of a node, where they are not NVLink alone
@@ -54,7 +54,7 @@ SWEEPS = {  # profile -> published sweep over two nodes, the cluster that it ran
 
 GRID = "2, 4 and 8 GPUs of a node, 512 B to 512 MiB: all-gather, reduce-scatter, all-reduce, all-to-all"
 RULE = (
-    "Inside a node: formula of sim/pricing/protocols.py, the cheapest of LL, LL128 and Simple, fitted to every other size; "
+    "Inside a node: formula of sim/pricing/transfers/protocols.py, the cheapest of LL, LL128, Simple, fitted to every 2nd size; "
     "errors are medians and 90th percentiles on the sizes between, by operation and ranks. H100 and H200 share one fit. In the "
     "switch: all-reduce of 8 GPUs, with a published sweep for more than 512 MiB. NCCL at times changes protocol where it does "
     "not pay (1 to 4 MiB on A100, 8 to 32 MiB on 8 B200): there prices are up to 40 % too low. "

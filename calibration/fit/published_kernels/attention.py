@@ -27,7 +27,7 @@ from calibration.fit.published_kernels.refit import described, tidy
 from sim.pricing.kernel_curves import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
 from sim.pricing.shipped import FOLDER, load_profile
 from topologies.cluster_files import load_gpu
-from topologies.writing import write_whole
+from topologies.documents.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,8 +23,8 @@ from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Hardware
 from sim.pricing.shipped import FOLDER, load_profile
 from topologies.cluster_files import load_gpu
+from topologies.documents.writing import write_whole
 from topologies.hardware import Gpu
-from topologies.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

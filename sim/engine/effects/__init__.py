@@ -17,12 +17,12 @@ from pydantic import BeforeValidator
 from simpy import Environment, Event
 
 from sim.engine.host import Pause
+from topologies.documents.units import seconds
 from topologies.gpu_targets import gpus_named
-from topologies.impaired import LinkChange
+from topologies.links.impaired import LinkChange
+from topologies.links.topology import Ids, Topology
 from topologies.reading import Config, UserError, build, nearest, shown
 from topologies.registry import Registry
-from topologies.topology import Ids, Topology
-from topologies.units import seconds
 
 Steps = Iterator[tuple[float, float]]  # (time, value from then on), in order of time; may go on for ever
 Time = Annotated[float, BeforeValidator(seconds)]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from sim.engine.effects import Steps, Time, check_period, effects, periodic
 from sim.engine.effects.links import LinkEffect
-from topologies.topology import Topology
+from topologies.links.topology import Topology
 
 
 @effects("background")

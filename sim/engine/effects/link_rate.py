@@ -10,8 +10,8 @@ from pydantic import Field
 
 from sim.engine.effects import Time, effects
 from sim.engine.effects.links import LinkEffect
-from topologies.impaired import LinkChange
-from topologies.topology import Topology
+from topologies.links.impaired import LinkChange
+from topologies.links.topology import Topology
 
 
 @effects("rate")

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from sim.engine.effects import Effect
+from topologies.links.topology import Ids, Topology
 from topologies.reading import UserError, nearest
-from topologies.topology import Ids, Topology
 
 MANY = 2000  # names of links that are looked at for an error
 

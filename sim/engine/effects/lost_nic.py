@@ -10,8 +10,8 @@ from pydantic import Field
 
 from sim.engine.effects import effects
 from sim.engine.effects.links import LinkEffect
+from topologies.links.topology import Ids, Topology, kind_of_link
 from topologies.reading import UserError
-from topologies.topology import Ids, Topology, kind_of_link
 
 
 @effects("lost")

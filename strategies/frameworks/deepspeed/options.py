@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
+from topologies.documents.units import Elements, ElementsOrZero
 from topologies.reading import Config
-from topologies.units import Elements, ElementsOrZero
 
 
 class DeepSpeed(Config):

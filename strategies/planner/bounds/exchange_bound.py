@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim.pricing.collective_costs import CollectiveCosts
 from sim.pricing.prices import Prices
+from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.program import Cohort, Collective, Op, Program, Send, Work
 from strategies.data_parallel.hook import hook_of
 from strategies.job import Job

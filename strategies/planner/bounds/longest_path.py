@@ -22,7 +22,7 @@ from strategies.planner.bounds.every_plan import SLACK, bounded
 from strategies.planner.bounds.layer_cost_table import inside
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
-from topologies.topology import Values
+from topologies.links.topology import Values
 
 Seconds = dict[Work, float]  # work that is not in it takes no time
 

@@ -19,11 +19,11 @@ import numpy as np
 from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.pricing.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.job import Job
 from topologies.cluster import Cluster
-from topologies.topology import Ids
+from topologies.links.topology import Ids
 
 
 @lru_cache(maxsize=16384)

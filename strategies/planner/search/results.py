@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from topologies.documents import MalformedError, parse_json
+from topologies.documents.writing import WriteError, whole_file
 from topologies.reading import UserError, lines_of, parse_line, shown
-from topologies.writing import WriteError, whole_file
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")

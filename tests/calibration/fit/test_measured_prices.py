@@ -12,9 +12,9 @@ from sim.analysis.collective_sweep import lone, sweep
 from sim.analysis.summary import summarise
 from sim.engine.player import run
 from sim.pricing.block_costs import fused
-from sim.pricing.measured_tables import CollectiveTable, Wrapping
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile
+from sim.pricing.transfers.measured_tables import CollectiveTable, Wrapping
 from sim.program import Collective
 from strategies.lowering.lower import lower
 from tests.calibration.conftest import MODEL, collective

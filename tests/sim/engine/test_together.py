@@ -10,7 +10,7 @@ from sim.engine.together import play_together
 from sim.program import Block, Cohort, Collective, Op, Program, Ref, Run
 from tests.sim.conftest import block, kernel, program
 from topologies.fabric import read_fabric
-from topologies.placed import PlacedTopology
+from topologies.links.placed import PlacedTopology
 from topologies.reading import UserError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sim.runs.run import Run
 from sim.runs.spec import Component, Repair, RunSpec, Saving
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
 
 MINUTE = 60.0
 

@@ -10,7 +10,7 @@ import pytest
 from sim.runs import ledger
 from sim.runs.run import Outcome, Run
 from sim.runs.spec import Component, Repair, RunSpec, Saving
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
 
 HOUR, DAY = 3600.0, 86400.0
 

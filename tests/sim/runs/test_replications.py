@@ -11,7 +11,7 @@ import pytest
 from sim.runs.replications import BATCH, ENOUGH, MOST, Estimate, half_width, replicate
 from sim.runs.spec import Component, RunSpec, Saving
 from strategies.planner.search.executors import engine
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
 
 SPEC = RunSpec(
     step=10.0, work=864000.0, steps=86400.0, nodes=64, gpus_per_node=8, initialization=Spread(mean=300.0),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.runs import ledger
 from sim.runs.run import Outcome, Run
 from sim.runs.spec import Component, Elastic, Pace, Repair, RunSpec, Saving
-from topologies.durations import Spread
+from topologies.documents.durations import Spread
 
 
 def always(seconds: float) -> Spread:

@@ -16,9 +16,9 @@ import numpy as np
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
-from sim.pricing.path_latency import Floats, after, hops_of, slowest, worst
+from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
+from topologies.links.topology import Topology, is_hosted, is_multicast
 from topologies.reading import UserError
-from topologies.topology import Topology, is_hosted, is_multicast
 
 MANY = 64  # stretches of one collective that are kept apart
 ROOTED = ("broadcast", "reduce", "scatter", "gather")

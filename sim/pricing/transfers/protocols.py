@@ -21,10 +21,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from sim.collectives import OPERATIONS
+from topologies.documents.units import Seconds
 from topologies.fabric import nominal_latency
+from topologies.links.topology import kind_of_link
 from topologies.reading import Config, nearest
-from topologies.topology import kind_of_link
-from topologies.units import Seconds
 
 SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.collectives import Ids, Phase
-from topologies.topology import Topology
+from topologies.links.topology import Topology
 
 Floats = NDArray[np.float64]
 

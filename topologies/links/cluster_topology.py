@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from topologies.board import KINDS, Link
 from topologies.fabric import End, Fabric, LinkRange, pack
+from topologies.links.topology import Ids, Values
 from topologies.node import Node
-from topologies.topology import Ids, Values
 
 PLACES = ("switch", "cpu", "nvme")  # numbers of ends after the GPUs', each with one per node
 
@@ -90,7 +90,7 @@ class ClusterTopology:
         return result
 
     def place(self, gpu: Ids, name: str) -> Ids:
-        """See `topologies.topology.Hosted`: after GPUs and switches the memory of each node is numbered, then its disks."""
+        """See `topologies.links.topology.Hosted`: after GPUs and switches the memory of each node is numbered, then its disks."""
         if name == "gpu":
             return np.asarray(gpu, dtype=np.int64)
         return self.gpus + PLACES.index(name) * self.nodes + self.node_of(gpu)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
+from topologies.documents.units import duration
 from topologies.reading import Config
-from topologies.units import duration
 
 Duration = Annotated[float, BeforeValidator(duration)]
 BUFFER = 256  # draws made at a time: one by one numpy takes twenty times as long

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sim.collectives import Ids
 from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
-from sim.pricing.wiring import Traffic, endpoints, members, rings, schedule
-from topologies.impaired import varying
-from topologies.topology import Topology, node_kind
+from sim.pricing.transfers.wiring import Traffic, endpoints, members, rings, schedule
+from topologies.links.impaired import varying
+from topologies.links.topology import Topology, node_kind
 
 _VARYING = np.uint64(0xD6E8FEB86659FD93)
 
@@ -114,7 +114,7 @@ def lanes(memberships: Sequence[Membership], lane: Ids, most: int) -> Ids | None
     lane: equal numbers for ranks that are alike by themselves, numbered in order of first ranks.
 
     Ranks are alike whose groups are of equal kind and bring together the same lanes: then all of them come to the same meetings
-    at the same times (colour refinement, as in `sim.pricing.symmetry`).
+    at the same times (colour refinement, as in `sim.pricing.transfers.symmetry`).
     """
     while True:
         parts = [lane]

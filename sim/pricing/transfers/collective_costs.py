@@ -10,15 +10,15 @@ import numpy as np
 
 from sim.analysis import notes
 from sim.collectives import Ids
-from sim.pricing.algorithm_choice import AlgorithmChoice, At, Choice
-from sim.pricing.link_merging import Wiring
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import Shape
-from sim.pricing.sibling_groups import Membership, lanes, together
-from sim.pricing.transfer_cost import TransferCost, cost_key
-from sim.pricing.wiring import Traffic, members
+from sim.pricing.transfers.algorithm_choice import AlgorithmChoice, At, Choice
+from sim.pricing.transfers.link_merging import Wiring
+from sim.pricing.transfers.protocols import Shape
+from sim.pricing.transfers.sibling_groups import Membership, lanes, together
+from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
+from sim.pricing.transfers.wiring import Traffic, members
 from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
-from topologies.topology import Topology, Values
+from topologies.links.topology import Topology, Values
 
 REMEMBERED = 512  # prices of transfers on one wiring
 
@@ -227,7 +227,7 @@ class CollectiveCosts(AlgorithmChoice):
         return group_of
 
     def lanes(self, unlike: Ids, most: int) -> Ids | None:
-        """See `sim.pricing.sibling_groups.lanes`. unlike: of each rank of a cohort, equal numbers where effects are equal."""
+        """See `sibling_groups.lanes`. unlike: of each rank of a cohort, equal numbers where effects are equal."""
         memberships: dict[Hashable, Membership] = {}
         for work, cohort, _ in self._communications:
             group = self.groups(work, cohort)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from topologies.board import KINDS, Board, Link, Path
-from topologies.cluster_topology import ClusterTopology
 from topologies.fabric import End, Fabric, LinkRange
 from topologies.hardware import Gpu
+from topologies.links.cluster_topology import ClusterTopology
+from topologies.links.topology import SHARED, Ids
 from topologies.node_group import NodeGroup
-from topologies.topology import SHARED, Ids
 
 
 class UnequalTopology(ClusterTopology):
@@ -111,7 +111,7 @@ class UnequalTopology(ClusterTopology):
         return np.asarray(self._local_number[np.asarray(gpu, dtype=np.int64)])
 
     def switch_of(self, gpu: Ids) -> Ids:
-        """See `topologies.topology.Multicast`."""
+        """See `topologies.links.topology.Multicast`."""
         return np.where(self._multicast_group[self.node_kind(gpu)], self.gpus + self.node_of(gpu), -1)
 
     def place(self, gpu: Ids, name: str) -> Ids:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from topologies.topology import Ids, Topology, Values, gpu_kind, is_hosted, is_multicast, node_kind
+from topologies.links.topology import Ids, Topology, Values, gpu_kind, is_hosted, is_multicast, node_kind
 
 
 class PlacedTopology:
@@ -71,25 +71,25 @@ class PlacedTopology:
         return self.whole.node_of(self._gpus[np.asarray(gpu, dtype=np.int64)])
 
     def gpu_kind(self, gpu: Ids) -> Ids:
-        """See `topologies.topology.Unequal`."""
+        """See `topologies.links.topology.Unequal`."""
         return gpu_kind(self.whole, self._gpus[np.asarray(gpu, dtype=np.int64)])
 
     def node_kind(self, gpu: Ids) -> Ids:
-        """See `topologies.topology.Unequal`."""
+        """See `topologies.links.topology.Unequal`."""
         return node_kind(self.whole, self._gpus[np.asarray(gpu, dtype=np.int64)])
 
     def routes(self, source: Ids, destination: Ids) -> Ids:
-        """See `topologies.topology.Topology`."""
+        """See `topologies.links.topology.Topology`."""
         return self.whole.routes(self._end(source), self._end(destination))
 
     def place(self, gpu: Ids, name: str) -> Ids:
-        """See `topologies.topology.Hosted`."""
+        """See `topologies.links.topology.Hosted`."""
         if name == "gpu" or not is_hosted(self.whole):
             return np.asarray(gpu, dtype=np.int64)
         return self.whole.place(self._gpus[np.asarray(gpu, dtype=np.int64)], name) - self.whole.gpus + self.gpus
 
     def switch_of(self, gpu: Ids) -> Ids:
-        """See `topologies.topology.Multicast`."""
+        """See `topologies.links.topology.Multicast`."""
         if not is_multicast(self.whole):
             return np.full(np.shape(gpu), -1, dtype=np.int64)
         switch = self.whole.switch_of(self._gpus[np.asarray(gpu, dtype=np.int64)])

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from sim.collectives import Ids
 from sim.grid import Grid
-from sim.pricing.path_latency import Floats
-from sim.pricing.protocols import Shape
-from sim.pricing.wiring import Stretch, Traffic, stretches
-from topologies.impaired import varying
-from topologies.topology import Topology
+from sim.pricing.transfers.path_latency import Floats
+from sim.pricing.transfers.protocols import Shape
+from sim.pricing.transfers.wiring import Stretch, Traffic, stretches
+from topologies.links.impaired import varying
+from topologies.links.topology import Topology
 
 K = TypeVar("K", bound=Hashable)
 _VARYING = np.uint64(0x9E3779B97F4A7C15)

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from topologies.documents.units import Bytes, BytesPerSecond, Seconds
 from topologies.reading import Config
-from topologies.units import Bytes, BytesPerSecond, Seconds
 
 Positive = Annotated[Seconds, Field(gt=0)]
 

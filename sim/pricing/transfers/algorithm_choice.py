@@ -16,18 +16,18 @@ from sim.clock import on_grid
 from sim.collectives import offered
 from sim.engine.network import FlowPart
 from sim.grid import Grid
-from sim.pricing.link_merging import Wiring, wire
-from sim.pricing.measured_tables import CollectiveTable
 from sim.pricing.prices import Prices
-from sim.pricing.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
-from sim.pricing.sibling_groups import kinds, placements, together
-from sim.pricing.transfer_cost import TransferCost, cost_key
-from sim.pricing.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
+from sim.pricing.transfers.link_merging import Wiring, wire
+from sim.pricing.transfers.measured_tables import CollectiveTable
+from sim.pricing.transfers.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
+from sim.pricing.transfers.sibling_groups import kinds, placements, together
+from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
+from sim.pricing.transfers.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
 from sim.program import Collective, Send
-from topologies.cluster_topology import ClusterTopology
-from topologies.impaired import ImpairedTopology
+from topologies.links.cluster_topology import ClusterTopology
+from topologies.links.impaired import ImpairedTopology
+from topologies.links.topology import Topology, gpu_kind, is_unequal
 from topologies.reading import UserError
-from topologies.topology import Topology, gpu_kind, is_unequal
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
@@ -197,7 +197,7 @@ class AlgorithmChoice:
         return [placed._replace(algorithm=f"{work.operation}/{name}") for name in names]
 
     def _lay(self, traffics: tuple[Traffic, ...]) -> None:
-        """Wire `traffics` onto the links: see `sim.pricing.link_merging`."""
+        """Wire `traffics` onto the links: see `sim.pricing.transfers.link_merging`."""
         self._lay_on(wire(self.topology, self.grid, traffics))
 
     def _lay_on(self, wiring: Wiring) -> None:
@@ -242,7 +242,7 @@ class AlgorithmChoice:
         return extent(self.topology, self.grid, traffic)
 
     def shape(self, traffic: Traffic) -> Shape:
-        """The load of `traffic` on links, as `sim.pricing.protocols` needs it."""
+        """The load of `traffic` on links, as `sim.pricing.transfers.protocols` needs it."""
         shape = self._shapes.get(traffic)
         if shape is None:
             wiring, loads, hops = self.wiring, [], [0.0] * len(self.wiring.kinds)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topologies.fabric import pack
-from topologies.topology import Ids, Topology, Values
+from topologies.links.topology import Ids, Topology, Values
 
 
 class LinkChange(NamedTuple):

@@ -1,0 +1,1 @@
+"""What collectives and sends cost: algorithm and protocol, links, latency."""
