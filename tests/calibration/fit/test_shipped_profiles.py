@@ -26,7 +26,7 @@ def test_shipped_names() -> None:
 
 
 def test_no_gpu_has_two_profiles() -> None:
-    claims = [gpu for name in profile_names() for gpu in (load_profile(name).gpu, *load_profile(name).applies_to)]
+    claims = [gpu for name in profile_names() for gpu in {load_profile(name).gpu, *load_profile(name).applies_to}]
     own = [gpu for gpu in claims if gpu != "any"]  # generic, and what is generic but for its products
     assert set(own) <= set(gpu_names())
     assert len(own) == len(set(own))
