@@ -48,13 +48,13 @@ def read_job(
     Names of files inside the file are relative to it. Raises UserError.
     """
     sample = given.pop("input", None)
-    settings = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
+    asked = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
     data = _checked(load_yaml(Path(path)) if path else dict(fields), where)
-    found = [one for one in settings if one]
-    for one in found:
-        data |= {field: value for field, value in (("model", one.model), ("nodes", one.nodes)) if value}
+    settings = [each for each in asked if each]
+    for each in settings:
+        data |= {field: value for field, value in (("model", each.model), ("nodes", each.nodes)) if value}
     for field in given:
         if field not in FIELDS:
             raise UserError(f"read_job: unknown field '{field}'{nearest(field, FIELDS)}")
@@ -79,13 +79,13 @@ def read_job(
             raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
     model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
-    wanted: dict[str, Any] = functools.reduce(_merge, [one.plan for one in found] + [changes.get("plan", {})], {})
+    wanted: dict[str, Any] = functools.reduce(_merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
     plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
     if model.module is not None and "kernels" not in plan.model_fields_set:
         plan = plan.model_copy(update={"kernels": "torch"})
-    plan, assumed = with_batch(plan, cluster.gpus, framework=bool(found))
+    plan, assumed = with_batch(plan, cluster.gpus, framework=bool(settings))
     name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = (*assumed, *derived, *(remark for one in found for remark in _remarks(one, cluster)))
+    remarks = (*assumed, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
     effects = read_effects(base["effects"], f"{where}: effects")
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist
@@ -118,12 +118,12 @@ def _settings(field: str, file: str | Path | None) -> ReadSettings | None:
     return frameworks[field.removeprefix("from_")].read(Path(file)) if file else None
 
 
-def _remarks(found: ReadSettings, cluster: Cluster) -> Iterable[str]:
-    if found.ignored:
-        yield f"{found.where}: not used: {', '.join(found.ignored)}"
-    yield from (f"{found.where}: {remark}" for remark in found.remarks)
-    if found.gpus not in (None, cluster.gpus):
-        yield f"{found.where}: is for {found.gpus} GPUs, and the cluster has {cluster.gpus}"
+def _remarks(settings: ReadSettings, cluster: Cluster) -> Iterable[str]:
+    if settings.ignored:
+        yield f"{settings.where}: not used: {', '.join(settings.ignored)}"
+    yield from (f"{settings.where}: {remark}" for remark in settings.remarks)
+    if settings.gpus not in (None, cluster.gpus):
+        yield f"{settings.where}: is for {settings.gpus} GPUs, and the cluster has {cluster.gpus}"
 
 
 def _near(value: Any, folder: Path) -> Any:

@@ -30,17 +30,17 @@ def command(trace: tuple[Path, ...], steps: bool, plot: str | None, as_json: boo
 
     check_files(plot=plot)
     source = str(trace[0]) + (f" and {len(trace) - 1} more" if len(trace) > 1 else "")
-    found = _analysed(trace, source)
+    analysed = _analysed(trace, source)
     if as_json:
-        echo(json.dumps(as_data(found, source), indent=2))
+        echo(json.dumps(as_data(analysed, source), indent=2))
     else:
         if steps:
-            show(every_step(found))
-        show(overview(found, source))
+            show(every_step(analysed))
+        show(overview(analysed, source))
     if plot is not None:
         from reports.figures.stragglers import stragglers
 
-        echo(f"wrote {stragglers(found, Path(plot))}", err=as_json)
+        echo(f"wrote {stragglers(analysed, Path(plot))}", err=as_json)
 
 
 def _analysed(paths: tuple[Path, ...], source: str) -> Analysis:

@@ -138,14 +138,14 @@ def _repair(settings: RunSettings) -> Repair:
 
 def _savings(
     settings: RunSettings, costs: SaveCosts, mtbf: float, restart: float, step: float, job: Job, slowed: float
-) -> list[Saving]:  # fmt: skip
+) -> list[Saving]:
     """Each place of the policy with its interval in steps: a rule's for the failures that it is there for."""
     places = policies[settings.checkpoint.policy](costs)
     asked = [settings.checkpoint.interval, settings.checkpoint.storage_interval][-len(places) :]
     if len(places) == 1:
         if "storage_interval" in settings.checkpoint.model_fields_set:
-            one = f"policy={settings.checkpoint.policy} saves to one place only"
-            raise UserError(f"run.checkpoint.storage_interval: {one}, at run.checkpoint.interval")
+            single = f"policy={settings.checkpoint.policy} saves to one place only"
+            raise UserError(f"run.checkpoint.storage_interval: {single}, at run.checkpoint.interval")
         asked = [settings.checkpoint.interval]
     result: list[Saving] = []
     for place, interval in zip(places, asked, strict=True):
@@ -165,8 +165,8 @@ def _slowed(job: Job, summary: Summary, costs: SaveCosts, size: CheckpointSize, 
     node = job.cluster.node
     if not settings.checkpoint.shared.shares_nics or not node.nics or not costs.write:
         return 0.0
-    taken = min(MOST_TAKEN, size.busiest_node / costs.write / (node.nic * node.nics))
-    less = node.model_copy(update={"nic": node.nic * (1 - taken)})
+    share = min(MOST_TAKEN, size.busiest_node / costs.write / (node.nic * node.nics))
+    less = node.model_copy(update={"nic": node.nic * (1 - share)})
     beside = predict(replace(job, cluster=job.cluster.model_copy(update={"node": less})))
     return max(0.0, 1 - summary.step_seconds / beside.step_seconds)
 
@@ -176,8 +176,8 @@ def _mtbf_of(failures: Reliability, job: Job, copies: int | None) -> float:
     rate = 0.0
     for part in failures.parts.values():
         if copies is not None and part.nodes >= copies and not part.slow:
-            one = failures.model_copy(update={"parts": {"part": part}})
-            rate += part.replace / one.mtbf(job.cluster.nodes, job.cluster.node.gpus)
+            alone = failures.model_copy(update={"parts": {"part": part}})
+            rate += part.replace / alone.mtbf(job.cluster.nodes, job.cluster.node.gpus)
     return 1 / rate if rate else math.inf
 
 

@@ -12,6 +12,7 @@ from sim.engine.player import run
 from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
+from sim.pricing.transfers import algorithm_choice
 from sim.pricing.transfers.algorithm_choice import AlgorithmChoice
 from sim.pricing.transfers.link_merging import wire
 from sim.pricing.transfers.sibling_groups import Membership, lanes, placements
@@ -271,7 +272,7 @@ def test_stages_that_are_shifted_by_whole_periods_choose_alike(name, nodes, chan
         return result, len(pricing._trials)
 
     shared, few = choices()
-    monkeypatch.setattr(AlgorithmChoice, "_first", lambda self, siblings: siblings)
+    monkeypatch.setattr(algorithm_choice, "first_alike", lambda topology, grid, siblings: siblings)
     own, many = choices()
     assert shared == own
     assert few < many

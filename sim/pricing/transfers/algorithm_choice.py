@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from math import gcd
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -20,13 +19,12 @@ from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
 from sim.pricing.transfers.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
-from sim.pricing.transfers.sibling_groups import kinds, placements, together
+from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.pricing.transfers.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
 from sim.program import Collective, Send
-from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.impaired import ImpairedTopology
-from topologies.links.topology import Topology, gpu_kind, is_unequal
+from topologies.links.topology import Topology, gpu_kind
 from topologies.reading import UserError
 
 COPY = "copy"  # the protocol of copies to and from the host
@@ -93,7 +91,7 @@ class AlgorithmChoice:
         choices = self._chosen.get(key)
         if choices is None and isinstance(self.topology, ImpairedTopology):
             choices = self._chosen[key] = tuple(self._unaware(self.topology.nominal, work, siblings))
-        if choices is None and (first := self._first(siblings)) != siblings:
+        if choices is None and (first := first_alike(self.topology, self.grid, siblings)) != siblings:
             choices = self._chosen[key] = tuple(
                 choice._replace(traffic=choice.traffic._replace(at=siblings.at, to=siblings.to))
                 for choice in self.choose(work, first)
@@ -102,24 +100,6 @@ class AlgorithmChoice:
             each = [siblings._replace(groups=groups) for groups in placements(self.topology, self.grid, siblings)]
             choices = self._chosen[key] = tuple(choice for placed in each for choice in self._cheapest(work, placed))
         return choices
-
-    def _first(self, siblings: Traffic) -> Traffic:
-        """The groups at the lowest coordinates whose ranks are those of `siblings`, shifted by periods of the cluster."""
-        if not isinstance(self.topology, ClusterTopology) or is_unequal(self.topology):
-            return siblings
-        node = self.topology.node_of(members(self.grid, siblings))
-        period = self.topology.gpus_per_node if (node == node[:, :1]).all() else self.topology.period
-        if period is None:
-            return siblings
-        at, to = dict(siblings.at), dict(siblings.to)
-        for axis in at.keys() & (to or at).keys():
-            stride = self.grid.first({axis: 1})
-            step = period // gcd(period, stride)
-            shift = min(at[axis], to.get(axis, at[axis])) // step * step
-            at[axis] -= shift
-            if to:
-                to[axis] -= shift
-        return siblings._replace(at=tuple(at.items()), to=tuple(to.items()))
 
     def _unaware(self, nominal: Topology, work: Collective | Send, siblings: Traffic) -> Iterator[Choice]:
         """What is chosen for links as they should be: a library's tables do not know that a link is slower."""

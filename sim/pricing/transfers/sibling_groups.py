@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from sim.collectives import Ids
 from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
 from sim.pricing.transfers.wiring import Traffic, endpoints, members, rings, schedule
+from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.impaired import varying
-from topologies.links.topology import Topology, node_kind
+from topologies.links.topology import Topology, is_unequal, node_kind
 
 _VARYING = np.uint64(0xD6E8FEB86659FD93)
 
@@ -134,3 +136,22 @@ def numbered(rows: NDArray[Any]) -> Ids:
     """Equal rows have equal numbers, in order of first appearance."""
     _, first, number = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[number.ravel()])
+
+
+def first_alike(topology: Topology, grid: Grid, siblings: Traffic) -> Traffic:
+    """The groups at the lowest coordinates whose ranks are those of `siblings`, shifted by periods of the cluster."""
+    if not isinstance(topology, ClusterTopology) or is_unequal(topology):
+        return siblings
+    node = topology.node_of(members(grid, siblings))
+    period = topology.gpus_per_node if (node == node[:, :1]).all() else topology.period
+    if period is None:
+        return siblings
+    at, to = dict(siblings.at), dict(siblings.to)
+    for axis in at.keys() & (to or at).keys():
+        stride = grid.first({axis: 1})
+        step = period // gcd(period, stride)
+        shift = min(at[axis], to.get(axis, at[axis])) // step * step
+        at[axis] -= shift
+        if to:
+            to[axis] -= shift
+    return siblings._replace(at=tuple(at.items()), to=tuple(to.items()))

@@ -23,8 +23,8 @@ def elastic_keep(spec: RunSpec, job: Job) -> RunSpec:
     count, more = resolved.microbatches, _more_microbatches(spec, job, resolved)
     paces = []
     for lost in range(1, len(shrinking.paces) + 1):
-        taken = -(-count * resolved.dp // (resolved.dp - lost))
-        paces.append(Pace(spec.step + more * (taken - count), 1.0))
+        microbatches = -(-count * resolved.dp // (resolved.dp - lost))
+        paces.append(Pace(spec.step + more * (microbatches - count), 1.0))
     return replace(spec, elastic=Elastic(tuple(paces), shrinking.nodes, shrinking.reconfigure, shrinking.rollback))
 
 

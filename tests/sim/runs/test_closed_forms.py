@@ -61,9 +61,13 @@ def test_waste_at_youngs_interval() -> None:
     mtbf, save = 100 * HOUR, 18.0
     interval = math.sqrt(2 * save * mtbf)
     played = outcome(
-        days=4000 * mtbf / DAY, step=4.0, steps=1000 * mtbf, work=4000 * mtbf, components=(system(mtbf),),
+        days=4000 * mtbf / DAY,
+        step=4.0,
+        steps=1000 * mtbf,
+        work=4000 * mtbf,
+        components=(system(mtbf),),
         savings=(Saving("storage", round(interval / 4), blocking=save),),
-    )  # fmt: skip
+    )
     assert played.goodput == pytest.approx(1 - math.sqrt(2 * save / mtbf), abs=4e-4)
     saved, lost = (played.gpu_seconds[cause] for cause in (ledger.SAVE, ledger.WASTED))
     assert saved == pytest.approx(lost, rel=0.05)  # at the optimum both are equal
@@ -80,9 +84,15 @@ def test_ettr_is_metas(rate: float, interval: float, restart: float) -> None:
     component = Component("node", exponential(DAY / rate), replace=0.0)
     days = 4000 / (nodes * rate)
     played = outcome(
-        days=days, nodes=nodes, step=10.0, steps=days * DAY / 10, components=(component,), idle_failures=False,
-        savings=(Saving("storage", round(interval / 10)),), initialization=always(restart),
-    )  # fmt: skip
+        days=days,
+        nodes=nodes,
+        step=10.0,
+        steps=days * DAY / 10,
+        components=(component,),
+        idle_failures=False,
+        savings=(Saving("storage", round(interval / 10)),),
+        initialization=always(restart),
+    )
     expected = 1 - nodes * rate * (restart + interval / 2) / DAY
     assert played.ettr == pytest.approx(expected, rel=0.005)
 
@@ -102,9 +112,12 @@ def test_availability_is_nvidias() -> None:
 
     def played(between: float) -> Outcome:
         return outcome(
-            days=4000 * mtbf / DAY, components=(system(mtbf),), idle_failures=False,
-            savings=(Saving("storage", round(between - save), blocking=save),), initialization=always(restart),
-        )  # fmt: skip
+            days=4000 * mtbf / DAY,
+            components=(system(mtbf),),
+            idle_failures=False,
+            savings=(Saving("storage", round(between - save), blocking=save),),
+            initialization=always(restart),
+        )
 
     best = played(interval)
     assert best.goodput == pytest.approx(availability(interval, mtbf, restart, save), rel=0.005)
@@ -119,10 +132,18 @@ def test_repairs_wait_as_in_a_queue(technicians: int, load: float) -> None:
     """
     mtbf = HOUR
     spec = RunSpec(
-        step=10.0, work=30000 * mtbf, steps=3000 * mtbf, nodes=1, gpus_per_node=1, spares=0, pool=400, idle_failures=False,
-        components=(Component("node", exponential(mtbf)),), savings=(Saving("storage", 1),),
+        step=10.0,
+        work=30000 * mtbf,
+        steps=3000 * mtbf,
+        nodes=1,
+        gpus_per_node=1,
+        spares=0,
+        pool=400,
+        idle_failures=False,
+        components=(Component("node", exponential(mtbf)),),
+        savings=(Saving("storage", 1),),
         repair=Repair(exponential(load * mtbf), technicians=technicians),
-    )  # fmt: skip
+    )
     means = []
     for seed in range(6):
         run, area = Run(spec, np.random.SeedSequence(seed)), [0.0, 0.0]

@@ -15,13 +15,19 @@ TRAINING = Span(100.0, 160.0, "productive", TWENTY, 100.0, ("checkpoint save", "
 def test_pauses_are_pieces_of_their_own() -> None:
     """Steps of 1 s from second 100 on: a save at 120, an evaluation 32 s after the start, the next save after 47."""
     assert list(TRAINING.pieces(0.0, 1e9)) == [
-        (100.0, 120.0, "productive"), (120.0, 122.0, "checkpoint save"), (122.0, 132.0, "productive"),
-        (132.0, 137.0, "evaluation"), (137.0, 147.0, "productive"), (147.0, 149.0, "checkpoint save"),
+        (100.0, 120.0, "productive"),
+        (120.0, 122.0, "checkpoint save"),
+        (122.0, 132.0, "productive"),
+        (132.0, 137.0, "evaluation"),
+        (137.0, 147.0, "productive"),
+        (147.0, 149.0, "checkpoint save"),
         (149.0, 160.0, "productive"),
-    ]  # fmt: skip
+    ]
     assert list(TRAINING.pieces(121.0, 134.0)) == [
-        (121.0, 122.0, "checkpoint save"), (122.0, 132.0, "productive"), (132.0, 134.0, "evaluation"),
-    ]  # fmt: skip
+        (121.0, 122.0, "checkpoint save"),
+        (122.0, 132.0, "productive"),
+        (132.0, 134.0, "evaluation"),
+    ]
 
 
 @given(
@@ -45,9 +51,11 @@ def test_what_was_in_vain_begins_after_the_pauses_of_the_last_step_that_counts()
     record = [TRAINING, Span(160.0, 170.0, "detection"), Span(170.0, 180.0, "productive", Segment(52, 1.0, ()), 170.0)]
     in_vain(record, 20)
     assert [(span.start, span.end, span.cause) for span in record] == [
-        (100.0, 122.0, "productive"), (122.0, 160.0, "wasted progress"), (160.0, 170.0, "detection"),
+        (100.0, 122.0, "productive"),
+        (122.0, 160.0, "wasted progress"),
+        (160.0, 170.0, "detection"),
         (170.0, 180.0, "wasted progress"),
-    ]  # fmt: skip
+    ]
     assert costliest(record) is None  # training did not go on
     assert costliest([*record, Span(180.0, 190.0, "productive", Segment(20, 1.0, ()), 180.0)]) == (122.0, 180.0)
 

@@ -14,9 +14,15 @@ from strategies.planner.search.executors import engine
 from topologies.documents.durations import Spread
 
 SPEC = RunSpec(
-    step=10.0, work=864000.0, steps=86400.0, nodes=64, gpus_per_node=8, initialization=Spread(mean=300.0),
-    components=(Component("node", Spread(mean=2e7, kind="exponential"), replace=0.5),), savings=(Saving("storage", 180, 30.0),),
-)  # fmt: skip
+    step=10.0,
+    work=864000.0,
+    steps=86400.0,
+    nodes=64,
+    gpus_per_node=8,
+    initialization=Spread(mean=300.0),
+    components=(Component("node", Spread(mean=2e7, kind="exponential"), replace=0.5),),
+    savings=(Saving("storage", 180, 30.0),),
+)
 
 
 def test_the_number_of_workers_changes_nothing() -> None:

@@ -48,13 +48,25 @@ def test_a_failure_loses_what_was_done_since_the_checkpoint() -> None:
     outcome = play(replace(spec, idle_failures=False), record=True)
     # 55 s of exposure: 40 steps kept, 11 lost; then to step 80 at 4 · … : 55 s are 40 … 91 with saves at 60 and 80: 11 lost
     assert spent(outcome) == {
-        "productive": 100.0, "wasted progress": 22.0, "checkpoint save": 8.0, "checkpoint restore": 6.0, "initialization": 30.0,
-    }  # fmt: skip
+        "productive": 100.0,
+        "wasted progress": 22.0,
+        "checkpoint save": 8.0,
+        "checkpoint restore": 6.0,
+        "initialization": 30.0,
+    }
     assert outcome.seconds == 166.0
     assert [span.cause for span in outcome.timeline] == [
-        "initialization", "productive", "wasted progress", "initialization", "checkpoint restore", "productive",
-        "wasted progress", "initialization", "checkpoint restore", "productive",
-    ]  # fmt: skip
+        "initialization",
+        "productive",
+        "wasted progress",
+        "initialization",
+        "checkpoint restore",
+        "productive",
+        "wasted progress",
+        "initialization",
+        "checkpoint restore",
+        "productive",
+    ]
 
 
 def test_a_flush_that_is_not_over_does_not_count() -> None:
@@ -78,9 +90,16 @@ def test_a_local_checkpoint_is_lost_with_its_node() -> None:
 def test_detection_diagnosis_and_allocation_come_one_after_the_other() -> None:
     crash = replace(ONCE, life=always(55.0))
     spec = replace(
-        HUNDRED, components=(crash,), savings=(Saving("storage", 50),), heartbeat=1.0, timeout=600.0, diagnosis=always(2.0),
-        allocation=4.0, idle_failures=False, deadline=80.0,
-    )  # fmt: skip
+        HUNDRED,
+        components=(crash,),
+        savings=(Saving("storage", 50),),
+        heartbeat=1.0,
+        timeout=600.0,
+        diagnosis=always(2.0),
+        allocation=4.0,
+        idle_failures=False,
+        deadline=80.0,
+    )
     seconds = spent(play(spec))
     assert (seconds["detection"], seconds["diagnosis"], seconds["waiting for nodes"]) == (1.0, 2.0, 4.0)
     hang = play(replace(spec, components=(replace(crash, hang=1.0),), deadline=1000.0))
@@ -134,8 +153,13 @@ def test_slow_nodes_make_steps_longer_for_a_while() -> None:
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    spec = replace(HUNDRED, components=(Component("gpu", Spread(mean=200.0, kind="weibull", shape=0.8)),), pool=3,
-                   savings=(Saving("storage", 7, 0.5),), repair=Repair(always(40.0)))  # fmt: skip
+    spec = replace(
+        HUNDRED,
+        components=(Component("gpu", Spread(mean=200.0, kind="weibull", shape=0.8)),),
+        pool=3,
+        savings=(Saving("storage", 7, 0.5),),
+        repair=Repair(always(40.0)),
+    )
     assert play(spec, 3) == play(spec, 3)
     assert play(spec, 3) != play(spec, 4)
 
@@ -216,9 +240,15 @@ def test_the_ledger_closes(spec: RunSpec, seed: int) -> None:
 def test_more_spares_deliver_no_less(seed: int, spares: int) -> None:
     """On average of twenty runs that meet the same failures; a single run may be unlucky when the next one falls on a save."""
     spec = replace(
-        HUNDRED, work=3e5, steps=3e5, deadline=3e5, components=(Component("gpu", Spread(mean=4e4, kind="exponential")),),
-        savings=(Saving("storage", 300, 2.0),), pool=0, repair=Repair(Spread(mean=2e4, kind="exponential")),
-    )  # fmt: skip
+        HUNDRED,
+        work=3e5,
+        steps=3e5,
+        deadline=3e5,
+        components=(Component("gpu", Spread(mean=4e4, kind="exponential")),),
+        savings=(Saving("storage", 300, 2.0),),
+        pool=0,
+        repair=Repair(Spread(mean=2e4, kind="exponential")),
+    )
     fewer, more = (
         np.mean([play(replace(spec, spares=count), seed + number).steps for number in range(20)])
         for count in (spares, spares + 1)

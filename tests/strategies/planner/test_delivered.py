@@ -36,8 +36,10 @@ def test_the_best_is_that_of_all_plans() -> None:
     answer = found("goodput")
     every = [
         evaluate_run(failing({"nodes": nodes, "plan.tp": tp, "plan.data_parallel": hook}), TOKENS)
-        for nodes in SPACE["nodes"] for tp in SPACE["plan.tp"] for hook in SPACE["plan.data_parallel"]
-    ]  # fmt: skip
+        for nodes in SPACE["nodes"]
+        for tp in SPACE["plan.tp"]
+        for hook in SPACE["plan.data_parallel"]
+    ]
     assert answer.proven
     assert answer.best["value"] == min(row["run_days"] for row in every if row.get("fits"))
     assert all(row["stretch"] > 1.0 for row in every if row.get("fits"))

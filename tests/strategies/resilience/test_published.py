@@ -17,10 +17,12 @@ def test_a_load_of_405b_lies_between_reading_once_and_reading_for_every_replica(
     """
     job = read_job(
         {
-            "model": "llama-3.1-405b", "cluster": "dgx-h100", "nodes": 1120,
+            "model": "llama-3.1-405b",
+            "cluster": "dgx-h100",
+            "nodes": 1120,
             "plan": {"tp": 8, "pp": 16, "sequence_parallel": True, "data_parallel": "zero1", "global_batch": 1120},
         }
-    )  # fmt: skip
+    )
     size = checkpoint_size(job)
     rate = f"{size.total / 51.06 / 1e9:.3f} GB/s"
     storage = load_storage({"write": rate, "read": rate}, "")
