@@ -13,10 +13,10 @@ import pytest
 from sim.collectives import Place, algorithms
 from sim.engine.stepped import stepped
 from sim.grid import Grid
-from sim.pricing import link_merging as merging
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
+from sim.pricing.transfers import link_merging as merging
 from sim.pricing.transfers import wiring
 from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program

@@ -58,7 +58,7 @@ def test_a_sequence_is_the_models_context_but_no_more_than_8192_tokens_by_defaul
 
 def test_fsdp_is_another_name_of_zero3() -> None:
     assert Plan(data_parallel="fsdp") == Plan(data_parallel="zero3")
-    assert explain("fsdp") == explain("zero3")
+    assert "explain zero3" in explain("fsdp")
 
 
 def test_layers_are_placed_not_floored() -> None:
