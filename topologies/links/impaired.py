@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from topologies.fabric import pack
+from topologies.links.stand_in import StandIn
 from topologies.links.topology import Ids, Topology, Values
 
 
@@ -23,7 +24,7 @@ class LinkChange(NamedTuple):
     varying: int = 0
 
 
-class ImpairedTopology:
+class ImpairedTopology(StandIn):
     """`topology` with changed links, a `Topology` itself.
 
     detours: GPUs without a NIC of their own -> GPU of their node through which they send and receive between nodes, over NVLink,
@@ -31,8 +32,7 @@ class ImpairedTopology:
     """
 
     def __init__(self, topology: Topology, changes: Sequence[LinkChange], detours: Mapping[int, int]) -> None:
-        self.nominal = topology
-        self._key = tuple(sorted(changes)), tuple(sorted(detours.items()))
+        super().__init__(topology, (tuple(sorted(changes)), tuple(sorted(detours.items()))))
         self._links = np.array(sorted({change.link for change in changes}), dtype=np.int64)
         self._factor, self._more = np.ones(len(self._links)), np.zeros(len(self._links))
         self._varying = np.zeros(len(self._links), dtype=np.int64)
@@ -45,44 +45,10 @@ class ImpairedTopology:
         for gpu, other in detours.items():
             self._via[gpu] = other
 
-    def __hash__(self) -> int:
-        return hash((self.nominal, self._key))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ImpairedTopology) and (self.nominal, self._key) == (other.nominal, other._key)
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is as it was."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.nominal, name)
-
     @property
-    def gpus(self) -> int:
-        """Number of GPUs."""
-        return self.nominal.gpus
-
-    @property
-    def links(self) -> int:
-        """Number of directed links."""
-        return self.nominal.links
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of link."""
-        return self.nominal.kinds
-
-    def node_of(self, gpu: Ids) -> Ids:
-        """The node of each GPU."""
-        return self.nominal.node_of(gpu)
-
-    def kind(self, link: Ids) -> Ids:
-        """Index into `kinds` for each link id."""
-        return self.nominal.kind(link)
-
-    def name(self, link: int) -> str:
-        """A readable name."""
-        return self.nominal.name(link)
+    def nominal(self) -> Topology:
+        """The topology as it should be."""
+        return self.base
 
     def routes(self, source: Ids, destination: Ids) -> Ids:
         """Links from source[e] to destination[e]: see `Topology.routes`."""

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from topologies.links.topology import Ids, Topology, Values, gpu_kind, is_hosted, is_multicast, node_kind
+from topologies.links.stand_in import StandIn
+from topologies.links.topology import Ids, Topology, gpu_kind, is_hosted, is_multicast, node_kind
 
 
-class PlacedTopology:
+class PlacedTopology(StandIn):
     """`topology` seen by a job whose rank r runs on GPU gpus[r]; its links are all links of the cluster."""
 
     def __init__(self, topology: Topology, gpus: Sequence[int]) -> None:
-        self.whole = topology
         self._gpus = np.array(gpus, dtype=np.int64)
-        self._key = tuple(self._gpus.tolist())
+        super().__init__(topology, tuple(self._gpus.tolist()))
 
-    def __hash__(self) -> int:
-        return hash((self.whole, self._key))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacedTopology) and (self.whole, self._key) == (other.whole, other._key)
-
-    def __getattr__(self, name: str) -> Any:
-        """What does not depend on where ranks are."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.whole, name)
+    @property
+    def whole(self) -> Topology:
+        """The whole cluster."""
+        return self.base
 
     @property
     def gpus(self) -> int:
@@ -38,33 +30,7 @@ class PlacedTopology:
     @property
     def whole_gpus(self) -> tuple[int, ...]:
         """The GPU of each rank in the whole cluster."""
-        return self._key
-
-    @property
-    def links(self) -> int:
-        """Number of directed links of the whole cluster."""
-        return self.whole.links
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of link."""
-        return self.whole.kinds
-
-    def kind(self, link: Ids) -> Ids:
-        """Index into `kinds` for each link id."""
-        return self.whole.kind(link)
-
-    def capacity(self, link: Ids) -> Values:
-        """Nominal bytes per second in the link's direction."""
-        return self.whole.capacity(link)
-
-    def latency(self, link: Ids) -> Values:
-        """Seconds that a message spends on the link besides its transfer time."""
-        return self.whole.latency(link)
-
-    def name(self, link: int) -> str:
-        """A readable name."""
-        return self.whole.name(link)
+        return tuple(self._gpus.tolist())
 
     def node_of(self, gpu: Ids) -> Ids:
         """The node of each rank in the whole cluster."""
