@@ -5,6 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from hypothesis import assume
+
+from sim.timeline import Timeline
+from strategies.job import Job
+from strategies.predict import simulate
+from strategies.read_job import read_job
+from topologies.reading import UserError
+
 MOST = 64  # GPUs of a random job
 CPU = {"memory": "1 TB", "memory_bandwidth": "200 GB/s", "disk": "4 TB", "disk_read": "2 GB/s", "disk_write": "1 GB/s"}
 EXPERTS = {"experts": 8, "chosen": 2, "ffn": 512, "shared": 1, "first_dense": 1}
@@ -146,3 +154,14 @@ def random_job(number: int) -> dict[str, Any]:
         "nodes": draw.choice([1, 1, 2, 2, 3, 4]),
         "plan": plan,
     }
+
+
+def played(number: int) -> tuple[Job, Timeline]:
+    """A random job and its step; hypothesis draws anew where it is refused or large."""
+    try:
+        job = read_job(None, {}, **random_job(number))
+        assume(job.cluster.gpus <= MOST // 2)
+        return job, simulate(job)
+    except UserError:
+        assume(False)
+        raise

@@ -114,6 +114,7 @@ _GRAPHS: WeakKeyDictionary[Program, ProgramGraph] = WeakKeyDictionary()
 
 
 def program_graph(program: Program) -> ProgramGraph:
+    """The graph of a program to which no ops are added any more."""
     known = _GRAPHS.get(program)
     if known is None:
         known = _GRAPHS[program] = ProgramGraph(program)

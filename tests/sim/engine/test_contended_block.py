@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shardyard import UserError, read_job, simulate
+from shardyard import read_job, simulate
 from sim.analysis.breakdown import breakdowns
 from sim.engine.block_splitting import expand
 from sim.engine.player import run
 from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
 from sim.timeline import Timeline
 from strategies.predict import prices_of
-from tests.random_jobs import MOST, random_job
+from tests.random_jobs import played
 from tests.sim.conftest import block, kernel, program
 
 GATHER = Collective("all_gather", 4e9, "tp", "gather", "ring")  # 2 s on a link of 1 GB/s
@@ -101,12 +101,7 @@ def test_times_are_those_of_blocks_that_are_cut(number) -> None:
     """The step of a random job is near to that of the job with all blocks cut at their collectives. By how much other collectives
     lengthen kernels that wait for their launch depends on where a block is cut.
     """
-    try:
-        job = read_job(None, {}, **random_job(number))
-        assume(job.cluster.gpus <= MOST // 2)
-        timeline = simulate(job)
-    except UserError:
-        assume(False)
+    job, timeline = played(number)
     assume(timeline.op_costs.lane is None and timeline.op_costs.touched())
     cut = run(expand(timeline.program, timeline.op_costs.touched()), job.cluster.topology(), prices_of(job))
     assert timeline.step == pytest.approx(cut.step, rel=2e-3)

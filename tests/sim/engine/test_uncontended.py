@@ -7,16 +7,16 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard import UserError, read_job, simulate
+from shardyard import simulate
 from sim.engine import folding, player
 from sim.engine.lanes import Lanes
 from sim.engine.uncontended import Uncontended
 from sim.pricing.op_costs import OpCosts
 from sim.program import Cohort, Collective, Op, Ref, Send
-from tests.random_jobs import MOST, random_job
+from tests.random_jobs import played
 from tests.sim.conftest import block, program
 
 
@@ -130,14 +130,9 @@ class Events(Uncontended):
 @given(st.integers(0, 10**9))
 def test_times_are_those_of_events_to_the_bit(number) -> None:
     """Every op of a random job has the times that it has when each of them is an event."""
-    try:
-        job = read_job(None, {}, **random_job(number))
-        assume(job.cluster.gpus <= MOST // 2)
-        timeline = simulate(job)
-    except UserError:
-        assume(False)
+    job, timeline = played(number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folding, "Uncontended", Events)
-        played = simulate(job)
-    every: list[tuple[Any, ...]] = [(each.start, each.end, each.launched, each.stretch) for each in (timeline, played)]
+        by_events = simulate(job)
+    every: list[tuple[Any, ...]] = [(each.start, each.end, each.launched, each.stretch) for each in (timeline, by_events)]
     assert every[0] == every[1]

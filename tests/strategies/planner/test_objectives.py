@@ -10,6 +10,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from reports.commands.plan import command as plan
+from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.answer import pareto
 from strategies.planner.search.best_plans import BestPlans
 from strategies.planner.search.objective import OBJECTIVES, Limits, Scale, objective
@@ -244,3 +246,8 @@ def test_an_axis_replaces_the_one_of_its_name_and_stays_in_its_place() -> None:
     assert [axis.name for axis in space.without(["plan.tp", "plan.cp"]).axes] == ["plan.pp"]
     assert [axis.name for axis in space.varied([new]).plan_axes] == ["plan.tp", "plan.pp", "plan.cp"]
     assert list(space.varied([new]).sites()) == [{"nodes": 1}, {"nodes": 2}]
+
+
+def test_commands_keep_as_much_memory_free_as_searches() -> None:
+    (option,) = (option for option in plan.params if option.name == "headroom")
+    assert option.default == HEADROOM == Limits().headroom
