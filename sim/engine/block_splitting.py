@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from sim.program import COMPUTE, SIDE_STREAM, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Start
@@ -87,15 +88,20 @@ def _pieces(block: Block) -> list[Piece]:
 
 
 def _once(name: str, items: tuple[Item, ...]) -> list[Piece]:
-    pieces: list[Piece] = []
+    pieces = grouped(items)
+    return [piece if isinstance(piece, (Collective, Start, Join)) else Block(name, (Run(1, piece),)) for piece in pieces]
+
+
+def grouped(items: tuple[Item, ...]) -> Iterator[tuple[Kernel, ...] | Collective | Start | Join]:
+    """Kernels in a row as one."""
     kernels: list[Kernel] = []
-    for item in (*items, None):
+    for item in items:
         if isinstance(item, Kernel):
             kernels.append(item)
             continue
         if kernels:
-            pieces.append(Block(name, (Run(1, tuple(kernels)),)))
+            yield tuple(kernels)
             kernels = []
-        if item is not None:
-            pieces.append(item)
-    return pieces
+        yield item
+    if kernels:
+        yield tuple(kernels)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
+from sim.engine.block_splitting import grouped
 from sim.engine.lanes import Lanes
 from sim.pricing.block_costs import SLOWDOWN, BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
@@ -111,7 +112,7 @@ class Segments:
         started: dict[Collective, list[int]] = {}
         joins: tuple[int, ...] = ()
         number = 0
-        for item in _grouped(items):
+        for item in grouped(items):
             if isinstance(item, Join):
                 joins = (*joins, started[item.collective].pop(0))
                 continue
@@ -149,18 +150,3 @@ def _cut(items: SharedItems) -> tuple[SharedItems, ...]:
         segments[-1].append(item)
         under_way += isinstance(item, Start) - isinstance(item, Join)
     return tuple(map(SharedItems, segments))
-
-
-def _grouped(items: SharedItems) -> Iterator[tuple[Kernel, ...] | Collective | Start | Join]:
-    """Kernels in a row as one."""
-    kernels: list[Kernel] = []
-    for item in items:
-        if isinstance(item, Kernel):
-            kernels.append(item)
-            continue
-        if kernels:
-            yield tuple(kernels)
-            kernels = []
-        yield item
-    if kernels:
-        yield tuple(kernels)
