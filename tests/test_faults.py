@@ -117,7 +117,7 @@ def test_a_signal_while_a_command_imports_is_heard_when_that_is_over(number: int
 
 WORKING = """
 import os, signal, time
-from strategies.planner.search.executors import engine
+from strategies.planner.search.workers.executors import engine
 if __name__ == "__main__":
     try:
         with engine(workers=2) as runs:
@@ -142,7 +142,7 @@ def test_ctrl_c_reaches_every_process_and_ends_workers_at_once_and_silently() ->
 
 
 NO_SCHEDULER = """
-from strategies.planner.search.executors import engine
+from strategies.planner.search.workers.executors import engine
 try:
     with engine(dask="nonsense::://"):
         pass

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from calibration.execute.chunks import whole_model
 from calibration.execute.compare import QUIET, TOLERANCE
-from calibration.execute.counting import Counting
+from calibration.execute.measured.counting import Counting
 from calibration.execute.model import loss
 from calibration.execute.optimizers import make_optimizer
 from calibration.execute.setup import SEED, Setup

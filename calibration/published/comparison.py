@@ -14,7 +14,7 @@ from typing import Any
 from calibration.published import Row
 from sim.analysis.summary import Summary
 from strategies.job import Job
-from strategies.planner.search.executors import engine
+from strategies.planner.search.workers.executors import engine
 from strategies.planner.uncertainty import interval
 from strategies.predict import predict
 from topologies.reading import UserError

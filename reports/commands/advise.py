@@ -24,7 +24,7 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from strategies.planner.advise import advise
     from strategies.planner.arguments import as_arguments, differences
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
     from strategies.read_job import read_job

@@ -44,7 +44,7 @@ def command(
     from reports.tables.budget import as_data, overview
     from strategies.models.model import model_names
     from strategies.planner.budget import RATIO, budget
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 

@@ -114,7 +114,7 @@ def command(
     from reports.formatting import TOKENS
     from reports.tables.search import pace
     from strategies.planner.search.deadline import Deadline, TimeUp
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import Limits, objective
     from strategies.planner.search.results import Results
     from strategies.planner.search.search import WINDOW, Search

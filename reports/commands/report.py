@@ -75,7 +75,7 @@ def command(
     from reports.page.page import write_report
     from sim.analysis.summary import summarise
     from strategies.planner.fixes import fixes
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
     from strategies.read_job import read_job

@@ -28,7 +28,7 @@ from reports.terminal import echo
 
 if TYPE_CHECKING:
     from strategies.job import Job
-    from strategies.planner.search.executors import Engine
+    from strategies.planner.search.workers.executors import Engine
 
 
 @click.command("run")
@@ -70,7 +70,7 @@ def command(
 ) -> None:
     """What a job delivers over days: failures, checkpoints, restarts, spares; goodput, cost and where every GPU-second goes."""
     from reports.formatting import TOKENS
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from topologies.reading import UserError
 
     if days is not None and tokens is not None:

@@ -74,7 +74,7 @@ def command(
     from reports.formatting import TOKENS
     from strategies.planner import whatif
     from strategies.planner.multiples import absolute
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from topologies.reading import UserError
 
     if weak + strong + one_at_a_time > 1:

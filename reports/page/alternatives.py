@@ -14,7 +14,7 @@ from topologies.reading import UserError
 if TYPE_CHECKING:
     from sim.timeline import Timeline
     from strategies.job import Job
-    from strategies.planner.search.executors import Engine
+    from strategies.planner.search.workers.executors import Engine
     from strategies.planner.whatif import Case, Read
 
 

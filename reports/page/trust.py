@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from calibration.published.comparison import Compared
     from sim.pricing.prices import Profile
     from strategies.job import Job
-    from strategies.planner.search.executors import Engine
+    from strategies.planner.search.workers.executors import Engine
 
 NEAREST = 20  # published rows that are played, of the same kind of GPU
 TABLE = ("source", "rows", "mean error", "median", "bias", "worst", "80 % interval holds")

@@ -7,7 +7,7 @@ at their collectives, so that these meet the other traffic.
 from __future__ import annotations
 
 from sim.collectives import Ids
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.engine.lanes import Lanes
 from sim.engine.perturbation import Perturbation
 from sim.engine.uncontended import Times, Uncontended
@@ -25,7 +25,7 @@ def folded(
     """`program` with its blocks cut where they must be played item by item, and the lane of each rank (None: one for all).
 
     others: links that other jobs use. Where one lane stands for all ranks of a job by itself, no block is cut: see
-    `sim.engine.contended_block`. Raises UserError when effects make so many ranks unlike that they cannot be played.
+    `sim.engine.blocks.contended`. Raises UserError when effects make so many ranks unlike that they cannot be played.
     """
     several = perturbation.effects or program.allotments or len(op_costs.prices.members) > 1
     if op_costs.alike and not several and others is None:

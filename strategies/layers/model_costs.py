@@ -23,7 +23,7 @@ from strategies.layers.operators import Operator
 from strategies.layers.pipeline_scatter import received, returned
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.layers.traced import traced_parts
+from strategies.layers.traced.layer_costs import traced_parts
 from strategies.layers.transformer import transformer_layer
 from strategies.models.model import Model
 from strategies.models.parts import Experts

@@ -122,7 +122,7 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     from strategies.planner.bounds.every_plan import bounds
     from strategies.planner.bounds.layer_cost_table import kinds_of
     from strategies.planner.search.candidates import candidates
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import objective
     from strategies.planner.search.search import Search
     from strategies.planner.search.space import default_space
@@ -150,7 +150,7 @@ def test_search_against_brute_force() -> None:
     """At least 2,000 plans, every one simulated: the same winner."""
     from strategies.planner.search.candidates import candidates
     from strategies.planner.search.evaluate import evaluate
-    from strategies.planner.search.executors import engine
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import objective
     from strategies.planner.search.search import Search
     from strategies.planner.search.space import default_space, parse_axis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.grid import Grid
 from sim.program import COMPUTE, SIDE_STREAM, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Ref, Run, Send, Start
 

@@ -8,7 +8,7 @@ import pytest
 
 from sim.analysis.breakdown import breakdown
 from sim.clock import on_grid
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.pricing.block_costs import fused
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Join, Kernel, Op, Program, Run, Start

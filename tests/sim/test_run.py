@@ -11,7 +11,7 @@ from shardyard import read_job, simulate
 from sim.analysis.breakdown import breakdown, breakdowns
 from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile

@@ -27,7 +27,7 @@ from strategies.planner.search.candidates import Candidates, candidates
 from strategies.planner.search.deadline import Deadline, TimeUp
 from strategies.planner.search.delivered import evaluation
 from strategies.planner.search.evaluate import evaluate, version_of
-from strategies.planner.search.executors import Engine, Task
+from strategies.planner.search.workers.executors import Engine, Task
 from strategies.planner.search.objective import Limits, Objective
 from strategies.planner.search.results import Results, Row
 from strategies.planner.search.selection import Selection

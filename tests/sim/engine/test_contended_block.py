@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardyard import read_job, simulate
 from sim.analysis.breakdown import breakdowns
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
 from sim.timeline import Timeline

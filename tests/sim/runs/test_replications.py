@@ -10,7 +10,7 @@ import pytest
 
 from sim.runs.replications import BATCH, ENOUGH, MOST, Estimate, half_width, replicate
 from sim.runs.spec import Component, RunSpec, Saving
-from strategies.planner.search.executors import engine
+from strategies.planner.search.workers.executors import engine
 from topologies.documents.durations import Spread
 
 SPEC = RunSpec(

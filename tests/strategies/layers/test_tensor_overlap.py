@@ -6,7 +6,7 @@ import pytest
 
 from sim.analysis.breakdown import breakdown
 from sim.analysis.volume import volumes
-from sim.engine.block_splitting import expand
+from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.program import Collective, Join, Kernel, Start
 from strategies.layers.model_costs import parts

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardyard import read_job
 from strategies.planner.search.answer import Answer
-from strategies.planner.search.executors import Engine
+from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import read_space

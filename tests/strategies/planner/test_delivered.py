@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import shardyard
 from strategies.planner.search.delivered import evaluate_run
-from strategies.planner.search.executors import Engine
+from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.objective import Limits, Scale, objective
 from strategies.planner.search.results import Results
 from strategies.planner.search.search import Search

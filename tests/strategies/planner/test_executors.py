@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strategies.planner.search.executors import Engine, engine
+from strategies.planner.search.workers.executors import Engine, engine
 from topologies.reading import UserError
 
 Outcome = Any  # of a call: what it returns, or the exception that it ends with

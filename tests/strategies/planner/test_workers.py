@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.planner.search.executors import Engine, engine
+from strategies.planner.search.workers.executors import Engine, engine
 from tests.strategies.planner.conftest import find
 from topologies.reading import UserError
 

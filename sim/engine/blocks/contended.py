@@ -16,7 +16,7 @@ from simpy import Environment
 from sim.clock import on_grid
 from sim.engine.device import Compute, Device
 from sim.engine.network import FlowPart, Network
-from sim.engine.segments import Piece, Rest, SegmentedBlock
+from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
 from sim.pricing.block_costs import BlockCost

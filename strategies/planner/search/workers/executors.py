@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from strategies.planner.search.processes import Processes
+from strategies.planner.search.workers.processes import Processes
 from topologies.reading import UserError
 
 ATTEMPTS = 3  # at a simulation whose worker died

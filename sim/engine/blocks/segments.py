@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from sim.engine.block_splitting import grouped
+from sim.engine.blocks.splitting import grouped
 from sim.engine.lanes import Lanes
 from sim.pricing.block_costs import SLOWDOWN, BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost

@@ -1,6 +1,6 @@
 """Peak memory of a step.
 
-On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.holding`): PyTorch's
+On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.measured.holding`): PyTorch's
 profiler has the allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set
 size would be off by what libraries and the C library keep.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from calibration.execute.holding import Holding
+from calibration.execute.measured.holding import Holding
 
 
 class Memory:

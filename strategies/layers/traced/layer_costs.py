@@ -17,7 +17,7 @@ from strategies.layers.layer_cost import LayerCost, part_of
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.layers.traced_kernels import kernels_of
+from strategies.layers.traced.kernels import kernels_of
 from strategies.models.tracing.records import Trace, TracedOp
 from strategies.models.tracing.tracer import trace_of
 
