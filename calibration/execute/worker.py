@@ -14,12 +14,12 @@ from typing import Any
 import torch.distributed as dist
 
 from calibration.execute.compare import distance, mean_loss
-from calibration.execute.measured.counting import Counting, Moved
 from calibration.execute.data_parallel import executed
+from calibration.execute.measured.counting import Counting, Moved
 from calibration.execute.measured.memory import Memory
+from calibration.execute.measured.timing import measure
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
-from calibration.execute.measured.timing import measure
 from calibration.launch.place import Place, under_launcher
 from calibration.machine import describe
 from strategies.job import Job

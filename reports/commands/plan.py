@@ -114,11 +114,11 @@ def command(
     from reports.formatting import TOKENS
     from reports.tables.search import pace
     from strategies.planner.search.deadline import Deadline, TimeUp
-    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import Limits, objective
     from strategies.planner.search.results import Results
     from strategies.planner.search.search import WINDOW, Search
     from strategies.planner.search.space import default_space, load_space, parse_axis
+    from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import interval
     from topologies.documents.units import size, watts
     from topologies.reading import UserError

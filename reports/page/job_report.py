@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sim.analysis.summary import Summary
     from sim.timeline import Timeline
     from strategies.job import Job
-    from strategies.planner.search.workers.executors import Engine
     from strategies.planner.search.space import Space
+    from strategies.planner.search.workers.executors import Engine
     from strategies.planner.whatif import Read
     from topologies.costs import Rates
 

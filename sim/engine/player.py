@@ -16,8 +16,9 @@ import numpy as np
 from simpy import Environment, Event
 
 from sim.analysis import notes
-from sim.engine.blocks.splitting import expand
 from sim.engine.blocks.contended import ContendedBlock
+from sim.engine.blocks.segments import Segments
+from sim.engine.blocks.splitting import expand
 from sim.engine.device import Compute
 from sim.engine.effects import Effect
 from sim.engine.folding import folded, past
@@ -26,7 +27,6 @@ from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
-from sim.engine.blocks.segments import Segments
 from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
 from sim.engine.uncontended import Cost, Times

@@ -8,9 +8,9 @@ from typing import Any
 
 from strategies.planner.applicable import applicable
 from strategies.planner.search.evaluate import evaluate
-from strategies.planner.search.workers.executors import Engine, Task
 from strategies.planner.search.results import Row
 from strategies.planner.search.space import Space
+from strategies.planner.search.workers.executors import Engine, Task
 from strategies.planner.whatif import Read, combinations
 from topologies.reading import UserError, plain
 

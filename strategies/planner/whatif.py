@@ -9,8 +9,8 @@ from typing import Any
 
 from sim.analysis.summary import Summary
 from strategies.job import Job
-from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.space import Axis
+from strategies.planner.search.workers.executors import Engine
 from strategies.predict import predict
 from strategies.resilience.runs import RunAnswer, run_training
 from topologies.costs import Cost, Rates, cost, mean_rates

@@ -122,10 +122,10 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     from strategies.planner.bounds.every_plan import bounds
     from strategies.planner.bounds.layer_cost_table import kinds_of
     from strategies.planner.search.candidates import candidates
-    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import objective
     from strategies.planner.search.search import Search
     from strategies.planner.search.space import default_space
+    from strategies.planner.search.workers.executors import engine
 
     job = read_job(**SPACE_OF)
     space = default_space(job)
@@ -150,10 +150,10 @@ def test_search_against_brute_force() -> None:
     """At least 2,000 plans, every one simulated: the same winner."""
     from strategies.planner.search.candidates import candidates
     from strategies.planner.search.evaluate import evaluate
-    from strategies.planner.search.workers.executors import engine
     from strategies.planner.search.objective import objective
     from strategies.planner.search.search import Search
     from strategies.planner.search.space import default_space, parse_axis
+    from strategies.planner.search.workers.executors import engine
 
     given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
     job = read_job(**given)

@@ -1,7 +1,7 @@
 """Peak memory of a step.
 
-On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`calibration.execute.measured.holding`): PyTorch's
-profiler has the allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set
+On a GPU the caching allocator keeps the peak. On CPU, tensors alive are counted (`holding`): PyTorch's profiler has the
+allocator's events, but not those of gloo's threads, which are often the last to let go of a buffer; resident-set
 size would be off by what libraries and the C library keep.
 
 Imports torch: import this module inside the function that needs it.

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from simpy import Environment
 
 from sim.clock import on_grid
+from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock
 from sim.engine.device import Compute, Device
 from sim.engine.network import FlowPart, Network
-from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
 from sim.pricing.block_costs import BlockCost

@@ -27,12 +27,12 @@ from strategies.planner.search.candidates import Candidates, candidates
 from strategies.planner.search.deadline import Deadline, TimeUp
 from strategies.planner.search.delivered import evaluation
 from strategies.planner.search.evaluate import evaluate, version_of
-from strategies.planner.search.workers.executors import Engine, Task
 from strategies.planner.search.objective import Limits, Objective
 from strategies.planner.search.results import Results, Row
 from strategies.planner.search.selection import Selection
 from strategies.planner.search.site import RuledOut, Site, budget, scale_of, started
 from strategies.planner.search.space import Space
+from strategies.planner.search.workers.executors import Engine, Task
 from strategies.predict import uncollected
 from topologies.costs import rates
 from topologies.reading import UserError, plain

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardyard import read_job
 from strategies.planner.search.answer import Answer
-from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import read_space
+from strategies.planner.search.workers.executors import Engine
 
 MODEL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
 

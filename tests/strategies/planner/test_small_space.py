@@ -10,8 +10,8 @@ import pytest
 
 from shardyard import read_job
 from strategies.planner import small_space as module
-from strategies.planner.search.workers.executors import Engine, engine
 from strategies.planner.search.space import Space, parse_axis
+from strategies.planner.search.workers.executors import Engine, engine
 from strategies.planner.small_space import AHEAD, sweep
 
 

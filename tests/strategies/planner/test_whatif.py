@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 import shardyard
 from shardyard import read_job
-from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.space import parse_axis
+from strategies.planner.search.workers.executors import Engine
 from strategies.planner.sensitivity import Play
 from strategies.planner.whatif import Case, ask, combinations, crossovers, scaling, sizes
 from topologies.reading import UserError

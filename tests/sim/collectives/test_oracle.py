@@ -19,7 +19,7 @@ from sim.engine.stepped import stepped
 from topologies.board import KINDS
 from topologies.links.topology import Ids, Values
 
-DATA = Path(__file__).parents[1] / "data" / "astra_sim_all_reduce.csv"
+DATA = Path(__file__).parents[2] / "data" / "astra_sim_all_reduce.csv"
 ROWS = list(csv.DictReader(line for line in DATA.read_text().splitlines() if line[0] != "#"))
 NAMES = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
 

@@ -17,7 +17,7 @@ from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.network_bound import Crossings, hosted_update
 from strategies.planner.bounds.symmetric_groups import alike
 from tests.sim.conftest import block
-from tests.strategies.planner.test_bounds import CPU
+from tests.strategies.planner.bounds.test_bounds import CPU
 
 # two chunks: seconds of streams in a forward pass, a backward pass, the last one, the update; first gathers of each kind of pass
 EXCHANGE = Exchange(

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 import shardyard
 from strategies.planner.search.delivered import evaluate_run
-from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.objective import Limits, Scale, objective
 from strategies.planner.search.results import Results
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import read_space
+from strategies.planner.search.workers.executors import Engine
 from tests.strategies.planner.conftest import here, read
 from topologies.costs import Rates
 from topologies.reading import UserError
@@ -73,7 +73,7 @@ def test_kept_results_without_runs_are_simulated_again(tmp_path: Path) -> None:
 
 
 def test_the_command_needs_tokens_and_shows_goodput() -> None:
-    job = str(Path(__file__).parents[3] / "examples" / "run-llama-3.1-405b.yaml")
+    job = str(Path(__file__).parents[4] / "examples" / "run-llama-3.1-405b.yaml")
     words = ["plan", job, "--objective", "goodput", "--workers", "1"]
     vary = [f"--vary=plan.{name}" for name in ("tp=8", "pp=16", "cp=1", "microbatch=1", "schedule=1f1b", "recompute=full")]
     vary += [

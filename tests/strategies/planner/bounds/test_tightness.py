@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sim.pricing.prices import Prices
-from tests.strategies.planner.test_bounds import CPU, EXPERTS, GPU, LINKS, OLDER, OVERHEAD, parts_of_the_answer
+from tests.strategies.planner.bounds.test_bounds import CPU, EXPERTS, GPU, LINKS, OLDER, OVERHEAD, parts_of_the_answer
 
 NODE = {"nvlink": "9 GB/s", "nic": "5 GB/s", "cpu": CPU, "gpu": GPU}
 WIRES = {kind: link | {"latency": "0 s"} for kind, link in LINKS.items()}

@@ -33,7 +33,7 @@ def prices_of(name: str) -> tuple:
 
 def published() -> dict[tuple[str, str, int], list[tuple[float, float]]]:
     """A subset of nccl-tests on one node; the source is in the file."""
-    path = Path(__file__).parents[1] / "data" / "nccl" / "one_node.csv"
+    path = Path(__file__).parents[2] / "data" / "nccl" / "one_node.csv"
     result: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     with path.open(encoding="utf-8") as lines:
         for row in csv.DictReader(line for line in lines if not line.startswith("#")):
@@ -66,7 +66,7 @@ def test_published_times_are_predicted_within_4_percent_in_the_median() -> None:
 
 def scan(least: float = 0.0) -> list[float]:
     """Relative errors of busbw over 4 to 128 nodes of H100, from prices fitted to one and two nodes; NCCL's default choice."""
-    path = Path(__file__).parents[1] / "data" / "nccl" / "h100_scan.csv"
+    path = Path(__file__).parents[2] / "data" / "nccl" / "h100_scan.csv"
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     rows = [row for row in csv.DictReader(lines) if row["series"] == "default" and float(row["bytes"]) >= least]
     prices = Prices(load_profile("h100"), load_cluster("dgx-h100").node.gpu)

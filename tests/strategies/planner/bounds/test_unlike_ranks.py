@@ -15,11 +15,11 @@ from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
 from strategies.planner.bounds.symmetric_groups import _different, alike, stages_alike
 from strategies.planner.search.candidates import candidates
-from strategies.planner.search.workers.executors import Engine
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
 from strategies.planner.search.site import Site, started
 from strategies.planner.search.space import Axis, Space
+from strategies.planner.search.workers.executors import Engine
 from strategies.predict import prices_of, simulate
 from strategies.read_job import read_job
 from topologies.cluster import Cluster

@@ -20,7 +20,7 @@ from strategies.planner.bounds.layer_cost_table import kinds_of
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import Candidates, candidates
 from strategies.planner.search.space import Axis, Space
-from tests.strategies.planner.test_bounds import CPU, GPU, LINKS, OLDER, OVERHEAD, PLAN, RARE, jobs
+from tests.strategies.planner.bounds.test_bounds import CPU, GPU, LINKS, OLDER, OVERHEAD, PLAN, RARE, jobs
 from topologies.reading import UserError
 
 FIELDS = {name: values for name, values in (PLAN | RARE).items() if name in Plan.model_fields}  # options are no axes

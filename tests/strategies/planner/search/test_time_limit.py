@@ -13,12 +13,12 @@ import pytest
 from reports.tables.search import verdict
 from strategies.planner.search import search as module
 from strategies.planner.search.answer import Progress
-from strategies.planner.search.workers.executors import Engine, engine
 from strategies.planner.search.objective import Limits, objective
 from strategies.planner.search.search import Search
 from strategies.planner.search.selection import Selection
 from strategies.planner.search.site import Site
 from strategies.planner.search.space import read_space
+from strategies.planner.search.workers.executors import Engine, engine
 from tests.strategies.planner.conftest import SPACE, find, here, read
 
 
