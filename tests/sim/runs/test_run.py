@@ -75,6 +75,23 @@ def test_a_flush_that_is_not_over_does_not_count() -> None:
     assert spent(play(spec)) == {"productive": 21.0, "wasted progress": 35.5}  # half a step is unfinished in the end
 
 
+def test_a_flush_goes_on_until_a_timeout_ends_the_processes_that_hang() -> None:
+    """The save of step 40 is complete at 56 s: processes that hang from 55 s on write it, and the watchdog ends them at 75 s."""
+    savings = (Saving("storage", 20, flush=16.0),)
+    hang = replace(ONCE, hang=1.0)
+    spec = replace(HUNDRED, components=(hang,), savings=savings, idle_failures=False, timeout=20.0, deadline=80.0)
+    assert spent(play(spec)) == {"productive": 45.0, "wasted progress": 15.0, "detection": 20.0}
+
+
+def test_parts_of_a_bad_node_live_shorter() -> None:
+    """Parts that live 90 s, 30 s in bad nodes: the first failure comes at 30 s if any node is bad."""
+    wears = Component("fan", Spread(mean=90.0))
+    first = {
+        bad: play(replace(HUNDRED, components=(wears,), bad=bad, bad_factor=3.0, deadline=45.0)).failures for bad in (0.0, 1.0)
+    }
+    assert first == {0.0: {"fan": 0}, 1.0: {"fan": 4}}
+
+
 def test_a_local_checkpoint_is_lost_with_its_node() -> None:
     """In memory every 5 steps, two copies; in storage every 20. One node: from memory; two: from storage."""
     savings = (Saving("memory", 5, copies=2, restore=1.0), Saving("storage", 20, restore=7.0))

@@ -84,6 +84,18 @@ def test_defaults_follow_from_the_cluster() -> None:
     assert (plan.dp, plan.microbatches, plan.sequence) == (4, 8, 8192)
 
 
+def test_zero3_recomputes_layer_by_layer() -> None:
+    """It gathers one layer at a time: uniform recomputation of two at once is refused, of one at a time not."""
+    for number in (1, 2):
+        plan = dict(data_parallel="zero3", recompute="full", recompute_method="uniform", recompute_layers=number)
+        job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan)
+        if number == 1:
+            assert job.resolve().recompute_layers == 1
+        else:
+            with pytest.raises(UserError, match="which gathers one layer at a time"):
+                job.resolve()
+
+
 def test_states_are_sixteen_bytes_per_parameter() -> None:
     """Mixed precision Adam: 2 + 2 + 12 (Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1)."""
     states = Plan().bytes_of_states

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from sim.grid import Grid
-from sim.program import CACHED, COMPUTE, Cohort, Memory, Op, Program, Ref
+from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Memory, Op, Program, Ref, Run
 from strategies.planner.bounds.critical_path import critical
 from strategies.planner.bounds.exchange_bound import Exchange
+from strategies.planner.bounds.layer_cost_table import inside, priced_on, pricing_of
 from strategies.planner.bounds.layer_layout import Layout, layout_of
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.network_bound import Crossings, hosted_update
 from strategies.planner.bounds.symmetric_groups import alike
+from strategies.predict import prices_of
+from strategies.read_job import read_job
 from tests.sim.conftest import block
 from tests.strategies.planner.bounds.test_bounds import CPU
 
@@ -109,6 +112,30 @@ def test_cpus_of_a_node_are_shared_by_its_ranks(toy_job: Any) -> None:
     assert seconds[4, 4] == pytest.approx(seconds[1, 1])  # the first stage is one rank
     plain = toy_job(4, 1, node={"cpu": CPU}, data_parallel="zero1")
     assert hosted_update(plain, plain.resolve()) == 0.0
+
+
+def test_layers_are_priced_on_the_axes_along_which_they_communicate(toy_job: Any) -> None:
+    """tp=2 beside dp=4: groups of 2; norms that are synchronised over dp bring all 8 in."""
+    assert inside(toy_job(8, tp=2).resolve()).world == 2
+    assert inside(toy_job(8).resolve()).world == 1
+
+
+def test_groups_that_are_not_alike_are_priced_by_the_quickest() -> None:
+    """tp=4 on two nodes of 6: ranks 4 to 7 meet over the NICs, the other two groups inside a node, as on one node of 4."""
+    seconds = {}
+    for gpus, nodes in ((4, 1), (6, 2)):
+        job = read_job(
+            overrides={"cluster.node.gpus": gpus, "cluster.node.nics": gpus},
+            model={"name": "small", "hidden": 64, "layers": 4, "heads": 8, "vocabulary": 512, "context": 32},
+            cluster="dgx-a100",
+            nodes=nodes,
+            plan={"tp": 4, "accumulation": 1},
+        )
+        grid, alone = priced_on(job.cluster, job.resolve())
+        assert alone == (gpus == 6)
+        tensor = Block("layer", (Run(1, (Collective("all_reduce", 1e8, "tp", "activations"),)),))
+        seconds[gpus] = pricing_of(job, grid, alone, [Op(COMPUTE, tensor)], prices_of(job)).block(tensor, 0).busy
+    assert seconds[6] == pytest.approx(seconds[4], rel=1e-9)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------------
