@@ -21,8 +21,10 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
+from signal import SIGKILL
 from time import monotonic
 from xml.etree import ElementTree
 
@@ -34,6 +36,19 @@ MUTATED = ("sim", "strategies")
 WANTED = 0.9  # part of the mutants that tests must kill
 KEPT = "test_answers", "test_programs"  # a few seconds of tests that see most of what changes answers
 SECONDS = 90.0  # of tests that a mutant must pass to survive, by their usual time
+FORKS = get_context("forkserver")
+LIBRARIES = [
+    "numpy",
+    "pandas",
+    "pydantic",
+    "pytest",
+    "hypothesis",
+    "simpy",
+    "scipy.optimize",
+    "matplotlib",
+    "yaml",
+    "_pytest.fixtures",
+]
 SLOWER, START = 5.0, 60.0  # tests that take SLOWER times as long as usual, and START seconds, are taken to wait forever
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -132,21 +147,29 @@ def copy_of_checkout(folder: Path) -> Path:
 
 
 def pytest(folder: Path, *arguments: str, seconds: float | None = None) -> int:
-    """Exit status of a pytest run in a copy of the checkout; 0 is all passed. Raises subprocess.TimeoutExpired."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    log = OUT / f"{folder.name}.log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        ) as running,
-    ):
-        try:
-            return running.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, 9)  # with the processes that tests have started
-            raise
+    """Exit status of a pytest run in a copy of the checkout; 0 is all passed. Raises TimeoutError."""
+    running = FORKS.Process(target=_pytest, args=(folder, arguments, OUT / f"{folder.name}.log"))
+    running.start()
+    running.join(seconds)
+    if running.exitcode is None:
+        os.killpg(running.pid or 0, SIGKILL)  # with the processes that tests have started
+        running.join()
+        raise TimeoutError
+    return running.exitcode
+
+
+def _pytest(folder: Path, arguments: tuple[str, ...], log: Path) -> None:
+    """In a fork of a process that has the libraries, but nothing of the checkout."""
+    os.setsid()
+    with log.open("wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.path.insert(0, str(folder))
+    import pytest
+
+    sys.exit(int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
 
 
 @dataclass(frozen=True)
@@ -212,7 +235,7 @@ def survives(mutant: Mutant, tests: list[str], reached: Reach, folder: Path) -> 
     try:
         path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
         return pytest(folder, "-x", f"@{arguments}", seconds=limit) == 0
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         return False
     finally:
         path.write_bytes(source)
@@ -228,6 +251,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="files whose path begins with this, such as sim/engine/player.py")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
+    FORKS.set_forkserver_preload(LIBRARIES)
     reached = reach()
     names = sorted(p.relative_to(ROOT).as_posix() for folder in MUTATED for p in (ROOT / folder).rglob("*.py"))
     everyone = [mutant for name in names if name.startswith(options.only) for mutant in mutants_of(ROOT, name)]

@@ -36,9 +36,10 @@ def test_what_an_example_shows_makes_its_step_shorter(name: str, without: dict) 
 
 
 def test_a_slow_gpu_and_a_slow_nic_are_waited_for() -> None:
-    slow = simulate(read_job(EXAMPLES / "slow-gpu.yaml"))
-    usual = simulate(read_job(EXAMPLES / "llama-3.1-70b.yaml"))
-    alone = simulate(read_job(EXAMPLES / "slow-gpu.yaml", effects=["gpu 37: speed 0.9"]))
+    shorter = {"plan.global_batch": 32}  # a quarter of its microbatches
+    slow = simulate(read_job(EXAMPLES / "slow-gpu.yaml", shorter))
+    usual = simulate(read_job(EXAMPLES / "llama-3.1-70b.yaml", shorter))
+    alone = simulate(read_job(EXAMPLES / "slow-gpu.yaml", shorter, effects=["gpu 37: speed 0.9"]))
     assert usual.step < alone.step <= slow.step
 
 

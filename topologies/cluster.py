@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from functools import cached_property
 from math import gcd
 from typing import Annotated, Any
 
@@ -78,12 +79,12 @@ class Cluster(Config):
             raise ValueError(f"nodes={self.nodes} and the fabric have {links:,} links: more than {MAX_LINKS:,} are not simulated")
         return self
 
-    @property
+    @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
         """Nodes that are alike, in the order of their GPUs."""
         return (NodeGroup.model_construct(count=self.nodes, node=self.node, missing=()),)
 
-    @property
+    @cached_property
     def gpu_kinds(self) -> tuple[Gpu, ...]:
         """The different GPUs."""
         return tuple(dict.fromkeys(group.node.gpu for group in self.groups))
@@ -129,7 +130,7 @@ class UnequalCluster(Cluster):
     nodes: int = 0  # in all
     every: tuple[NodeGroup, ...] = Field(min_length=1, max_length=GROUPS)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
         """Nodes that are alike, in the order of their GPUs."""
         return self.every

@@ -12,6 +12,7 @@ import shardyard
 from shardyard import UserError, predict, read_job, simulate
 from sim.engine.effects import read_effects
 from strategies.job import Job
+from strategies.planner.advise import advise
 from topologies.cluster import UnequalCluster
 from topologies.node_group import NodeGroup
 from topologies.reading import build
@@ -195,8 +196,6 @@ def test_effects_act_on_them(effect: str) -> None:
 
 
 def test_advice_keeps_the_shares_of_the_jobs_own_plan() -> None:
-    result = CliRunner().invoke(shardyard.main, ["advise", "examples/mixed-gpus.yaml", "--json"])
-    assert result.exit_code == 0, result.output
-    candidates = json.loads(result.stdout)["candidates"]
-    own = next(candidate for candidate in candidates if candidate["name"] == "the job's plan")
+    candidates = advise(read_job("examples/mixed-gpus.yaml"), predict, depth=2).candidates
+    own = next(candidate for candidate in candidates if candidate.name == "the job's plan")
     assert own is candidates[0]

@@ -154,8 +154,8 @@ def test_a_microbatch_that_fits_with_recomputation_only_says_both() -> None:
 
 LONG = {"sequence": 131072, "tp": 8, "sequence_parallel": True}
 JOBS = [
-    {"model": "llama-3.1-70b", "nodes": 8, "plan": {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", "microbatch": 8}},
-    {"model": "llama-3.1-70b", "nodes": 8, "plan": {"pp": 4, "schedule": "gpipe", "layers_per_stage": [18, 22, 22, 18]}},
+    {"model": "llama-3.1-70b", "nodes": 4, "plan": {"tp": 8, "sequence_parallel": True, "overlap_tp": "pieces", "microbatch": 8}},
+    {"model": "llama-3.1-70b", "nodes": 4, "plan": {"pp": 4, "schedule": "gpipe", "layers_per_stage": [18, 22, 22, 18]}},
     {
         "model": "llama-3.1-8b",
         "nodes": 2,
@@ -168,24 +168,23 @@ JOBS = [
             "accumulation": 3,
         },
     },
-    {"model": "llama-3.1-8b", "nodes": 4, "plan": LONG | {"order": "tp-cp-pp-ep-dp"}},
+    {"model": "llama-3.1-8b", "nodes": 2, "plan": LONG | {"order": "tp-cp-pp-ep-dp"}},
     {"model": "mixtral-8x7b", "nodes": 2, "plan": {"ep": 8, "imbalance": 1.1, "sequence": 4096}},
     {"model": "llama-3.1-8b", "nodes": 1, "plan": {"data_parallel": "zero1", "deepspeed": {"allgather_bucket_size": 1000000}}},
     {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "fp8": {"gather": True}, "fused_optimizer": False}},
 ]
 
 
-@pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("given", JOBS, ids=lambda given: ",".join(given["plan"]))
-def test_every_candidate_is_a_plan_of_the_space_that_plan_searches(given, fits) -> None:
+def test_every_candidate_is_a_plan_of_the_space_that_plan_searches(given) -> None:
     job = started(shardyard.read_job(cluster="dgx-h100", **given))
     axes = [
         [{field.removeprefix("plan."): value for field, value in choice.items()} for choice in axis.choices]
         for axis in candidates(job, default_space(job)).axes
     ]
-    plans = advise(job, pretended(fits)).candidates
-    assert len(plans) > 4
-    for candidate in plans:
+    fitting, others = (advise(job, pretended(fits)).candidates for fits in (True, False))
+    assert min(len(fitting), len(others)) > 4
+    for candidate in (*fitting, *others):
         plan: dict[str, object] = {}
         for choices in axes:
             (chosen,) = [
