@@ -26,7 +26,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
     """A stack of what one lane holds, over the step, and the GPU's capacity without context and reserve."""
     books = [ledger(timeline, lane) for lane in range(len(timeline.lanes))]
     lane = max(range(len(books)), key=lambda number: books[number].peak)
-    times, held = _thinned(books[lane], timeline.step)
+    times, held = thinned(books[lane], timeline.step)
     unit, name = time_unit(timeline.step)
     drawn, ax = canvas(12, 3.4)
     used = [place for place in range(len(MEMORY_KINDS)) if held[:, place].any()]
@@ -53,7 +53,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
     return drawn
 
 
-def _thinned(book: Ledger, step: float) -> tuple[Floats, Floats]:
+def thinned(book: Ledger, step: float) -> tuple[Floats, Floats]:
     """Times (t,) and bytes by kind (t, kinds) with at most some MOMENTS moments; a peak is never left out."""
     times, held = np.clip(book.times, 0, step), book.held
     if len(times) > MOMENTS:

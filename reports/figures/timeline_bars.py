@@ -39,15 +39,18 @@ class Strips(NamedTuple):
     transfers: Mapping[str, list[Bar]]
 
 
-def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
-    """Bars of a lane, at most `limit` on the compute stream; ops that follow each other closely and are one pass are one bar."""
-    gap = timeline.step / 1500  # about a pixel
+def strips(timeline: Timeline, lane: int, limit: int = 400, window: tuple[float, float] | None = None) -> Strips:
+    """Bars of a lane between two moments, by default of the whole step, at most `limit` on the compute stream; ops that follow
+    each other closely and are one pass are one bar.
+    """
+    first, last = window or (0.0, timeline.step)
+    gap = (last - first) / 1500  # about a pixel
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
     beside = 0.0  # until when the latest collective beside the compute stream runs
     for number, op in timeline.every_op(lane):
         cost, start, end = timeline.cost[number], timeline.start[number], timeline.end[number]
-        if end < 0.0 or start > timeline.step:  # of other steps of a steady state
+        if end < first or start > last:  # also of other steps of a steady state
             continue
         if isinstance(op.work, Collective | Send):
             shares = {op.work.axis: end - start}
@@ -70,7 +73,7 @@ def strips(timeline: Timeline, lane: int, limit: int = 400) -> Strips:
             passes[-1].end = start
         _append(passes, Bar(start, end, op.microbatch, shares), gap, name)
     if len(passes) > limit:
-        passes = _spans(passes, timeline.step, limit)
+        passes = _spans(passes, first, last, limit)
     return Strips(lane, passes, transfers)
 
 
@@ -86,12 +89,12 @@ def _append(bars: list[Bar], new: Bar, gap: float, name: str = "") -> None:
         last.shares[key] = last.shares.get(key, 0.0) + seconds
 
 
-def _spans(bars: list[Bar], step: float, count: int) -> list[Bar]:
-    """The step in `count` equal spans, each with what the bars do in it; what is missing to the span's length is idle."""
-    width = step / count
-    spans = [Bar(index * width, (index + 1) * width, -1, {}, width) for index in range(count)]
+def _spans(bars: list[Bar], first: float, last: float, count: int) -> list[Bar]:
+    """The window in `count` equal spans, each with what the bars do in it; what is missing to the span's length is idle."""
+    width = (last - first) / count
+    spans = [Bar(first + index * width, first + (index + 1) * width, -1, {}, width) for index in range(count)]
     for bar in bars:
-        busy, index = bar.end - bar.start, max(0, int(bar.start / width))
+        busy, index = bar.end - bar.start, max(0, int((bar.start - first) / width))
         while index < count and spans[index].start < bar.end:
             span = spans[index]
             part = (min(bar.end, span.end) - max(bar.start, span.start)) / busy if busy else 0.0
