@@ -136,9 +136,9 @@ def programs(model: Model, resolved: Resolved, microbatches: int | None) -> Prog
 
 def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Timeline | None:
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
-    if job.effects or resolved.allotted or not _repeats(resolved):
+    if job.effects or not may_settle(resolved):
         return None
-    most = WORTHWHILE[resolved.microbatches * resolved.pp * resolved.chunks >= LONG] * resolved.microbatches
+    most = _worthwhile(resolved)
     played: dict[int, Timeline] = {}  # by their microbatches
     for fewer, count in _counts(resolved):
         missing = sorted({fewer, count} - played.keys())
@@ -151,10 +151,17 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     return None
 
 
-def _repeats(resolved: Resolved) -> bool:
-    """Whether further microbatches may do what those before them do."""
+def may_settle(resolved: Resolved) -> bool:
+    """Whether further microbatches may do what those before them do, and few enough need to be played to know."""
     schedule = schedules[resolved.schedule]
-    return not (schedule.microbatches or schedule.versions or resolved.local_steps > 1)
+    if schedule.microbatches or schedule.versions or resolved.local_steps > 1 or resolved.allotted:
+        return False
+    return sum(next(_counts(resolved))) <= _worthwhile(resolved)
+
+
+def _worthwhile(resolved: Resolved) -> float:
+    """Microbatches that are played at most to find a steady state."""
+    return WORTHWHILE[resolved.microbatches * resolved.pp * resolved.chunks >= LONG] * resolved.microbatches
 
 
 def _counts(resolved: Resolved) -> Iterator[tuple[int, int]]:

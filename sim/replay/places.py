@@ -54,7 +54,7 @@ class Places:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.grid = timeline, timeline.program.grid
         self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
-        inside = self.grid.group_of(_axes_inside(timeline.program))
+        inside = self.grid.group_of(axes_inside(timeline.program))
         _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
         self.count = len(self._example)
         lane, program = timeline.op_costs.lane, timeline.program
@@ -97,7 +97,7 @@ class Places:
         return result
 
 
-def _axes_inside(program: Program) -> tuple[str, ...]:
+def axes_inside(program: Program) -> tuple[str, ...]:
     """Axes along which ranks meet inside blocks."""
     axes: dict[str, None] = {}
     for cohort in program.cohorts:

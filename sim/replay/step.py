@@ -11,9 +11,11 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -161,6 +163,18 @@ class StepReplay:
             for done in over:
                 ends[done] = None
         return self._through(ends)
+
+    def computing(self, kernels: Floats) -> list[Floats]:
+        """By cohort, the seconds in which the GPUs of each place compute, shape (places, samples). kernels: see `times`."""
+        factors = self.places.slowest(kernels)
+        result = []
+        for first, end in pairwise(self.graph.first):
+            counts = Counter(times.block for times in self._times[first:end] if times.block is not None)
+            total = np.zeros((self.places.count, kernels.shape[1]))
+            for block, count in counts.items():
+                total += count * block.with_factors(factors)[0]
+            result.append(total)
+        return result
 
     def _arrived(self, number: int, ends: list[Any], resumed: dict[int, Floats]) -> tuple[Floats, Column]:
         """When what a node waits for has ended, and when it is launched; a host that it holds up goes on."""

@@ -8,19 +8,14 @@ many GPUs. What does not wait for kernels (launches, exposed transfers, a bubble
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from sim.replay.draws import drawn, samples_of
 from sim.replay.places import Floats
 from sim.replay.step import StepReplay
 from sim.timeline import Timeline
 from topologies.links.topology import gpu_kind
-
-SEED = 0
-SAMPLES = 8, 64  # draws: at least, at most
-NUMBERS = 4096  # about as many factors per op as numpy works out in the time of one call; fewer ranks are drawn more often
-KEPT = 2**21  # factors that are kept for the next plan
 
 
 @dataclass(frozen=True)
@@ -36,27 +31,26 @@ class GpuVariability:
 def waiting(timeline: Timeline) -> GpuVariability:
     """What a played step waits for slower GPUs, by `Timeline.variability`. Raises UserError for steps that cannot be replayed."""
     replay = StepReplay(timeline)
-    samples = int(np.clip(NUMBERS // replay.places.count, *SAMPLES))
+    samples = samples_of(replay.places.count)
     world, deviations = timeline.program.grid.world, timeline.variability
     if len(deviations) == 1:
-        factors = _drawn(world, samples, deviations[0])
+        factors = drawn(world, samples, deviations[0])
     else:
         kinds = gpu_kind(timeline.op_costs.topology, np.arange(world))
-        factors = _factors(world, samples, np.array(deviations)[kinds][:, None])
+        factors = drawn(world, samples, np.array(deviations)[kinds][:, None])
     steps = replay.times(factors).steps
-    if timeline.before is not None:  # each further period adds what the last one does
-        steps = steps + timeline.periods * (steps - StepReplay(timeline.before).times(factors).steps)
+    if timeline.before is not None:
+        steps = steps + timeline.periods * _period(replay, StepReplay(timeline.before), steps, factors)
     mean = float(steps.mean())
     seconds = max(0.0, mean - timeline.step) / timeline.program.steps
     return GpuVariability(max(deviations), seconds, float(steps.std()) / mean, samples)
 
 
-def _drawn(world: int, samples: int, deviation: float) -> Floats:
-    return (_known if world * samples <= KEPT else _factors)(world, samples, deviation)
-
-
-def _factors(world: int, samples: int, deviation: float | Floats) -> Floats:
-    return np.exp(deviation * np.random.default_rng(SEED).standard_normal((world, samples)))
-
-
-_known = lru_cache(maxsize=4)(_factors)
+def _period(long: StepReplay, short: StepReplay, steps: Floats, factors: Floats) -> Floats:
+    """Seconds of each further period, shape (samples,): what the last one adds to the step, but no less than any GPU computes
+    in it. A stage that is slower than others may not yet hold them up after few microbatches.
+    """
+    added = steps - short.times(factors).steps
+    for more, less in zip(long.computing(factors), short.computing(factors), strict=True):
+        added = np.maximum(added, (more - less).max(axis=0))
+    return added

@@ -143,7 +143,7 @@ class _Bounding:
         flowing = not schedules[plan.schedule].versions and not plan.hook.local
         split = splits(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
         mine, passes = list(layout.stages[0]), through(plan)
-        anywhere, first, own = _compute(passes, layout, time, split, flowing)
+        anywhere, first, own = compute(passes, layout, time, split, flowing)
         rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         in_turn = self.in_turn[members]
         dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
@@ -216,11 +216,11 @@ class _Bounding:
         return result
 
 
-def _compute(
+def compute(
     microbatches: int, layout: Layout, time: dict[str, Floats], split: bool, flowing: bool
 ) -> tuple[Floats, Floats, Floats]:
     """(end of the last pass on any rank, end of the last on the first rank, time of all passes of the first rank), at least;
-    seconds, per kind.
+    seconds, for each row of `time`'s (kinds, stages).
     """
     forward, back = time["forward"], time["input"] + time["weight"] if split else time["backward"]
     anywhere = first = own = np.zeros(len(forward))

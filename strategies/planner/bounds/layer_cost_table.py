@@ -62,6 +62,14 @@ PHASES = ("forward", "backward", "recompute")  # of kernels
 QUANTITIES = (*SPLIT, *(f"{name} kernels" for name in SPLIT), "saved", "held", "parameters", "experts")
 
 
+class Priced(NamedTuple):
+    """The blocks of the passes of each part of a model, the layers that are each part (see `Kind`), and what prices them."""
+
+    pricing: OpCosts
+    parts: list[dict[str, Block]]
+    layers: tuple[int | None, ...]
+
+
 class Kind(NamedTuple):
     """Layer work of plans alike. Each quantity of QUANTITIES is (embedding, layers summed up to each, head): seconds (of kernels
     alone, too), bytes or elements; `spaces` are bytes of workspace of (the last layer up to each, the head).
@@ -71,6 +79,7 @@ class Kind(NamedTuple):
     sums: dict[str, Floats]  # (layers + 1,)
     spaces: dict[str, tuple[Floats, float]]
     tied: int
+    priced: Priced
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], p
     ops = [Op(COMPUTE, block) for work_blocks in blocks for part in work_blocks for block in part.values()]
     pricing = pricing_of(job, grid, alone, ops, prices)
     return {
-        number: _kind(work, [_seconds(pricing, part) for part in part_blocks])
+        number: _kind(work, [_seconds(pricing, part) for part in part_blocks], Priced(pricing, part_blocks, work.layers))
         for (number, work), part_blocks in zip(works, blocks, strict=True)
     }
 
@@ -190,19 +199,24 @@ def _blocks(part: LayerCost) -> dict[str, Block]:
     return {name: Block("work", (Run(1, sequence),)) for name, sequence in items.items()}
 
 
-def _kind(work: _Work, seconds: list[dict[str, float]]) -> Kind:
+def _kind(work: _Work, seconds: list[dict[str, float]], priced: Priced) -> Kind:
     values = [_measure(part) | more for part, more in zip(work.parts, seconds, strict=True)]
-    each = [None if i is None else values[i] for i in work.layers]
-    sums = {
-        q: np.concatenate([[0.0], np.cumsum([quantities[q] if quantities else 0.0 for quantities in each])]) for q in QUANTITIES
-    }
-    ends = {q: (values[0][q], values[-1][q]) for q in QUANTITIES}
+    ends, sums = summed(values, work.layers)
     width, every = work.plan.bytes_per_gradient, [None if i is None else work.parts[i] for i in (0, *work.layers)]
     spaces = {
         name: (np.array([need(part, width) if part else 0.0 for part in every]), need(work.parts[-1], width))
         for name, need in _SPACES.items()
     }
-    return Kind(ends, sums, spaces, work.tied)
+    return Kind(ends, sums, spaces, work.tied, priced)
+
+
+def summed(
+    values: list[dict[str, float]], layers: tuple[int | None, ...]
+) -> tuple[dict[str, tuple[float, float]], dict[str, Floats]]:
+    """Quantities of each part as `Kind` has them: of the embedding and the head, and of the layers summed up to each."""
+    each = [None if part is None else values[part] for part in layers]
+    ends = {name: (values[0][name], values[-1][name]) for name in values[0]}
+    return ends, {name: np.concatenate([[0.0], np.cumsum([part[name] if part else 0.0 for part in each])]) for name in values[0]}
 
 
 # Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.

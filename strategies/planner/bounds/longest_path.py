@@ -9,19 +9,24 @@ one of each stage, those that communicate longest.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Cohort, Collective, Op, Program, Send, Work
+from sim.replay.places import axes_inside
+from sim.replay.program_graph import program_graph
 from strategies.job import Job
-from strategies.lowering.lower import lower
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.every_plan import SLACK, bounded
-from strategies.planner.bounds.layer_cost_table import inside
+from strategies.planner.bounds.expected_times import Growth, deviation_of, slowest
+from strategies.planner.bounds.layer_cost_table import Floats, inside
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
+from strategies.predict import may_settle, programs
 from topologies.links.topology import Values
 
 Seconds = dict[Work, float]  # work that is not in it takes no time
@@ -31,24 +36,50 @@ def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float
     """Seconds of a step of `plan` and bytes of its fullest rank, at least."""
     if not bounded(plan):
         return 0.0, 0.0
-    program = lower(job.model, plan)
+    program = programs(job.model, plan, None)
     if program.cohorts[0].steady or len(program.cohorts) != plan.pp:
         return 0.0, 0.0
-    if alike(job.cluster, plan.grid) and stages_alike(job.cluster, plan.grid, inside(plan)):
-        durations = _alike(job, plan, program, prices)
-    else:
-        durations = _apart(job, plan, program, prices)
+    durations = (_alike if _together(job, plan) else _apart)(job, plan, program, prices)
     seconds = _longest(program, durations) / program.steps * (1 - SLACK)
     return seconds, least_memory(program, prices)
 
 
+def expected_path(job: Job, plan: Resolved, prices: Prices) -> float:
+    """Seconds of the expected step of `plan`, at least: the mean of its longest paths in every draw of GPUs that are not quite
+    alike (`strategies.planner.bounds.expected_times`).
+    """
+    deviation = deviation_of(job, plan, prices)
+    if not (bounded(plan) and deviation and _together(job, plan)) or may_settle(plan):
+        return 0.0
+    program = programs(job.model, plan, None)
+    if len(program.cohorts) != plan.pp:
+        return 0.0
+    local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
+    growths = {block: Growth.of_block(block, local) for block in _blocks(program)}
+    rises: list[Seconds] = [{block: float(growth.rise) for block, growth in growths.items()}] * len(durations)
+    busy, rise = (np.array(list(map(_total, program.cohorts, table))) for table in (durations, rises))
+    factors = slowest(plan.grid, tuple(sorted(axes_inside(program))), deviation).where(busy, rise)
+    drawn = [
+        {work: seconds + growths[work].more(own) if work in growths else seconds for work, seconds in cohort.items()}
+        for cohort, own in zip(durations, factors, strict=True)
+    ]
+    return float(_longest_drawn(program, drawn).mean()) / program.steps * (1 - SLACK)
+
+
+def _total(cohort: Cohort, seconds: Seconds) -> float:
+    """Seconds of all blocks of a cohort."""
+    return sum(seconds.get(op.work, 0.0) for op in cohort.ops if isinstance(op.work, Block))
+
+
+def _together(job: Job, plan: Resolved) -> bool:
+    """Whether one sibling group, and one stage, stands for all."""
+    return alike(job.cluster, plan.grid) and stages_alike(job.cluster, plan.grid, inside(plan))
+
+
 def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
     """By stage, where one sibling group, and one stage, stands for all."""
-    topology, grid = job.cluster.topology(), inside(plan)
-    blocks = {op.work: op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
-    at = {"pp": 0} if grid.degree("pp") > 1 else {}
-    local = OpCosts(Program(grid, [Cohort(at, list(blocks.values()))], 1, 1, plan.precision, 1, 1), topology, prices)
-    result: Seconds = {block: local.block(block, 0).busy for block in blocks}
+    topology, local = job.cluster.topology(), _local(job, plan, program, prices)
+    result: Seconds = {block: local.block(block, 0).busy for block in _blocks(program)}
     for number in _talking(program):
         cohort = program.cohorts[number]
         own = list(_own(program, number))
@@ -56,6 +87,18 @@ def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
         talk = OpCosts(Program(plan.grid, [exchange], 1, 1, plan.precision, 1, 1), topology, prices)
         result |= {work: talk.collective(work, 0).alone for work in own}
     return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
+
+
+def _blocks(program: Program) -> dict[Block, Op]:
+    """Its different blocks, each with an op."""
+    return {op.work: op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
+
+
+def _local(job: Job, plan: Resolved, program: Program, prices: Prices) -> OpCosts:
+    """Prices of blocks whose groups are alone."""
+    grid = inside(plan)
+    cohort = Cohort({"pp": 0} if grid.degree("pp") > 1 else {}, list(_blocks(program).values()))
+    return OpCosts(Program(grid, [cohort], 1, 1, plan.precision, 1, 1), job.cluster.topology(), prices)
 
 
 def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
@@ -138,3 +181,19 @@ def _longest(program: Program, seconds: list[Seconds]) -> float:
                     continue
                 break
     return max((max(mine) for mine in ends if mine), default=0.0)
+
+
+def _longest_drawn(program: Program, seconds: list[dict[Work, Floats | float]]) -> Floats:
+    """When the last op ends in each draw."""
+    graph = program_graph(program)
+    ends: list[Any] = [None] * len(graph.nodes)
+    latest = np.zeros(1)
+    for number in chain.from_iterable(graph.order):
+        cohort, op, before, *_ = graph.nodes[number]
+        start = ends[before[0]] if before else 0.0
+        for other in before[1:]:
+            start = np.maximum(start, ends[other])
+        ends[number] = start + seconds[cohort].get(op.work, 0.0)
+    for number in chain.from_iterable(graph.last):
+        latest = np.maximum(latest, ends[number])
+    return latest

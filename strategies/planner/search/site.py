@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from strategies.job import Job
 from strategies.planner.bounds.every_plan import Bounds, bounds
 from strategies.planner.bounds.layer_cost_table import kinds_of
-from strategies.planner.bounds.longest_path import longest_path
+from strategies.planner.bounds.longest_path import expected_path, longest_path
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import Candidates
 from strategies.planner.search.objective import Limits, Objective, Scale
@@ -21,7 +21,7 @@ from strategies.predict import prices_of
 from topologies.costs import Rates
 from topologies.reading import UserError
 
-TIGHT = 3  # ways to tighten a bound of one plan
+TIGHT = 6  # ways to tighten a bound of one plan
 _UNITS = {"days": "days", "cost": "dollars"}
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -99,15 +99,25 @@ class Site:
         return keep, self.limits.step * np.array([objective.per_second(scale) for scale in scales])[of]
 
     def tighter(self, plan: int, level: int) -> float:
-        """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the last one tightens its memory, too."""
-        if level < TIGHT - 1:
-            return (self.refiner.passes, self.refiner.exchange)[level](plan)
+        """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the longest path bounds its memory, too."""
+        ways = self.refiner.waiting, self.refiner.passes, self.refiner.exchange, self.refiner.expected_exchange, self._longest
+        return ways[level](plan) if level < len(ways) else self._expected_longest(plan)
+
+    def _longest(self, plan: int) -> float:
+        """See `longest_path`."""
         try:
             longest, held = longest_path(self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job))
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason
             return 0.0
         self.limits.memory[plan] = max(held, self.limits.memory[plan])
         return longest
+
+    def _expected_longest(self, plan: int) -> float:
+        """See `expected_path`."""
+        try:
+            return expected_path(self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job))
+        except UserError:
+            return 0.0
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""
