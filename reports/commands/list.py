@@ -16,12 +16,12 @@ from reports.terminal import echo
 @AS_JSON
 def command(sort: str | None, as_json: bool) -> None:
     """Names that can be used: models, clusters, gpus, wirings, fabrics, readers, profiles, schedules, algorithms, …"""
-    catalogues = _catalogues()
-    if sort is not None and sort not in catalogues:
+    known = catalogues()
+    if sort is not None and sort not in known:
         from topologies.reading import UserError, nearest
 
-        raise UserError(f"unknown list '{sort}'{nearest(sort, catalogues)}")
-    listed = {name: list(names()) for name, names in catalogues.items() if sort in (None, name)}
+        raise UserError(f"unknown list '{sort}'{nearest(sort, known)}")
+    listed = {name: list(names()) for name, names in known.items() if sort in (None, name)}
     if as_json:
         echo(json.dumps(listed, indent=2))
     elif sort is None:
@@ -30,7 +30,8 @@ def command(sort: str | None, as_json: bool) -> None:
         echo("\n".join(listed[sort]))
 
 
-def _catalogues() -> dict[str, Any]:
+def catalogues() -> dict[str, Any]:
+    """By sort, a function that gives the names."""
     from reports.metrics import metric_names
     from sim.collectives import algorithms
     from sim.engine.effects import effects

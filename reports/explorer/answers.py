@@ -19,7 +19,7 @@ from strategies.planner.uncertainty import with_interval
 from strategies.predict import predict, simulate
 from strategies.read_job import parse_changes
 from topologies.costs import mean_rates
-from topologies.reading import UserError, load_yaml, parse_value
+from topologies.reading import UserError, argument, load_yaml, parse_value
 
 if TYPE_CHECKING:
     from reports.explorer.session import Session
@@ -209,6 +209,19 @@ def memory(played: Timeline, lane: int | None = None) -> dict[str, Any]:
         "kinds": [[MEMORY_KINDS[place], MEMORY[MEMORY_KINDS[place]], sizes[:, place].tolist()] for place in used],
         "room": tensor_capacity(played),
     }
+
+
+def varied(session: Session, changes: Sequence[str], field: str, values: Sequence[Any]) -> dict[str, Callable[[], Job]]:
+    """By value, what reads the job with it; values that are texts such as "nodes=4" are read as `--set` reads them."""
+    if len(values) > VALUES:
+        raise UserError(f"{len(values)} values: at most {VALUES} at once")
+    rest = [text for text in changes if not text.startswith(f"{field}=")]
+
+    def reader(value: Any) -> Callable[[], Job]:
+        text = value if isinstance(value, str) and "=" in value else argument(field, value)
+        return lambda: session.job([*rest, text])
+
+    return {str(value): reader(value) for value in values}
 
 
 def curve(jobs: Mapping[str, Callable[[], Job]]) -> list[dict[str, Any]]:

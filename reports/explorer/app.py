@@ -21,7 +21,7 @@ from reports.explorer.guard import Guard
 from reports.explorer.search import LONGEST, search
 from reports.explorer.session import Session
 from topologies.documents import MalformedError, parse_json
-from topologies.reading import UserError, argument
+from topologies.reading import UserError
 
 STATIC = Path(__file__).parent / "static"
 NAMES = frozenset(path.name for path in STATIC.iterdir())
@@ -131,12 +131,7 @@ class Pages:
         field, values = body.get("field"), body.get("values")
         if not isinstance(field, str) or not isinstance(values, list) or len(values) > answers.VALUES:
             raise UserError(f"curve: needs a field and at most {answers.VALUES} values")
-        rest = [text for text in changes if not text.startswith(f"{field}=")]
-
-        def job(value: Any) -> Any:
-            return lambda: self.session.job([*rest, value if isinstance(value, str) and "=" in value else argument(field, value)])
-
-        return answers.curve({str(value): job(value) for value in values})
+        return answers.curve(answers.varied(self.session, changes, field, values))
 
     def _days(self, body: Body) -> Any:
         changes, own = answers.asked(_changes(body))

@@ -26,10 +26,10 @@ class Session:
         if len(changes) > MOST or any(len(text) > LONGEST for text in changes):
             raise UserError(f"more than {MOST} changes, or one of more than {LONGEST:,} characters")
         for text in _texts(parse_changes(changes)):
-            self._check(text)
+            self.check(text)
         return read_job(self.path, overrides=[*self.overrides, *changes], **self.given)
 
-    def _check(self, text: str) -> None:
+    def check(self, text: str) -> None:
         """Refuse what names a file outside the folder."""
         if is_module_source(text):
             raise UserError(f"{shown(text)}: a module is run when it is read: name it on the command line")

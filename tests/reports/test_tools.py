@@ -1,0 +1,64 @@
+"""What a language model is told over stdio is what the commands say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardyard
+from reports.explorer.tools import Asked, Tools
+from topologies.reading import UserError
+
+ROOT = Path(__file__).parents[2]
+JOB = {"model": "llama-2-7b", "cluster": "dgx-h100", "changes": ["plan.data_parallel=zero1", "plan.tp=2"]}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Tools:
+    return Tools(ROOT / "examples")
+
+
+def test_over_stdio_with_a_client_of_the_protocol() -> None:
+    pytest.importorskip("mcp")
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    async def talk() -> tuple[list[str], Any, Any]:
+        command = StdioServerParameters(command=sys.executable, args=[str(ROOT / "shardyard.py"), "mcp"], cwd=ROOT)
+        async with stdio_client(command) as (reading, writing), ClientSession(reading, writing) as client:
+            await client.initialize()
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            answer = await client.call_tool("simulate", {"job": JOB})
+            mistake = await client.call_tool("simulate", {"job": JOB | {"changes": ["plan.tpp=2"]}})
+            return names, answer, mistake
+
+    names, answer, mistake = asyncio.run(talk())
+    assert names == ["simulate", "memory", "plan", "whatif", "run", "export", "explain", "names"]
+    step = shardyard.predict(shardyard.read_job(None, JOB["changes"], model="llama-2-7b", cluster="dgx-h100")).step_seconds
+    assert json.loads(answer.content[0].text)["step_seconds"] == step
+    assert "did you mean 'tp'?" in mistake.content[0].text
+
+
+def test_each_tool_answers(tools: Tools) -> None:
+    job = Asked.model_validate(JOB)
+    assert tools.memory(job)["parts"]
+    assert [point["value"] for point in tools.whatif(job, "nodes", ["1", "2"])] == ["nodes=1", "nodes=2"]
+    assert tools.run(job, 1e11)["goodput"].endswith("%")
+    assert "--tensor-model-parallel-size" in tools.export(job, "megatron")["text"]
+    assert "sends along an axis" in tools.explain("volume")
+    assert "dgx-h100" in tools.names("clusters")
+    best = tools.plan(Asked.model_validate(JOB | {"changes": ["plan.global_batch=8"]}))["plans"][0]
+    asked = Asked.model_validate(JOB | {"changes": ["plan.global_batch=8", *best["changes"]]})
+    assert tools.simulate(asked)["step_seconds"] == best["step"]
+
+
+def test_a_file_of_the_folder_is_read_and_no_other(tools: Tools) -> None:
+    assert tools.simulate(Asked(file="llama-3.1-70b.yaml"))["verdict"].startswith("llama-3.1-70b")
+    for given in ({"file": "../pyproject.toml"}, {"file": "/etc/hostname"}, {"file": "."}, JOB | {"model": "/etc/hostname"}):
+        with pytest.raises(UserError):
+            tools.simulate(Asked.model_validate(given))
