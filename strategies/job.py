@@ -20,6 +20,19 @@ from strategies.schedules import schedules
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.reading import UserError
 
+FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Of a plan that is found (`plan: auto`): what was said of it, with the default of every other field, which fields those are,
+    and whether auto was asked for or nothing was said.
+    """
+
+    plan: Plan
+    said: frozenset[str]
+    asked: bool
+
 
 @dataclass(frozen=True)
 class Job:
@@ -38,6 +51,7 @@ class Job:
     variability: float | None = (
         None  # of GPUs of one kind: see `Profile.variability`; 0: they are alike; None: as the profile says
     )
+    auto: Auto | None = None  # how the plan was found; None: it was said
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""

@@ -3,7 +3,7 @@
 model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
 cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
 nodes: 8                      # or groups of nodes that are not alike: [{count: 7}, {count: 1, missing: [nic 2]}]
-plan: {tp: 8, pp: 2, global_batch: 128}
+plan: {tp: 8, pp: 2, global_batch: 128}  # or auto (the default); {auto: true, global_batch: 128}: the rest is found
 profile: h100                 # optional: by default the one measured on the cluster's GPU
 effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
 run: {spares: 2, checkpoint: {interval: 30 min}}  # optional: what happens over days
@@ -20,7 +20,7 @@ from typing import Any
 from sim.engine.effects import read_effects
 from sim.engine.perturbation import Perturbation
 from strategies.frameworks.settings import ReadSettings, frameworks
-from strategies.job import Job
+from strategies.job import FIELDS, Auto, Job
 from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
 from strategies.models.tracing.builders import is_module_source
@@ -34,7 +34,7 @@ from topologies.reading import UserError, build, is_there, load_yaml, nearest, p
 
 NAME = 200  # letters of a name
 DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
-FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")
+AUTO = "auto"
 
 
 def read_job(
@@ -44,9 +44,23 @@ def read_job(
 
     overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}. given: fields of a job, and files of frameworks'
     settings as from_deepspeed="ds_config.json", which go before the job's own plan, model and nodes, but not before `given`.
+    A job that says nothing of its plan, or `plan: auto`, or `auto: true` among the plan's fields, has the best plan that a short
+    search finds (`strategies.planner.auto_plan`), with the fields that are said; `plan={}` has the default of every field.
 
     Names of files inside the file are relative to it. Raises UserError.
     """
+    job = stated_job(path, overrides, **given)
+    if job.auto is None:
+        return job
+    from strategies.planner.auto_plan import with_auto_plan  # which simulates
+
+    return with_auto_plan(job)
+
+
+def stated_job(
+    path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any
+) -> Job:
+    """As `read_job`, but no plan is found: what is not said of it has its default, and `Job.auto` says that it is to be found."""
     sample = given.pop("input", None)
     asked = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
@@ -80,8 +94,11 @@ def read_job(
     model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
-    plan, at = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
-    if model.module is not None and "kernels" not in plan.model_fields_set:
+    if settings and base["plan"] is None:
+        base["plan"] = {}  # a framework's settings are a plan
+    plan, at, auto = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
+    said = frozenset(plan.model_fields_set)
+    if model.module is not None and "kernels" not in said:
         plan = plan.model_copy(update={"kernels": "torch"})
     plan, assumed = with_batch(plan, cluster.gpus, framework=bool(settings))
     name = base["name"] or (Path(path).stem if path else model.name)
@@ -91,7 +108,8 @@ def read_job(
         Perturbation(effects, cluster.topology())  # their targets exist
     run = _run(base["run"], changes.get("run"), cluster, f"{where}: run")
     variability = _variability(base["variability"], where)
-    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run, variability)
+    found = Auto(plan, said, bool(base["plan"]) or bool(wanted)) if auto else None
+    return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run, variability, found)
 
 
 def _variability(value: Any, where: str) -> float | None:
@@ -247,14 +265,19 @@ def _run(value: Any, changes: Mapping[str, Any] | None, cluster: Cluster, where:
     return read_run(value, where)
 
 
-def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str]:
-    """The plan, and where it was written; a schedule's file lies beside it."""
-    if isinstance(value, str):
+def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str, bool]:
+    """The plan, where it was written, and whether it is to be found; a schedule's file lies beside it."""
+    auto = value == AUTO or (value is None and not changes)
+    if isinstance(value, str) and value != AUTO:
         data, at, folder = load_yaml(Path(value)), value, Path(value).parent
-    elif value is None or isinstance(value, Mapping):
-        data, at = dict(value or {}), f"{where}: plan" if where != "job" else "plan"
+    elif value in (None, AUTO) or isinstance(value, Mapping):
+        data, at = dict(value or {}) if value != AUTO else {}, f"{where}: plan" if where != "job" else "plan"
     else:
-        raise UserError(f"{where}: plan={shown(value)}: expected fields or the name of a file")
+        raise UserError(f"{where}: plan={shown(value)}: expected fields, the name of a file, or auto")
     if "schedule" in data:
         data["schedule"] = _near(data["schedule"], folder)
-    return build(Plan, _merge(data, changes), at), at
+    data = _merge(data, changes)
+    said = data.pop(AUTO, auto)
+    if not isinstance(said, bool):
+        raise UserError(f"{at}: auto={shown(said)}: must be true or false: whether the fields that are not said are found")
+    return build(Plan, data, at), at, said

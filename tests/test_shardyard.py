@@ -90,7 +90,7 @@ MISTAKES = [
     (("simulate", JOB, "--set", "cluster.node.nic=400"), "needs a unit"),
     (("simulate", JOB, "--set", "plan.precision=fp8"), "precision='fp8'"),
     (("simulate", JOB, "--nodes", "0"), "nodes=0"),
-    (("simulate", JOB, "--set", "plan=3"), "plan=3: expected fields or the name of a file"),
+    (("simulate", JOB, "--set", "plan=3"), "plan=3: expected fields, the name of a file, or auto"),
     (("simulate", JOB, "--set", "plan.tp=true"), "tp=True: must not be true or false"),
     (("simulate", JOB, "--set", "cluster.node.nic=400,0 Gb/s"), "not a quantity"),
     (("simulate", JOB, "--set", "cluster.node.nic=400 mb/s"), "not a quantity"),

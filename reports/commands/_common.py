@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,15 +214,39 @@ def check_positive(**values: float | None) -> None:
             raise UserError(f"--{option.replace('_', '-')}={value:g}: must be greater than 0")
 
 
-def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> Any:
-    """A function that reads the job with other fields."""
-    from strategies.planner.arguments import settings
-    from strategies.read_job import read_job
+def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any], find: bool = True) -> Any:
+    """A function that reads the job with other fields, and with `--set` texts. A plan that is to be found is found once, for the
+    job as it is, and stays where fields change; find=False: what is not said of it has its default.
+    """
+    from strategies.planner.arguments import settings, stated_otherwise
+    from strategies.read_job import read_job, stated_job
 
-    def read(changes: dict[str, Any]) -> Any:
-        return read_job(job, [*overrides, *settings(changes)], **given)
+    @functools.cache
+    def asked() -> Any:
+        return (read_job if find else stated_job)(job, overrides, **given)
+
+    def read(changes: dict[str, Any], texts: Iterable[str] = (), name: str | None = None) -> Any:
+        if not changes and not texts and name is None:
+            return asked()
+        found = settings(stated_otherwise(asked(), {})) if find and asked().auto else []
+        return stated_job(job, [*overrides, *found, *texts, *settings(changes)], **given | ({"name": name} if name else {}))
 
     return read
+
+
+def job_with_found_plan(job: str | None, *overrides: Any, **given: Any) -> Any:
+    """The job; for commands that print no notes, which plan was found is said on stderr."""
+    from strategies.read_job import read_job
+
+    asked = read_job(job, *overrides, **given)
+    tell_found(asked)
+    return asked
+
+
+def tell_found(job: Any) -> None:
+    """On stderr, which plan was found and why, where none was said."""
+    if job.auto:
+        echo(next(remark for remark in job.remarks if remark.startswith("plan: auto")), err=True)
 
 
 def quantity(option: str, text: str | None, parse: Any) -> float | None:

@@ -23,13 +23,14 @@ from topologies.reading import plain
 def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from strategies.planner.advise import advise
-    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.arguments import arguments_of
+    from strategies.planner.auto_plan import quick_way
     from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
-    from strategies.read_job import read_job
+    from strategies.read_job import stated_job
 
-    asked = read_job(job, **given)
+    asked = stated_job(job, **given)
     tell = throttled(lambda text: echo(text, err=True))
 
     def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
@@ -39,7 +40,7 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
             tell(f"{number} of {len(ways)} ways simulated")
 
     with engine() as runs:
-        answer = advise(asked, predict, run, headroom=headroom)
+        answer = advise(asked, predict, run, headroom=headroom, more=quick_way(asked))
     if (best := answer.best) is not None:  # the others' intervals would take ten simulations each
         best = replace(best, summary=with_interval(best.job, best.summary))
         answer = replace(answer, candidates=(best, *answer.candidates[1:]))
@@ -48,7 +49,7 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
             {
                 "name": shown.name,
                 "changes": {field: plain(value) for field, value in shown.changes.items()},
-                "arguments": as_arguments(differences(asked, shown.job)),
+                "arguments": arguments_of(asked, shown.job),
                 "dropped": list(shown.dropped),
                 "comfortable": shown.comfortable,
                 **shown.summary.to_dict(),

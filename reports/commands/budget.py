@@ -45,7 +45,7 @@ def command(
     from strategies.models.model import model_names
     from strategies.planner.budget import RATIO, budget
     from strategies.planner.search.workers.executors import engine
-    from strategies.read_job import read_job
+    from strategies.read_job import stated_job
     from topologies.costs import mean_rates
 
     check_positive(days=days, dollars=dollars, ratio=ratio, price=price)
@@ -53,7 +53,7 @@ def command(
     changes = [*overrides, *_nodes(gpus, given, overrides)]
 
     def read(name: str) -> Any:
-        return read_job(None, changes, model=name, **given)
+        return stated_job(None, changes, model=name, **given)
 
     cluster = read(model or "gpt2-1.5b").cluster
     money = mean_rates(cluster, price)
@@ -77,14 +77,14 @@ def command(
 
 def _nodes(gpus: int | None, given: dict[str, Any], overrides: tuple[str, ...]) -> list[str]:
     """So many GPUs as nodes of the cluster."""
-    from strategies.read_job import read_job
+    from strategies.read_job import stated_job
     from topologies.reading import UserError
 
     if gpus is None:
         return []
     if given.get("nodes") is not None:
         raise UserError("--gpus and --nodes: only one of them says how many there are")
-    each = read_job(None, overrides, model="gpt2-1.5b", **given).cluster.gpus_per_node
+    each = stated_job(None, overrides, model="gpt2-1.5b", **given).cluster.gpus_per_node
     if gpus % each:
         raise UserError(f"--gpus {gpus}: must be a multiple of the {each} GPUs of a node")
     return [f"nodes={gpus // each}"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show
+from reports.commands._common import AS_JSON, job_options, job_with_found_plan, show
 from reports.terminal import echo
 
 
@@ -17,11 +17,10 @@ from reports.terminal import echo
 @AS_JSON
 def command(job: str | None, as_json: bool, **given: Any) -> None:
     """What a job's checkpoint is: size, time, what the GPUs wait, the best interval by each rule, the bandwidth to buy."""
-    from strategies.read_job import read_job
     from strategies.resilience.checkpoint_plan import checkpoint_plan
     from strategies.resilience.settings import RunSettings
 
-    asked = read_job(job, **given)
+    asked = job_with_found_plan(job, **given)
     plan = checkpoint_plan(asked, asked.run or RunSettings())
     if as_json:
         from reports.tables.checkpoint import as_data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, money_options, show, tokens_of
+from reports.commands._common import AS_JSON, changing, job_options, money_options, show, tokens_of
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def command(
 
     asked = [read_job(job, overrides, **given) for job in jobs]
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
-    asked += [read_job(jobs[0], (*overrides, *apart.split(variant)), name=variant, **given) for variant in variants]
+    first = changing(jobs[0], overrides, given)
+    asked += [first({}, apart.split(variant), variant) for variant in variants]
     total = tokens_of(tokens)
     about = {} if total is None else {"tokens": total}
     rows = [(job.name, with_interval(job, predict(job)), {**describe(job), **about}) for job in asked]

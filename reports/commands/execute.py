@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, check_files, job_options, show, timeout_option, write_json
+from reports.commands._common import AS_JSON, check_files, job_options, job_with_found_plan, show, timeout_option, write_json
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ def command(
 
     A cluster without GPUs, such as cpu-gloo, runs as processes over gloo, others over NCCL. Under torchrun: all its ranks.
     """
-    from strategies.read_job import read_job
     from topologies.reading import UserError
 
     if servers is None and (staleness is not None or steps is not None):
         raise UserError("--staleness and --steps need --servers")
-    asked = read_job(job, **given)
+    asked = job_with_found_plan(job, **given)
     if print_launch:
         from calibration.launch.instructions import launch_text
 

@@ -35,7 +35,7 @@ def command(job: str | None, port: int, folder: str, browser: bool, **given: Any
     if job is None and not any(given[name] for name in given if name in FIRST or name.startswith("from_")):
         given |= FIRST
     session = Session(job, given, Path(folder))
-    session.job()  # a mistake is told before anything is served
+    session.find_plan()  # a mistake is told before anything is served
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, framework_names, job_options
+from reports.commands._common import AS_JSON, framework_names, job_options, job_with_found_plan
 from reports.terminal import echo
 
 
@@ -21,10 +21,9 @@ from reports.terminal import echo
 def command(job: str | None, target: str, output: str | None, as_json: bool, **given: Any) -> None:
     """The settings that run a job's plan with a training framework; what those cannot express is listed."""
     from strategies.frameworks.export import export
-    from strategies.read_job import read_job
     from topologies.documents.writing import write_whole
 
-    written = export(target, read_job(job, **given))
+    written = export(target, job_with_found_plan(job, **given))
     if output:
         write_whole(Path(output), written.text)
         echo(f"wrote {output}", err=as_json)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, show
+from reports.commands._common import AS_JSON, job_options, job_with_found_plan, show
 from reports.terminal import echo
 
 
@@ -18,11 +18,10 @@ from reports.terminal import echo
 def command(job: str | None, as_json: bool, **given: Any) -> None:
     """The training loop at its seven cut points, from input to checkpoint: what each costs of a step, hidden and exposed."""
     from reports.tables.loop import as_data, overview
-    from strategies.read_job import read_job
     from strategies.resilience.run_spec import prepare
     from strategies.resilience.settings import RunSettings
 
-    asked = read_job(job, **given)
+    asked = job_with_found_plan(job, **given)
     prepared = prepare(asked, asked.run or RunSettings(), days=1.0)
     if as_json:
         echo(json.dumps(as_data(prepared), indent=2))

@@ -129,7 +129,7 @@ def command(
         raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
     if any(text.partition("=")[0] == "price" for text in vary):
         raise UserError("--vary price: a search has one price, --price; `shardyard whatif --vary price=…` compares several")
-    read = changing(job, overrides, given)
+    read = changing(job, overrides, given, find=False)
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
     limits = Limits(

@@ -78,12 +78,12 @@ def command(
     from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict, simulate
-    from strategies.read_job import read_job
 
     folder = report_folder(output, "--output")
     assert folder is not None
-    asked = read_job(job, overrides, **given)
-    others = [read_job(job, (*overrides, *_APART.split(text)), name=text, **given) for text in variants]
+    read = changing(job, overrides, given)
+    asked = read({})
+    others = [read({}, _APART.split(text), text) for text in variants]
     wanted = _wanted(asked, tokens, price, without, others, search_seconds if search else None, results, validation)
     with engine(workers, dask, ray) as runs, _progress() as tell:
         tell("simulating the step")
@@ -92,7 +92,7 @@ def command(
         inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
         if not summary.fits:
             inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
-        page = report(asked, changing(job, overrides, given), timeline, summary, inputs, wanted, runs, tell)
+        page = report(asked, read, timeline, summary, inputs, wanted, runs, tell)
         tell("drawing")
         paths = write_report(folder, page, formats)
     echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it")

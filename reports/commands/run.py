@@ -22,6 +22,7 @@ from reports.commands._common import (
     job_options,
     money_options,
     show,
+    tell_found,
     tokens_of,
 )
 from reports.terminal import echo
@@ -81,6 +82,7 @@ def command(
     _check_page(report, vary)
     total = None if days is not None else tokens_of(tokens) or TOKENS
     read = changing(job, overrides, given)
+    tell_found(read({}))
     with engine(workers, dask, ray) as runs:
         asked = Asked(read, days, total, price, seed, replications, runs)
         if vary:

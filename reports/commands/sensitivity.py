@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, figure_option, job_options, show
+from reports.commands._common import AS_JSON, figure_option, job_options, job_with_found_plan, show
 from reports.terminal import echo
 
 
@@ -26,12 +26,11 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
 
     from strategies.planner.sensitivity import PRICES, Play
     from strategies.planner.uncertainty import spreads
-    from strategies.read_job import read_job
     from topologies.reading import UserError
 
     if not 0 < by <= 10:
         raise UserError(f"--by {by}: must be more than 0 and at most 10")
-    asked = read_job(job, **given)
+    asked = job_with_found_plan(job, **given)
     play = Play.of(asked)
     factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
     groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of

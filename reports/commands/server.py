@@ -45,9 +45,12 @@ def command(
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
     from strategies.lowering.parameter_servers import parameter_servers
     from strategies.predict import prices_of
-    from strategies.read_job import read_job
+    from strategies.read_job import stated_job
+    from topologies.reading import UserError
 
-    folder, asked = report_folder(report), read_job(job, **given)
+    folder, asked = report_folder(report), stated_job(job, **given)
+    if asked.auto and asked.auto.asked:
+        raise UserError(f"{asked.where}: auto: parameter servers are a way to train by themselves: say the plan's fields")
     answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
     reduced = _reduced(asked, answer) if folder or not as_json else None
     if as_json:

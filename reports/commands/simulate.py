@@ -93,7 +93,7 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     """What uneven stages cost, and what more even ones would take, played."""
     from reports.formatting import percent, seconds, signed
     from sim.analysis.breakdown import breakdowns, busy_seconds
-    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.arguments import arguments_of
     from strategies.planner.balance import balanced, paces
     from strategies.predict import predict
 
@@ -106,7 +106,7 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
         return message
     change = signed(better.step_seconds / summary.step_seconds - 1)
-    setting = as_arguments(differences(job, other))
+    setting = arguments_of(job, other)
     return f"{message}; with {setting} the step takes {seconds(better.step_seconds)} ({change})"
 
 
@@ -114,7 +114,7 @@ def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
     """What the step takes, played, when dp ranks on faster GPUs have more microbatches; None where that is no shorter."""
     from reports.formatting import seconds, signed
     from sim.analysis.summary import summarise
-    from strategies.planner.arguments import as_arguments, differences
+    from strategies.planner.arguments import arguments_of
     from strategies.planner.balance import allotted
     from strategies.predict import simulate
 
@@ -123,5 +123,5 @@ def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
         return None
     other, played = better
     step = summarise(played).step_seconds
-    setting = as_arguments(differences(job, other))
+    setting = arguments_of(job, other)
     return f"with {setting} the step takes {seconds(step)} ({signed(step / summary.step_seconds - 1)})"

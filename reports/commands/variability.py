@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, figure_option, job_options, show
+from reports.commands._common import AS_JSON, figure_option, job_options, job_with_found_plan, show
 from reports.terminal import echo
 
 
@@ -36,13 +36,12 @@ def command(
 ) -> None:
     """How long a step takes when GPUs of one kind differ: every rank draws its own speed, the step waits for the slowest."""
     from strategies.planner.variability import variability
-    from strategies.read_job import read_job
     from topologies.reading import UserError
 
     for option, value in (("--gpus", gpus), ("--collectives", collectives)):
         if value is not None and not 0 <= value <= 1:
             raise UserError(f"{option} {value:g}: must be from 0 to 1")
-    asked = read_job(job, **given)
+    asked = job_with_found_plan(job, **given)
     spread = variability(asked, gpus, collectives, samples, seed)
     replica = asked.cluster.gpus // asked.resolve().dp
     if as_json:

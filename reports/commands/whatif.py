@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     help="Compare with another plan at every point: where does the winner change?",
 )
 @click.option(
+    "--batch",
+    type=click.Choice(("keep", "scale")),
+    help="The global batch: keep the job's, or scale it with the GPUs, in whole microbatches. [default: what the job says]",
+)
+@click.option("--replan", is_flag=True, help="Find the best plan anew at every point (plan: auto), instead of the job's.")
+@click.option(
     "--runs", is_flag=True, help="Days and cost with failures and checkpoints: 20 runs each, which meet the same failures."
 )
 @click.option("--seed", type=click.IntRange(0), help="Of what is drawn in --runs. [default: 0]")
@@ -56,6 +62,8 @@ def command(
     weak: bool,
     strong: bool,
     plans: tuple[str, ...],
+    batch: str | None,
+    replan: bool,
     runs: bool,
     seed: int | None,
     plot: str | None,
@@ -73,32 +81,40 @@ def command(
     """
     from reports.formatting import TOKENS
     from strategies.planner import whatif
-    from strategies.planner.multiples import absolute
+    from strategies.planner.multiples import absolute, rounded
     from strategies.planner.search.workers.executors import engine
     from topologies.reading import UserError
 
     if weak + strong + one_at_a_time > 1:
         raise UserError("--weak, --strong, --one-at-a-time: only one of them")
+    if batch and (weak or strong):
+        raise UserError("--batch: --weak scales the batch and --strong keeps it")
+    if replan and plans:
+        raise UserError("--replan, --also: only one of them says the plans")
     if seed is not None and not runs:
         raise UserError("--seed is of --runs: without them nothing is drawn")
     read, named = changing(job, overrides, given), _plans(plans)
-    axes = [absolute(axis, read({}), price) for axis in _axes(vary, plot, weak or strong)]
+    given_axes = _axes(vary, plot, weak or strong)
+    axes = [absolute(axis, read({}), price) for axis in given_axes]
+    remarks = [remark for axis in given_axes for remark in rounded(axis, read({}))]
     inputs = whatif.scaling(read, axes[0], weak) if weak or strong else None
-    inputs = inputs or (whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes))
+    if inputs is None:
+        several = whatif.one_at_a_time(axes) if one_at_a_time else whatif.combinations(axes)
+        inputs = whatif.batched(read, [*([{}] if replan else []), *several], batch)
     total = tokens_of(tokens) or TOKENS
     cases = [(inputs_of_case, name, fields) for inputs_of_case in ({}, *inputs) for name, fields in named.items()]
     with engine(workers, dask, ray) as executor:
-        answer = whatif.ask(read, cases, executor, total, price, (seed or 0) if runs else None)
+        answer = whatif.ask(read, cases, executor, total, price, (seed or 0) if runs else None, replan)
     base, rest = answer[: len(named)], answer[len(named) :]
     if as_json:
         from reports.tables.whatif import as_data
 
-        echo(json.dumps([as_data(case) for case in answer], indent=2))
+        echo(json.dumps([as_data(case, read({})) for case in answer], indent=2))
     else:
         from reports.tables.whatif import overview
 
         scaling = "weak" if weak else "strong" if strong else ""
-        show(overview(read({}), base, rest, tornado=one_at_a_time, scaling=scaling, tokens=total))
+        show(overview(read({}), base, rest, tornado=one_at_a_time, scaling=scaling, tokens=total, remarks=remarks))
     if plot:
         from reports.figures.curve import curve
         from reports.tables.whatif import curves

@@ -8,6 +8,7 @@ from typing import Any
 
 from strategies.job import Job
 from strategies.models.tracing.builders import is_module_source
+from strategies.planner.arguments import settings, stated_otherwise
 from strategies.read_job import parse_changes, read_job
 from topologies.reading import UserError, is_there, shown
 
@@ -28,6 +29,11 @@ class Session:
         for text in _texts(parse_changes(changes)):
             self.check(text)
         return read_job(self.path, overrides=[*self.overrides, *changes], **self.given)
+
+    def find_plan(self, changes: Sequence[str] = ()) -> None:
+        """Where nothing is said of the plan, find it for the job with changes, once; what is changed later is changed of it."""
+        if (found := self.job(changes)).auto:
+            self.overrides += tuple(settings(stated_otherwise(found, {})))
 
     def check(self, text: str) -> None:
         """Refuse what names a file outside the folder."""

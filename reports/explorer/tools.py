@@ -104,8 +104,9 @@ class Tools:
 
     def whatif(self, job: Asked, field: str, values: list[str]) -> list[Data]:
         """Steps of the job with a field at several values: nodes, plan.microbatch, cluster.node.nic …"""
-        texts = [f"{field}={value}" for value in values]
-        return answers.curve(answers.varied(self._session(job), answers.asked(job.changes)[0], field, texts))
+        session, changes = self._session(job), answers.asked(job.changes)[0]
+        session.find_plan(changes)
+        return answers.curve(answers.varied(session, changes, field, [f"{field}={value}" for value in values]))
 
     def run(self, job: Asked, tokens: float = answers.TOKENS) -> Data:
         """Training until so many tokens, with failures and checkpoints: days, goodput, cost, where GPU-time goes (20 runs)."""

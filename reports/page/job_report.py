@@ -12,7 +12,7 @@ from reports.formatting import TOKENS
 from reports.page import alternatives, trust
 from reports.page.page import Report, Section
 from reports.page.winner import Entry, winner
-from strategies.planner.arguments import as_arguments, differences, stated_otherwise
+from strategies.planner.arguments import arguments_of, as_arguments, stated_otherwise
 from strategies.planner.ranking import rank, rank_row
 from topologies.reading import UserError
 
@@ -135,8 +135,7 @@ def _usual(
         sections.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}
     others += [
-        _entry(candidate.name, candidate.job, candidate.summary, as_arguments(differences(job, candidate.job)))
-        for candidate in candidates
+        _entry(candidate.name, candidate.job, candidate.summary, arguments_of(job, candidate.job)) for candidate in candidates
     ]
     return {job.name: answer, **{candidate.name: candidate.summary for candidate in candidates[:BESIDE]}}
 

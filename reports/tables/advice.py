@@ -12,7 +12,7 @@ from reports.formatting import count, gigabytes, notes_of, percent, plural, seco
 from sim.analysis.breakdown import AXES
 from strategies.job import Job
 from strategies.planner.advise import Advice, Candidate
-from strategies.planner.arguments import as_arguments, differences
+from strategies.planner.arguments import arguments_of
 from topologies.reading import as_argument
 
 SHOWN = 12
@@ -53,7 +53,7 @@ def advice(result: Advice, job: Job) -> RenderableType:
 
 def _arguments(answer: Advice, job: Job) -> list[Text]:
     """What makes the job the best one."""
-    settings = as_arguments(differences(job, answer.best.job)) if answer.best else ""
+    settings = arguments_of(job, answer.best.job) if answer.best else ""
     return [Text(f"as arguments: {settings}")] if settings else []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -25,8 +25,9 @@ from reports.formatting import (
     tokens_text,
 )
 from reports.tables.compare_runs import run_data
+from strategies.plan.plan import Plan
 from strategies.planner.arguments import as_arguments, stated_otherwise
-from topologies.reading import UserError, argument
+from topologies.reading import UserError, argument, plain
 
 if TYPE_CHECKING:
     from reports.figures.curve import Curve
@@ -40,7 +41,14 @@ HIDDEN = ("plan.accumulation", "plan.dp")
 
 
 def overview(
-    job: Job, base: Sequence[Case], cases: Sequence[Case], *, tornado: bool, scaling: str, tokens: float
+    job: Job,
+    base: Sequence[Case],
+    cases: Sequence[Case],
+    *,
+    tornado: bool,
+    scaling: str,
+    tokens: float,
+    remarks: Sequence[str] = (),
 ) -> RenderableType:
     """What moves, on one screen."""
     from strategies.planner.whatif import crossovers
@@ -63,7 +71,7 @@ def overview(
         each = f"failures and checkpoints included: {plural(runs[0], 'run')} each, with the same failures"
         about = f"days and cost are of {tokens_text(tokens)}, {each}"
     lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
-    lines += [Text(line, "dim") for line in ([] if tornado else _everywhere(job, cases))]
+    lines += [Text(line, "dim") for line in (*remarks, *_why_not(base, cases), *([] if tornado else _arguments(job, cases)))]
     prices = dict.fromkeys(rates_text(case.training.rates, power=False) for case in (*base, *cases) if case.training)
     return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
 
@@ -79,13 +87,15 @@ def _refused(cases: Sequence[Case]) -> Iterator[str]:
         yield f"refused, {'; '.join(list(inputs)[:NAMED])}{more}: {reason}"
 
 
-def as_data(case: Case) -> dict[str, Any]:
+def as_data(case: Case, job: Job) -> dict[str, Any]:
     """For machines, with stable keys."""
     return {
         "changes": dict(case.changes),
         "plan": case.plan,
-        "arguments": as_arguments(case.changes),
+        "arguments": as_arguments(stated_otherwise(job, {**case.changes, **_plain(case.found)})),
+        "global_batch": case.batch or None,
         "refused": case.refused,
+        "remarks": list(case.remarks),
         "summary": case.summary.to_dict() if case.summary else None,
         "training": case.training.to_dict() if case.training else None,
         **({"run": run_data(case.run)} if case.run else {}),
@@ -97,15 +107,45 @@ def _inputs(case: Case, shown: Collection[str] | None = None) -> str:
     return ", ".join(argument(n, v) for n, v in fields.items()) or "the job"
 
 
-def _everywhere(job: Job, cases: Sequence[Case]) -> Iterator[str]:
-    """What all cases change and no row names, as arguments: with them and a row's inputs, `simulate` gives the row's answer."""
+def _arguments(job: Job, cases: Sequence[Case]) -> Iterator[str]:
+    """What all cases change and no row names, or the plan that each has, as arguments: with them and a row's inputs, `simulate`
+    gives the row's answer.
+    """
     named = _varied(cases)
+    for case in cases:
+        if case.found:
+            yield f"{_inputs(case, named)}: {as_arguments(stated_otherwise(job, {**case.changes, **_plain(case.found)}))}"
     rest = [{name: value for name, value in case.changes.items() if name not in named} for case in cases]
-    if rest and (changes := stated_otherwise(job, rest[0])):
+    if rest and not any(case.found for case in cases) and (changes := stated_otherwise(job, rest[0])):
         yield f"every row also has {as_arguments(changes)}"
 
 
+def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in changes.items()}
+
+
+def _why_not(base: Sequence[Case], cases: Sequence[Case]) -> Iterator[str]:
+    """Why a change does nothing, or less than it says; what to do about a batch that is refused."""
+    reference = {case.plan: case for case in base}
+    said: dict[str, list[str]] = {}
+    for case in cases:
+        old = reference[case.plan]
+        for remark in case.remarks:
+            if remark not in old.remarks:
+                said.setdefault(remark, []).append(_inputs(case))
+        fields = [name for name in case.changes if name.startswith(("cluster.", "model."))]
+        if fields and case.summary and old.summary and case.summary.breakdown == old.summary.breakdown:
+            said.setdefault("the step is the same to the bit: nothing in it waits for this", []).append(_inputs(case))
+    yield from (f"{'; '.join(inputs)}: {remark}" for remark, inputs in said.items())
+    if any("global_batch" in case.refused for case in cases):
+        yield "--batch scale takes a batch that grows with the GPUs, in whole microbatches"
+
+
 def _plan(case: Case) -> str:
+    from strategies.planner.auto_plan import name_of
+
+    if case.found:
+        return name_of(Plan.model_validate({name.removeprefix("plan."): value for name, value in _plain(case.found).items()}))
     return case.plan or "the job's plan"
 
 
@@ -118,9 +158,11 @@ def _fit(case: Case) -> str:
 def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     over_days = any(case.run is not None for case in (*base, *cases))
+    replanned, batches = any(case.found for case in cases), _batches(base, cases)
     heads = [
         "inputs",
-        *(["plan"] if len(base) > 1 else []),
+        *(["plan"] if len(base) > 1 or replanned else []),
+        *(["batch"] if len(batches) > 1 else []),
         "step",
         "change",
         "tokens/s",
@@ -138,7 +180,8 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
     first = _references(cases)
     shown = _varied(cases)
     for case in [*base, *cases]:
-        start = [_inputs(case, shown), *([_plan(case)] if len(base) > 1 else [])]
+        start = [_inputs(case, shown), *([_plan(case)] if len(base) > 1 or replanned else [])]
+        start += [f"{case.batch:,}" if case.batch else "–"] if len(batches) > 1 else []
         summary, whole = case.summary, case.training
         if summary is None or whole is None:
             table.add_row(*start, "refused")
@@ -161,6 +204,13 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
             row.append(percent(summary.tokens_per_second_per_gpu / first[case.plan]))
         table.add_row(*start, *row)
     return table
+
+
+def _batches(base: Sequence[Case], cases: Sequence[Case]) -> set[int]:
+    """Global batches, where they differ and inputs do not say them."""
+    if any("plan.global_batch" in case.changes for case in cases):
+        return set()
+    return {case.batch for case in (*base, *cases) if case.batch}
 
 
 def _memory(summary: Summary) -> str:

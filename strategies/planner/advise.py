@@ -84,16 +84,18 @@ def advise(
     run: Callable[..., Iterable[Candidate | None]] = map,
     depth: int | None = None,
     headroom: float = HEADROOM,
+    more: Iterable[tuple[str, Changes]] = (),
 ) -> Advice:
     """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
-    UserError when none can be simulated.
+    UserError when none can be simulated. more: other ways, by what they change of the plan.
 
     run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers);
     headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`.
     """
     batch = job.global_batch
     by_hash: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
-    for several in ([*_candidates(job, depth or job.model.layers), *_contexts(job), _own(job)], _offloading(job)):
+    usual = [*_candidates(job, depth or job.model.layers), *_contexts(job), *([] if job.auto else [(OWN, {})]), *more]
+    for several in (usual, _offloading(job)):
         if not any(candidate.comfortable for candidate in by_hash.values()):
             ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
             for candidate in filter(None, run(partial(_try, job, answer, headroom), ways)):
@@ -117,7 +119,7 @@ def _try(job: Job, answer: Answer, headroom: float, way: tuple[str, Changes]) ->
     """
     name, changes = way
     simulated = partial(_simulated, job, answer, headroom)
-    if name == OWN:
+    if name == OWN or "microbatch" in changes:  # a whole plan
         return simulated(name, changes)
     best = simulated(name, changes | {"recompute": "none"})
     if best is not None and not best.comfortable:
@@ -145,11 +147,6 @@ def _simulated(job: Job, answer: Answer, headroom: float, name: str, changes: Ch
         return Candidate(name, wanted | dropped, asked, summary, summary.fits_with(headroom), tuple(dropped))
     except UserError:
         return None
-
-
-def _own(job: Job) -> tuple[str, Changes]:
-    """The job's own plan; it is refused, and no candidate, when it does not fit the model or the cluster."""
-    return OWN, {}
 
 
 def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from strategies.job import Job
@@ -23,14 +24,43 @@ def differences(job: Job, other: Job) -> dict[str, Any]:
 
 
 def stated_otherwise(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Of changes as plain data those that `job` has otherwise, what they set to nothing included."""
-    own = {f"plan.{field}": plain(value) for field, value in job.plan} | {"nodes": job.cluster.nodes}
-    return {name: value for name, value in changes.items() if name not in own or own[name] != value}
+    """Of changes of `job` as plain data those that what was said of it has otherwise, what they set to nothing included; with the
+    fields of a plan that was found.
+    """
+    own = {f"plan.{field}": plain(value) for field, value in _said(job)} | {"nodes": job.cluster.nodes}
+    every = {name: plain(value) for name, value in _found(job).items()} | dict(changes)
+    return _without_auto(job, {name: value for name, value in every.items() if name not in own or own[name] != value})
+
+
+def arguments_of(job: Job, other: Job) -> str:
+    """What has to be added to the arguments of `job` so that they are `other`'s, a job with the same model."""
+    found = {name: getattr(other.plan, name.removeprefix("plan.")) for name in _found(job)}
+    changes = {**found, **differences(job, other)}
+    said = dict(_said(job))
+    return as_arguments(_without_auto(job, {name: v for name, v in changes.items() if name == "nodes" or said[name[5:]] != v}))
+
+
+def _said(job: Job) -> Plan:
+    """The plan as it was said."""
+    return job.auto.plan if job.auto else job.plan
+
+
+def _found(job: Job) -> dict[str, Any]:
+    """Fields of a plan that was found."""
+    return differences(replace(job, plan=job.auto.plan), job) if job.auto else {}
+
+
+def _without_auto(job: Job, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a plan that is to be found end the search: where it was asked for, or they say no field, this has to be said."""
+    says = any(name.startswith("plan.") for name in changes)
+    return {"plan.auto": False} | changes if job.auto and (job.auto.asked or not says) else changes
 
 
 def as_arguments(changes: Mapping[str, Any]) -> str:
-    """`--set plan.tp=4 --set nodes=2 …`, quoted for a shell."""
-    return " ".join(f"--set {shlex.quote(text)}" for text in settings(changes))
+    """`--set plan.tp=4 --set nodes=2 …`, quoted for a shell; a price is an option of its own."""
+    fields = {name: value for name, value in changes.items() if name != "price"}
+    price = [f"--price {changes['price']}"] if changes.get("price") is not None else []
+    return " ".join([*(f"--set {shlex.quote(text)}" for text in settings(fields)), *price])
 
 
 def settings(changes: Mapping[str, Any]) -> list[str]:

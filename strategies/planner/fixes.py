@@ -10,7 +10,7 @@ from sim.analysis.summary import Summary
 from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.plan.options import Offload
-from strategies.planner.arguments import as_arguments, differences
+from strategies.planner.arguments import arguments_of
 from topologies.cluster import UnequalCluster
 from topologies.reading import UserError
 
@@ -102,7 +102,7 @@ def _larger(job: Job, kept: Changes, answer: Callable[[Job], Summary]) -> list[F
 
 
 def _fix(job: Job, changes: Changes, kept: Changes, summary: Summary) -> Fix:
-    return Fix(changes, summary, as_arguments(differences(job, _changed(job, kept | changes))))
+    return Fix(changes, summary, arguments_of(job, _changed(job, kept | changes)))
 
 
 def _changed(job: Job, changes: Changes) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -30,6 +30,14 @@ def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
     )
 
 
+def rounded(axis: Axis, job: Job) -> Iterator[str]:
+    """What is to be said of multiples of nodes that are no whole number."""
+    for choice in axis.choices:
+        match = _MULTIPLE.fullmatch(str(choice.get("nodes")))
+        if match and not (exact := job.cluster.nodes * float(match[1])).is_integer():
+            yield f"nodes={choice['nodes']}: {job.cluster.nodes} times {match[1]} is {exact:g}, rounded to {round(exact)}"
+
+
 def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
     match = _MULTIPLE.fullmatch(value) if isinstance(value, str) else None
     if not match:
@@ -42,7 +50,7 @@ def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
         return show(result, unit, 6)
     if isinstance(own, float):
         return result
-    if result < 1 or not result.is_integer():
+    if result < 1 or not (result.is_integer() or field == "nodes"):  # nodes are rounded: see `rounded`
         raise UserError(f"--vary {field}={value}: {field}={own} times {match[1]} is no whole number of at least 1")
     return round(result)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
 
 from sim.analysis.summary import Summary
 from strategies.job import Job
+from strategies.planner.auto_plan import CHOSEN, with_auto_plan
 from strategies.planner.search.space import Axis
 from strategies.planner.search.workers.executors import Engine
 from strategies.predict import predict
@@ -30,13 +31,21 @@ class Case:
     training: Cost | None  # with failures and checkpoints where there are runs
     refused: str = ""
     run: RunAnswer | None = None
+    batch: int = 0  # sequences of a step
+    found: Changes = field(default_factory=dict)  # of the plan, where it is found anew: its fields
+    remarks: tuple[str, ...] = ()  # what of the cluster's description cannot be reached
 
 
-def _answer(job: Job) -> Summary | str:
+BATCHES = ("keep", "scale")
+
+
+def _answer(job: Job, replan: bool) -> tuple[Job, Summary | str]:
+    """The job, with the best plan that is found for it where that is asked for, and its summary, or why there is none."""
     try:
-        return predict(job)
+        asked = with_auto_plan(job) if replan else job
+        return asked, predict(asked)
     except UserError as error:
-        return str(error)
+        return job, str(error)
 
 
 def ask(
@@ -46,9 +55,10 @@ def ask(
     tokens: float,
     price: float | None,
     seed: int | None = None,
+    replan: bool = False,
 ) -> list[Case]:
     """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once. seed: run them over days as
-    well, all with the same failures.
+    well, all with the same failures. replan: all but the first have the best plan that a short search finds for them.
     """
     jobs: list[Job | str] = []
     for changes, _, plan in cases:
@@ -57,16 +67,19 @@ def ask(
             jobs.append(read(own))
         except UserError as error:
             jobs.append(str(error))
-    tasks = {job.hash: engine.submit(_answer, job) for job in {j.hash: j for j in jobs if isinstance(j, Job)}.values()}
+    anew = [replan and number > 0 for number in range(len(jobs))]
+    wanted = {(job.hash, again): job for job, again in zip(jobs, anew, strict=True) if isinstance(job, Job)}
+    tasks = {key: engine.submit(_answer, job, key[1]) for key, job in wanted.items()}
     result = []
-    for (changes, name, _), job in zip(cases, jobs, strict=True):
-        outcome = job if isinstance(job, str) else tasks[job.hash].result()
-        if isinstance(outcome, str) or isinstance(job, str):
+    for (changes, name, _), asked, again in zip(cases, jobs, anew, strict=True):
+        job, outcome = (None, asked) if isinstance(asked, str) else tasks[asked.hash, again].result()
+        if isinstance(outcome, str) or job is None:
             result.append(Case(changes, name, None, None, str(outcome)))
             continue
         rate = mean_rates(job.cluster, changes.get("price", price), "price")
         whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
-        case = Case(changes, name, outcome, whole)
+        batch, found = job.resolve().global_batch, {f"plan.{name}": getattr(job.plan, name) for name in CHOSEN} if again else {}
+        case = Case(changes, name, outcome, whole, batch=batch, found=found, remarks=job.cluster.remarks)
         result.append(case if seed is None else _run(case, job, tokens, rate, seed, engine))
     return result
 
@@ -86,9 +99,9 @@ def impossible(cases: Sequence[Case]) -> list[tuple[str, Any]]:
     possible: dict[tuple[str, str], bool] = {}
     values: dict[tuple[str, str], tuple[str, Any]] = {}
     for case in cases:
-        for field, value in case.changes.items():
-            key = field, str(value)
-            values[key] = field, value
+        for name, value in case.changes.items():
+            key = name, str(value)
+            values[key] = name, value
             possible[key] = possible.get(key, False) or not case.refused
     return [values[key] for key, able in possible.items() if not able]
 
@@ -101,6 +114,39 @@ def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
 def one_at_a_time(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     """Each value of each axis, the others as the job has them."""
     return [dict(choice) for axis in axes for choice in axis.choices]
+
+
+def batched(read: Read, inputs: Sequence[Changes], how: str | None) -> list[dict[str, Any]]:
+    """Inputs with a global batch: keep, the job's own; scale, as many sequences for each GPU, in whole microbatches of all dp
+    ranks; None: what the job says, where the inputs say none themselves. What else says a batch (accumulation, dp) is set aside.
+    """
+    base = read({})
+    batch, gpus = base.resolve().global_batch, base.cluster.gpus
+    result = []
+    for changes in inputs:
+        free: dict[str, Any] = {"plan.accumulation": None, "plan.dp": None}
+        if "plan.global_batch" in changes:
+            result.append(dict(changes) | free)
+        elif how is None or "plan.accumulation" in changes:
+            freed: dict[str, Any] = {"plan.global_batch": None} if "plan.accumulation" in changes else {}
+            freed |= {"plan.dp": None} if base.plan.dp and "plan.dp" not in changes else {}
+            result.append(dict(changes) | freed)
+        else:
+            result.append(dict(changes) | free | {"plan.global_batch": _batch(read, changes, batch, gpus, how)})
+    return result
+
+
+def _batch(read: Read, changes: Changes, batch: int, gpus: int, how: str) -> int:
+    """Sequences of a step; the job's own where the inputs are refused, whose simulation says why."""
+    if how == "keep":
+        return batch
+    try:
+        job = read({**changes, "plan.accumulation": None, "plan.dp": None, "plan.global_batch": None})
+    except UserError:
+        return batch
+    plan = job.plan
+    least = max(1, plan.microbatch * (job.cluster.gpus // (plan.tp * plan.cp * plan.pp)))
+    return least * max(1, round(batch * job.cluster.gpus / gpus / least))
 
 
 def scaling(read: Read, axis: Axis, weak: bool) -> list[dict[str, Any]]:

@@ -56,6 +56,13 @@ def test_answers_are_the_simulators(page: TestClient) -> None:
     assert answer["verdict"].startswith("llama-2-7b on 2 × dgx-h100 (16 GPUs)")
 
 
+def test_a_job_without_a_plan_begins_with_the_one_that_is_found(tmp_path: Path) -> None:
+    session, found = Session(None, GIVEN, tmp_path), shardyard.read_job(**GIVEN)
+    session.find_plan()
+    assert session.job().hash == found.hash
+    assert session.job(["nodes=2"]).plan.data_parallel == found.plan.data_parallel != "ddp"
+
+
 def test_the_form_has_every_field_of_a_plan_and_begins_with_the_job() -> None:
     controls = [control for section in form(read(CHANGES)) for control in section["controls"]]
     fields = {control["field"] for control in controls}

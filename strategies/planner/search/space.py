@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.frameworks import sets_with
-from strategies.job import Job
+from strategies.job import FIELDS, Job
 from strategies.plan.plan import SEQUENCE, Plan
-from strategies.read_job import FIELDS
 from strategies.schedules import schedules
 from topologies.reading import UserError, load_yaml, nearest, parse_value, plain, shown
 

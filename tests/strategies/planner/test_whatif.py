@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,58 @@ def test_a_value_that_is_refused_everywhere_is_told_with_the_reason() -> None:
     assert "refused, plan.pp=5, plan.microbatch=1; plan.pp=5, plan.microbatch=2: " in stages.output
     some = call("whatif", *JOB, "--vary", "plan.pp=1,8", "--vary", "plan.schedule=1f1b,pipedream")
     assert some.exit_code == 0
+
+
+LINES = ("--model", MODEL, "--cluster", "dgx-a100", "--nodes", "4", "--set", "plan.data_parallel=zero1", "--workers", "1")
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    answer: list[dict[str, Any]] = json.loads(call("whatif", *LINES, *words, "--json").stdout)
+    return answer
+
+
+def test_a_batch_is_kept_or_grows_with_the_gpus_in_whole_microbatches() -> None:
+    """5 nodes of 8 GPUs, microbatches of 2: a multiple of 80 sequences."""
+    vary = ("--set", "plan.microbatch=2", "--set", "plan.global_batch=192", "--vary", "nodes=2,x1.2")
+    told, kept = (rows(*vary, *more) for more in ((), ("--batch", "keep")))
+    assert [row["global_batch"] for row in told] == [row["global_batch"] for row in kept] == [192, 192, None]
+    grown = rows(*vary, "--batch", "scale")
+    assert [(row["changes"].get("nodes"), row["global_batch"]) for row in grown] == [(None, 192), (2, 96), (5, 240)]
+    text = call("whatif", *LINES, *vary).output
+    assert "nodes=x1.2: 4 times 1.2 is 4.8, rounded to 5" in text
+    assert "--batch scale takes a batch that grows with the GPUs" in text
+
+
+def test_a_batch_that_varies_takes_the_place_of_accumulation() -> None:
+    answer = rows("--set", "plan.accumulation=2", "--vary", "plan.global_batch=64,128")
+    assert [row["global_batch"] for row in answer] == [64, 64, 128]
+    assert "plan.accumulation=null" in answer[2]["arguments"]
+    back = rows("--set", "plan.global_batch=64", "--vary", "plan.accumulation=1,4")
+    assert [row["global_batch"] for row in back] == [64, 32, 128]
+
+
+def test_why_a_change_does_nothing() -> None:
+    """DGX A100: 25 GB/s of NICs, PCIe of 31.5 GB/s; no NVLink is too slow for a model of one rank's size on one node's NICs."""
+    text = call(
+        "whatif", *LINES, "--vary", "cluster.node.nic=50 GB/s", "--vary", "cluster.node.cpu.memory=4 TB", "--one-at-a-time"
+    )
+    assert "cluster.node.nic=50 GB/s: node.nic: 50 GB/s of NICs are more than " in text.output
+    assert "cluster.node.cpu.memory=4 TB: the step is the same to the bit: nothing in it waits for this" in text.output
+
+
+def test_a_plan_is_found_anew_at_every_point() -> None:
+    vary = ("--vary", "nodes=1,2", "--replan")
+    answer, text = rows(*vary), call("whatif", *LINES, *vary).output
+    own, again = answer[0]["summary"], answer[1]["summary"]
+    assert again["step_seconds"] < own["step_seconds"]  # ZeRO-1 of microbatch 1 is not the best
+    for row in answer[1:]:
+        words = shlex.split(row["arguments"])
+        simulated = json.loads(call("simulate", *LINES[:-2], *words, "--json").stdout)
+        assert simulated["step_seconds"] == row["summary"]["step_seconds"]
+        assert row["arguments"] in text
+    both = call("whatif", *LINES, *vary, "--also", "plan.tp=2")
+    assert both.exit_code == 2
+    assert "--replan, --also: only one of them says the plans" in both.output
 
 
 def test_a_curve_has_one_unit(tmp_path: Path) -> None:
