@@ -13,6 +13,7 @@ from reports.figures import COLOURS, MEMORY
 from reports.formatting import KINDS, components, digits, held, percent, seconds, size, stages
 from reports.inputs import describe
 from reports.metrics import metric
+from reports.page.step_view import step_view
 from reports.tables.step import headline, verdict
 from strategies.planner.effects_cost import with_effects
 from strategies.planner.uncertainty import with_interval
@@ -155,60 +156,12 @@ def _played(job: Job) -> Timeline:
 
 
 def timeline(job: Job, window: tuple[float, float] | None = None, lane: int | None = None) -> dict[str, Any]:
-    """Passes and transfers of each row between two moments, and what a row's GPU holds over the step. Seconds and bytes."""
-    from reports.figures import LANES
-    from reports.figures.timeline_bars import chosen, lane_names, strips
-
+    """One step between two moments, and what a row's GPU holds over the step: see `step_view`."""
     plan = job.resolve()
     passes = plan.microbatches * plan.pp * plan.chunks
     if passes > PLAYED:
         raise UserError(f"the step has {passes:,} passes: too many to draw; fewer microbatches look alike")
-    played = _played(job)
-    if window is not None:
-        first, last = max(0.0, window[0]), min(played.step, window[1])
-        window = (first, last) if last - first > 1e-9 * played.step else None
-    lanes, names, keys = chosen(played, LANES), lane_names(played), list[str]()
-    rows, axes = [], dict[str, str]()
-    for number in lanes:
-        row = strips(played, number, 1500, window)
-        bars = [[bar.start, bar.end, bar.microbatch, bar.whole, _indexed(bar.shares, keys)] for bar in row.passes]
-        transfers = {axis: [[bar.start, bar.end] for bar in several] for axis, several in row.transfers.items()}
-        axes |= {axis: COLOURS[axis] for axis in transfers}
-        rows.append({"lane": number, "name": names[number], "passes": bars, "transfers": transfers})
-    fullest = lane if lane in lanes else None
-    return {
-        "step": played.step,
-        "window": list(window or (0.0, played.step)),
-        "rows": rows,
-        "keys": [[key, COLOURS[key]] for key in keys],
-        "axes": axes,
-        "lanes": len(played.lanes),
-        "memory": memory(played, fullest),
-    }
-
-
-def _indexed(shares: Mapping[str, float], keys: list[str]) -> list[list[float]]:
-    keys += [key for key in shares if key not in keys]
-    return [[keys.index(key), value] for key, value in shares.items()]
-
-
-def memory(played: Timeline, lane: int | None = None) -> dict[str, Any]:
-    """What a lane's GPU holds over the step by kind; by default the lane that holds most."""
-    from reports.figures.memory_over_time import thinned
-    from reports.figures.timeline_bars import lane_names
-    from sim.analysis.memory import ledger, tensor_capacity
-    from sim.program import MEMORY_KINDS
-
-    books = {number: ledger(played, number) for number in ([lane] if lane is not None else range(len(played.lanes)))}
-    lane = max(books, key=lambda number: books[number].peak)
-    times, sizes = thinned(books[lane], played.step)
-    used = [place for place in range(len(MEMORY_KINDS)) if sizes[:, place].any()]
-    return {
-        "name": lane_names(played)[lane],
-        "times": times.tolist(),
-        "kinds": [[MEMORY_KINDS[place], MEMORY[MEMORY_KINDS[place]], sizes[:, place].tolist()] for place in used],
-        "room": tensor_capacity(played),
-    }
+    return step_view(_played(job), window, lane)
 
 
 def varied(session: Session, changes: Sequence[str], field: str, values: Sequence[Any]) -> dict[str, Callable[[], Job]]:

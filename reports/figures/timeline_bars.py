@@ -39,12 +39,14 @@ class Strips(NamedTuple):
     transfers: Mapping[str, list[Bar]]
 
 
-def strips(timeline: Timeline, lane: int, limit: int = 400, window: tuple[float, float] | None = None) -> Strips:
-    """Bars of a lane between two moments, by default of the whole step, at most `limit` on the compute stream; ops that follow
-    each other closely and are one pass are one bar.
+def strips(
+    timeline: Timeline, lane: int, limit: int = 400, window: tuple[float, float] | None = None, pixels: int = 1500
+) -> Strips:
+    """Bars of a lane between two moments, by default of the whole step, at most `limit` on the compute stream; ops less than a
+    pixel apart that are one pass are one bar.
     """
     first, last = window or (0.0, timeline.step)
-    gap = (last - first) / 1500  # about a pixel
+    gap = (last - first) / pixels
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
     beside = 0.0  # until when the latest collective beside the compute stream runs

@@ -39,6 +39,7 @@ from reports.formatting import (
     stages,
 )
 from reports.metrics import metric
+from reports.page.step_view import script, style, whole_step
 from reports.tables.step import flatten, headline, verdict
 from reports.trace import write_trace
 from sim.analysis.summary import Summary
@@ -205,6 +206,9 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         model=job.get("model", "model"),
         cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
         step=report.step,
+        view=whole_step(report.timeline),
+        script=script(),
+        style=style(),
         sections=report.sections,
         network=report.network,
         best=report.best,

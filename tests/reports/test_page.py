@@ -50,10 +50,10 @@ def test_everything_is_there_and_nothing_else(folder: Path) -> None:
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(folder: Path) -> None:
+def test_the_page_fetches_nothing(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     links = Links(text)
-    assert "script" not in links.tags  # without a table to sort
+    assert "default-src 'none'" in text  # nor would a browser let it
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     for tag, where in links.targets:
         assert where.startswith("data:image/png;base64,") if tag == "img" else (folder / where).is_file()
@@ -61,7 +61,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(folder: Path) -> None:
 
 def test_what_the_user_wrote_is_escaped(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<script>" not in text
+    assert "<script>alert" not in text
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
     assert "1 × DGX &amp; co" in text
 
@@ -154,7 +154,7 @@ def browse(page: Path, state: str = "") -> tuple[list[list[str]], str]:
         f"{page.as_uri()}{state}",
     ]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
-    body = done.stdout.split("<tbody>")[1].split("</tbody>")[0]
+    body = done.stdout.split('class="sheet"')[1].split("<tbody>")[1].split("</tbody>")[0]
     rows = [re.findall(r"<td>(.*?)</td>", line) for line in body.split("<tr>")[1:]]
     return rows, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
