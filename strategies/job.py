@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
+from strategies.layers.fine_tuning.adapters import adapter_parameters
+from strategies.layers.fine_tuning.parts import trained_parameters
 from strategies.models.model import Model
 from strategies.plan.allotment import dropped
 from strategies.plan.plan import Plan
@@ -109,6 +111,10 @@ class Job:
         if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
+        if not plan.trains_all:
+            whole, trained = model.parameters + adapter_parameters(plan, model), trained_parameters(model, plan)
+            said = f"{trained:,} of {whole:,} parameters are trained ({100 * trained / whole:.3g} %)"
+            yield f"{said}; MFU counts no gradients of frozen weights"
         dp = self.cluster.gpus // (plan.tp * plan.cp * plan.pp)
         if dp and (left := dropped(plan, dp)):
             yield f"uneven_batch=drop_last: {left:,} of {plan.global_batch:,} sequences of a step are not trained on"

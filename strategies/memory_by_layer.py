@@ -29,6 +29,7 @@ class PartMemory:
     name: str
     count: int  # how many the rank has
     parameters: int
+    trained: int  # those of them that have gradients
     states: dict[str, float]  # parameter, gradient, optimizer: bytes of one
     activations: float  # of one, from the forward to the backward pass of a microbatch
     recomputed: float  # of one, that the backward pass makes again
@@ -95,7 +96,7 @@ def memory_by_layer(job: Job, summary: Summary) -> ByLayer:
         stage=worst.stage,
         microbatches=worst.kinds.get("activation", 0.0) / kept if kept else 0.0,
         parts=tuple(mine),
-        states=tuple(_states(plan, worst, sum(each.count * each.parameters for each in mine))),
+        states=tuple(_states(plan, worst, mine)),
         activations=tuple(rules) if job.model.module is None else tuple(rules[:2]),
         differences=tuple(_differences(job.model, plan, work)),
     )
@@ -146,16 +147,24 @@ def _held(name: str, part: LayerCost, count: int, plan: Resolved, tensors: dict[
         states[kind] = 0.0 if offloaded.get(kind) else width * elements
     if "optimizer" in states:
         states["optimizer"] += FLOAT * left_to_adam(plan, [part]) / (plan.shards if "optimizer" in plan.hook.shards else 1)
-    return PartMemory(name, count, part.parameters, states, part.saved, part.restored, tensors)
+    states["parameter"] += part.frozen_bytes / (plan.shards if "parameter" in plan.hook.shards else 1)
+    return PartMemory(name, count, part.parameters + part.frozen, part.parameters, states, part.saved, part.restored, tensors)
 
 
-def _states(plan: Resolved, worst: StageMemory, parameters: int) -> Iterator[StateCount]:
+def _states(plan: Resolved, worst: StageMemory, mine: list[PartMemory]) -> Iterator[StateCount]:
     """The model states that the rank holds at its peak, per parameter that it has before sharding."""
-    textbook = TEXTBOOK[plan.bytes_per_element]
-    planned = plan.bytes_of_states
+    textbook, parameters = TEXTBOOK[plan.bytes_per_element], sum(each.count * each.parameters for each in mine)
+    trained = sum(each.count * each.trained for each in mine) / parameters if parameters else 1.0
     for kind, width in textbook.items():
         held = worst.kinds.get(kind, 0.0) / parameters if parameters else 0.0
-        yield StateCount(kind, width, planned[kind], held, "; ".join(_reasons(plan, kind, width)))
+        planned = plan.bytes_of_states[kind] * trained
+        if kind == "parameter" and trained < 1:  # frozen ones may be narrower
+            shards = plan.shards if kind in plan.hook.shards else 1
+            planned = sum(each.count * each.states[kind] for each in mine) * shards / parameters
+        reasons = [f"{100 * trained:.3g} % of the parameters are trained"] if trained < 1 and kind != "parameter" else []
+        narrow = plan.lora is not None and plan.lora.bytes_per_weight is not None and kind == "parameter"
+        reasons += [f"frozen matrices of layers in {plan.lora.weights}"] if narrow and plan.lora else []
+        yield StateCount(kind, width, planned, held, "; ".join([*reasons, *_reasons(plan, kind, width)]))
     if buffers := worst.kinds.get("buffer", 0.0):
         why = "what DDP's buckets hold beside the gradients, or pipelines hold for what they receive"
         yield StateCount("buffer", None, None, buffers / parameters, why)

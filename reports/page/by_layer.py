@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reports.formatting import digits, gigabytes
 from reports.page.page import Section, Sheet
-from reports.tables.by_layer import COLUMNS, number, row
+from reports.tables.by_layer import columns, number, row
 from strategies.memory_by_layer import ByLayer
 
 
@@ -20,8 +20,9 @@ def section(memory: ByLayer) -> Section:
     held = (
         f"Bytes in GB of one part on a rank of stage {memory.stage}, which at its peak holds {digits(memory.microbatches)} × one "
     )
+    tunes = any(each.trained < each.parameters for each in memory.parts)
     return Section(
         "Memory by layer",
         text=(f"{held}microbatch's activations.", *text, f"Activations of a microbatch: {rules}.", *memory.differences),
-        table=Sheet(COLUMNS, [row(each) for each in memory.parts]),
+        table=Sheet(tuple(columns(tunes)), [row(each, tunes) for each in memory.parts]),
     )

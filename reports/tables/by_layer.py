@@ -20,9 +20,10 @@ def tables(memory: ByLayer) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts = _table(*COLUMNS)
+    tunes = any(each.trained < each.parameters for each in memory.parts)
+    parts = _table(*columns(tunes))
     for each in memory.parts:
-        parts.add_row(*row(each))
+        parts.add_row(*row(each, tunes))
     held = f"{digits(memory.microbatches)} × one microbatch's activations at its peak"
     lines: list[RenderableType] = [
         Text(f"one part on a rank of stage {memory.stage}, in GB; the rank holds {held}", "bold"),
@@ -44,10 +45,16 @@ def tables(memory: ByLayer) -> RenderableType:
     return Group("", *lines, "", states, rules, *(Text(f"differs: {text}") for text in memory.differences))
 
 
-def row(part: PartMemory) -> list[str]:
+def columns(tunes: bool) -> list[str]:
+    """Headings; tunes: not all parameters are trained."""
+    return [*COLUMNS[:3], *(["trained"] if tunes else []), *COLUMNS[3:]]
+
+
+def row(part: PartMemory, tunes: bool = False) -> list[str]:
     """Cells of a part."""
     sizes = [part.states.get(kind, 0.0) for kind in STATES]
-    return [part.name, str(part.count), count(part.parameters), *map(gigabytes, (*sizes, part.activations, part.recomputed))]
+    numbers = [count(part.parameters), *([count(part.trained)] if tunes else [])]
+    return [part.name, str(part.count), *numbers, *map(gigabytes, (*sizes, part.activations, part.recomputed))]
 
 
 def number(value: float | None) -> str:

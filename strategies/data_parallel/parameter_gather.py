@@ -30,18 +30,25 @@ class ParameterGather:
         return self.stage.plan.copies == 1 and not self.stage.host.has_parameters
 
     def elements(self, part: int) -> tuple[int, int]:
-        """Elements of a part that all ranks along dp and cp share; of its experts, if other ranks have the same."""
+        """Elements with gradients of a part that all ranks along dp and cp share; of its experts, if other ranks have the
+        same.
+        """
         if part not in self._elements:
             self._elements[part] = self.stage.shared(part)
         return self._elements[part]
 
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
-        return self.elements(part)[0]
+        return self.elements(part)[0] + self.stage.frozen(part)[0]
 
     def width(self, part: int, experts: bool = False) -> float:
-        """Bytes of a gathered parameter of the part, or of its experts."""
-        return self.stage.gathered_width(part, part + 1, experts)
+        """Mean bytes of a gathered parameter of the part, or of its experts."""
+        trained = self.stage.gathered_width(part, part + 1, experts)
+        frozen, size = self.stage.frozen(part)
+        if experts or not frozen:
+            return trained
+        elements = self.elements(part)[0]
+        return (elements * trained + size) / (elements + frozen)
 
     def sent_width(self, part: int, experts: bool = False) -> float:
         """Bytes of a parameter of the part, or of its experts, while it is gathered."""

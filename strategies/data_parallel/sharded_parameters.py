@@ -72,7 +72,7 @@ class ShardedParameters(Hook):
 
     def _weights(self, stage: Stage, turn: Turn, after: tuple[Ref, ...]) -> Ref:
         """The weight gradients of all parts, by the second half of a split backward pass."""
-        for part in reversed(range(len(stage.parts))):
+        for part in self.order(stage, turn):
             gradient = self.new_gradient(stage, part)
             ref = stage.weight_gradient(turn.microbatch, (*after, *stage.crowded), part, part + 1, allocate=gradient)
             self.reduce(stage, turn, part, ref)
@@ -88,9 +88,9 @@ class ShardedParameters(Hook):
 
     @staticmethod
     def order(stage: Stage, turn: Turn) -> range:
-        """The parts as the pass comes to them."""
+        """The parts as the pass comes to them; backward, none below the lowest that is trained."""
         count = len(stage.parts)
-        return range(count - 1, -1, -1) if turn.backward else range(count)
+        return range(count - 1, stage.lowest - 1, -1) if turn.backward else range(count)
 
     @staticmethod
     def begin(stage: Stage, after: tuple[Ref, ...]) -> tuple[Ref, ...]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from strategies.frameworks.passes import Pass, Passes
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.plan.fine_tuning import Lora
 from strategies.plan.options import FP8_WIDTH, Fp8
 
 TURNED: Passes = (Pass("memory", 2.0 * FP8_WIDTH),)  # what is there by rows is written by columns
@@ -45,7 +46,18 @@ def _engine(fp8: Fp8, width: float) -> Casts:
     """Transformer Engine's."""
     maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
     cast: Passes = (*maximum, Pass("memory", width + 2 * FP8_WIDTH))
-    return Casts(cast, (), cast, (Pass("memory", 2.0 * FP8_WIDTH),) if fp8.gather else cast)
+    return Casts(cast, (), cast, TURNED if fp8.gather else cast)
+
+
+def _frozen(fp8: Fp8, width: float, lora: Lora | None) -> Casts:
+    """Transformer Engine's where the weight has no gradient: nothing needs operands by columns (requires_dgrad alone in
+    transformer_engine/pytorch/module/linear.py) but, on Hopper, the weight.
+    """
+    maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
+    cast: Passes = (*maximum, Pass("memory", width + FP8_WIDTH))
+    if lora is None or lora.weights != "fp8":
+        return _engine(fp8, width)._replace(input=cast, gradient=cast)
+    return Casts(cast, (), cast, (), TURNED if lora.fp8_transposes == "made" else ())
 
 
 def _torchao(fp8: Fp8, width: float) -> Casts:
@@ -123,6 +135,8 @@ class Fp8Products:
     def _casts(self) -> Casts:
         if self.fp8 is None:
             return Casts()
+        if self.rank.frozen and self.engine:
+            return _frozen(self.fp8, self.rank.element, self.rank.resolved.lora)
         return (_engine if self.engine else _torchao)(self.fp8, self.rank.element)
 
     def input_casts(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:

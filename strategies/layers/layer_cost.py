@@ -10,7 +10,7 @@ from itertools import chain
 
 from sim.program import Collective, Item, Kernel, SharedItems
 from strategies.layers import gradients, selective_recomputation
-from strategies.layers.operators import Operator
+from strategies.layers.operators import Operator, Shape
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 from strategies.plan.options import FP8_WIDTH
@@ -35,7 +35,7 @@ class LayerCost:
     input_gradient_workspace: float  # bytes of workspace of the first half of a split backward pass
     loss_workspace: float  # bytes of workspace of the loss, with which the backward pass of the head begins; −∞ elsewhere
     stranded: float  # bytes that the caching allocator has from its forward pass, and that its loss cannot use
-    parameters: int  # elements on this rank
+    parameters: int  # elements on this rank that have gradients; by default all of them
     replicated: int  # elements of parameters that every tp rank holds: norms, biases of matrices cut by rows, positions
     experts: int  # elements of parameters of routed experts that are spread over ep ranks: they have fewer copies
     fp8_parameters: int  # elements of matrices whose products are in fp8, without routed experts
@@ -45,13 +45,26 @@ class LayerCost:
     logits: float  # bytes of the result of the head
     held: float  # bytes that weight gradients need after the input gradient: inputs of matrices and gradients of their outputs
     backward: Items  # recompute, then both gradients, operator by operator
-    gradients: tuple[gradients.CompletedGradient, ...]  # of every parameter, as the backward pass makes them
+    gradients: tuple[gradients.CompletedGradient, ...]  # of every parameter that has one, as the backward pass makes them
+    frozen_shapes: tuple[Shape, ...] = ()  # of the other parameters
+    frozen_bytes: float = 0.0  # that these take
+    spared_flops: float = 0.0  # of gradients that are not made, by the rule of `model_flops`
 
     def __post_init__(self) -> None:
         for name in ("forward", "input_gradient", "weight_gradient", "recompute", "backward"):
             items = getattr(self, name)
             if not isinstance(items, SharedItems):
                 object.__setattr__(self, name, SharedItems(items))
+
+    @property
+    def frozen(self) -> int:
+        """Elements on this rank that have no gradients."""
+        return sum(map(math.prod, self.frozen_shapes))
+
+    @property
+    def forward_flops(self) -> float:
+        """The forward pass's part of `model_flops`."""
+        return (self.model_flops + self.spared_flops) / 3
 
     def input_gradient_peak(self, absent: float = 0.0) -> float:
         """Bytes of workspace of the first half of a split backward pass, as `backward_peak`."""
@@ -100,10 +113,13 @@ def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recomput
         loss_workspace=-math.inf if trunk is operators else operators[-1].temporary,
         fp8_parameters=sum(operator.fp8_parameters for operator in operators if not operator.experts),
         fp8_expert_parameters=sum(operator.fp8_parameters for operator in operators if operator.experts),
-        model_flops=3.0 * rank.cp * sum(operator.flops for operator in operators),
+        model_flops=float(rank.cp * sum(operator.passes * operator.flops for operator in operators)),
         recomputed_flops=rank.cp * sum(operator.flops for operator in again),
         stranded=sum(operator.stranded for operator in operators),
         parameters=sum(operator.parameters for operator in operators),
+        frozen_shapes=tuple(chain.from_iterable(operator.frozen_shapes for operator in operators)),
+        frozen_bytes=float(sum(operator.frozen_bytes for operator in operators)),
+        spared_flops=float(rank.cp * sum((3 - operator.passes) * operator.flops for operator in operators)),
         replicated=sum(operator.replicated for operator in operators),
         experts=sum(operator.experts for operator in operators),
     )
@@ -118,7 +134,7 @@ def tensors_of(operators: Sequence[Operator], recompute: str, modules: frozenset
     for operator in operators:  # of readers of one tensor that keep it in different types, the widest is counted
         outer |= {name: max(float(size), outer.get(name, 0.0)) for name, size in operator.saved.items()}
     inner = {name: float(size) for operator in operators for name, size in operator.inner.items()}
-    if recompute == "none":
+    if recompute == "none" or not outer:
         return outer | inner, {}
     if recompute == "selective":
         again = _repeated(operators, recompute, False, modules)
@@ -214,6 +230,7 @@ def joined(layers: tuple[LayerCost, ...]) -> LayerCost:
         items = len(part.backward) - len(part.recompute)
         completed = gradients.before(completed, items, len(part.weight_gradient)) + part.gradients
     sums = ("parameters", "replicated", "experts", "fp8_parameters", "fp8_expert_parameters", "model_flops", "held")
+    more = ("frozen_bytes", "spared_flops")
     return replace(
         layers[0],
         forward=_chained(layers, "forward"),
@@ -222,13 +239,14 @@ def joined(layers: tuple[LayerCost, ...]) -> LayerCost:
         recompute=recompute,
         backward=recompute + backward,
         gradients=completed,
+        frozen_shapes=tuple(chain.from_iterable(part.frozen_shapes for part in layers)),
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
-        recomputed_flops=sum(part.model_flops for part in layers[:-1]) / 3 + layers[-1].recomputed_flops,
+        recomputed_flops=sum(part.forward_flops for part in layers[:-1]) + layers[-1].recomputed_flops,
         input_gradient_workspace=max(part.input_gradient_workspace for part in layers) + sum(part.held for part in layers[1:]),
         temporary=max(part.temporary for part in layers),
         backward_workspace=max(part.backward_workspace for part in layers),
         gradient_workspace=max(part.gradient_workspace for part in layers),
-        **{name: sum(getattr(part, name) for part in layers) for name in sums},
+        **{name: sum(getattr(part, name) for part in layers) for name in sums + more},
     )
 
 

@@ -171,6 +171,7 @@ def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: in
         ),
         weight_gradient=(*fp8.again(rows.held * k), _exact(product, rows), *adding, *sums),
         saved={f"{label} input": fp8.kept * rows.held * k},
+        for_weights=(f"{label} input",),
         temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
         shapes=((n, k),) * rows.experts + ((n,),) * (rows.experts * bias),
         replicated=replicated,

@@ -18,6 +18,7 @@ from functools import lru_cache
 from strategies.frameworks.megatron_2021.small_kernels import batch
 from strategies.layers import selective_recomputation
 from strategies.layers.embedding_and_head import embedding, head
+from strategies.layers.fine_tuning.parts import trained_end, trained_layer
 from strategies.layers.layer_cost import LayerCost, Tensors, joined, part_of, tensors_of
 from strategies.layers.operators import Operator
 from strategies.layers.pipeline_scatter import received, returned
@@ -28,6 +29,7 @@ from strategies.layers.transformer import transformer_layer
 from strategies.models.model import Model
 from strategies.models.parts import Experts
 from strategies.models.tracing.tracer import trace_of
+from strategies.plan.fine_tuning import Trained, trained_parts
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
@@ -48,6 +50,7 @@ class ModelCosts:
     received: Items  # before the forward pass of stages whose input comes from another rank
     returned: Items  # before the backward passes of those whose result went to another rank
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
+    tied_is_frozen: bool = False  # whether that matrix is not trained
 
     def layer(self, index: int) -> LayerCost:
         """Layer 0 … layers − 1 of the model."""
@@ -77,21 +80,34 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
         trace = trace_of(model.module, 1, "bf16")
         tied = sum(math.prod(trace.parameters[name]) for name in trace.tied)
         return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied)
-    kinds = [_kind(model, layer) for layer, _ in model.layer_kinds]
-    every = [(RankShapes(model.layer_models[layer], plan), _experts(model, layer)) for layer, _ in model.layer_kinds]
-    layers, kept = (tuple(part_of("layer", _layer(own, moe), own, again) for own, moe in every) for again in (recompute, "none"))
+    trained = trained_parts(plan, model.layers)
+    every = [(*_kind(model, layer), trained.layers[layer]) for layer in range(model.layers)]
+    kinds = {kind: every.index(kind) for kind in every}  # one layer of each
+    layers, kept = (
+        tuple(_layer_cost(model, plan, layer, trained.layers[layer], again) for layer in kinds.values())
+        for again in (recompute, "none")
+    )
+    places = {kind: place for place, kind in enumerate(kinds)}
+    tied = rank.rows * model.hidden if model.head and model.tied else 0
     return ModelCosts(
         plan=plan,
-        embedding=part_of("embedding", embedding(rank), rank, "none"),
+        embedding=part_of("embedding", trained_end(rank, embedding, trained.embedding), rank, "none"),
         layers=layers,
         kept=kept,
-        kinds=tuple(kinds.index(_kind(model, layer)) for layer in range(model.layers)),
-        head=part_of("head", head(rank), rank, "none"),
+        kinds=tuple(places[kind] for kind in every),
+        head=part_of("head", trained_end(rank, head, trained.head, trained.embedding.weights), rank, "none"),
         batch=batch(rank),
         received=received(rank),
         returned=returned(rank),
-        tied=rank.rows * model.hidden if model.head and model.tied else 0,
+        tied=tied,
+        tied_is_frozen=not trained.embedding.weights,
     )
+
+
+def _layer_cost(model: Model, plan: Resolved, layer: int, trained: Trained, recompute: str) -> LayerCost:
+    rank = RankShapes(model.layer_models[layer], plan, frozen=not trained.weights)
+    operators = trained_layer(rank, _layer(rank, _experts(model, layer)), trained)
+    return part_of("layer", operators, rank, "none" if trained.gradient == "none" else recompute)
 
 
 def _layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
@@ -114,7 +130,9 @@ def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
     if model.module is not None:
         raise UserError(f"model {model.name}: tensors of a traced module have no names")
     _check(model, plan)
-    return _layer(RankShapes(model.layer_models[layer], plan), _experts(model, layer))
+    trained = trained_parts(plan, model.layers).layers[layer]
+    rank = RankShapes(model.layer_models[layer], plan, frozen=not trained.weights)
+    return trained_layer(rank, _layer(rank, _experts(model, layer)), trained)
 
 
 def saved_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:

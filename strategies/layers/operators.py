@@ -65,6 +65,11 @@ class Operator:
     kept_results: Mapping[str, float] = field(default_factory=dict)  # recompute=operators: results kept besides `saved`
     again: Items | None = None  # recompute=operators: what of `forward` is repeated, where that is not all
     flops: float = 0.0  # of forward matrix products of the tp group on this cp rank's tokens, attention counted in full
+    passes: int = 3  # how many times `flops` a microbatch takes: forward, for gradients of inputs, for gradients of weights
+    for_weights: tuple[str, ...] = ()  # names of saved tensors that only its weights' gradients need
+    frozen_shapes: tuple[Shape, ...] = ()  # of parameters that have no gradients
+    frozen_bytes: float = 0.0  # that these take
+    beside: str = ""  # the label of a frozen product whose input it reads too
 
     @property
     def backward(self) -> Items:
@@ -127,6 +132,7 @@ def column_linear(
         weight_gradient=(*recast, *again, *weights),
         both_gradients=both,
         saved={source or f"{label} input": fp8.kept * kept},
+        for_weights=(source or f"{label} input",),
         temporary=gathered + (gathered if again else 0) + fp8.copies(tokens * local),  # input's gradient, all tokens' input
         shapes=(*((size, hidden) for size in sizes), *((size,) for size in sizes if bias)),
         fp8_parameters=fp8.elements,
@@ -184,6 +190,7 @@ def row_linear(rank: RankShapes, label: str, inputs: int, bias: bool) -> Operato
         input_gradient=(*fills, *backward),
         weight_gradient=(*fp8.again(tokens * local), *weights),
         saved={f"{label} input": fp8.kept * tokens * local},
+        for_weights=(f"{label} input",),
         temporary=rank.element * tokens * (local + (hidden if gather else 0)) + fp8.copies(tokens * hidden),
         shapes=((hidden, local), *([(hidden,)] if bias else [])),
         fp8_parameters=fp8.elements,
@@ -214,6 +221,7 @@ def replicated_linear(
         input_gradient=(*fp8.gradient(tokens * outputs), backward),
         weight_gradient=(*fp8.again(tokens * hidden), *weights, *(bias_gradient if bias else ())),
         saved={source or f"{label} input": fp8.kept * tokens * hidden},
+        for_weights=(source or f"{label} input",),
         temporary=elements * hidden,
         shapes=((outputs, hidden), *([(outputs,)] if bias else [])),
         fp8_parameters=fp8.elements,
@@ -246,6 +254,7 @@ def norm(rank: RankShapes, label: str, residual: bool = False, source: str = "",
         forward=forward,
         input_gradient=(*backward, *rank.vectors(label, features, parameters // features), *(addition if apart else ())),
         saved=kept,
+        for_weights=(f"{label} normed",),
         shapes=((features,),) * (parameters // features),
         replicated=parameters,
     )

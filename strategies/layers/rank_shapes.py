@@ -35,6 +35,7 @@ class RankShapes:
 
     model: Model
     resolved: Resolved
+    frozen: bool = False  # parameters have no gradients
 
     @property
     def tp(self) -> int:
@@ -175,7 +176,7 @@ class RankShapes:
 
     def vectors(self, label: str, elements: int, count: int = 1) -> tuple[Kernel, ...]:
         """Kernels that accumulate the gradients of `count` vectors of parameters."""
-        return () if self.kernels.compiled else self._sum(label, elements) * count
+        return () if self.kernels.compiled or self.frozen else self._sum(label, elements) * count
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""

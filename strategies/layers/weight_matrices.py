@@ -74,6 +74,8 @@ def vectors(part: LayerCost, model: Model) -> int:
 
 def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
     """The matrices of a part; the matrix of a product has the label of the product that makes its gradient."""
+    if part.name == "embedding" and not part.parameters:  # it is frozen
+        return
     if part.name == "embedding":
         extra = (model.learned_rows, model.token_types)
         for rows in (_vocabulary_rows(part, model, sum(extra)), *extra):

@@ -71,6 +71,8 @@ class _Lowering:
         self.last = len(plan.layers) - 1
         # a head that shares the embedding's matrix has a copy of it when no stage of its rank has the embedding
         self.tied = model.tied and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
+        if self.tied and work.tied_is_frozen:
+            self.stages[self.last].tied_frozen, self.tied = work.tied, False
         if self.tied:
             self.stages[self.last].tied = work.tied
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
@@ -163,6 +165,8 @@ class _Lowering:
         shards = plan.shards if "optimizer" in self.hook.shards else 1
         beside = sum(FLOAT * left_to_adam(plan, stage.parts) for stage in stages) / shards
         resident += (("optimizer", beside),) if beside else ()
+        frozen = sum(stage.frozen_bytes for stage in stages)
+        resident += (("parameter", frozen),) if frozen else ()
         more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum(

@@ -23,12 +23,37 @@ class StageParts:
         self.kinds = [(part, len(list(same))) for part, same in groupby(self.parts)]  # parts that follow each other, how many
         self._elements = sum(count * part.parameters for part, count in self.kinds)
         self.tied = 0  # parameters of a second copy of the tied embedding
+        self.tied_frozen = 0  # the same where it is not trained
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
 
     @property
     def parameters(self) -> int:
-        """Elements on one rank of the stage, before any data parallel sharding."""
+        """Elements on one rank of the stage that have gradients, before any data parallel sharding."""
         return self._elements + self.tied
+
+    @property
+    def lowest(self) -> int:
+        """The first part that has a backward pass: below it nothing is trained."""
+        return next(number for number, part in enumerate(self.parts) if part.backward)
+
+    def frozen(self, part: int) -> tuple[int, float]:
+        """Elements of a part's parameters that have no gradients, with what fills them up when ranks shard them, and their
+        bytes.
+        """
+        own, more = self.parts[part], self.tied_frozen if part == len(self.parts) - 1 else 0
+        if not own.frozen + more:
+            return 0, 0.0
+        elements = padded(self.plan, own.frozen_shapes, self.plan.shards) + more
+        size = own.frozen_bytes + more * self.plan.bytes_per_element
+        return elements, size * elements / (own.frozen + more)
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of parameters without gradients that a rank holds all the time."""
+        shards = self.plan.shards if "parameter" in self.plan.hook.shards else 1
+        if shards > 1:
+            return sum(self.frozen(part)[1] for part in range(len(self.parts))) / shards
+        return sum(count * part.frozen_bytes for part, count in self.kinds) + self.tied_frozen * self.plan.bytes_per_element
 
     def buffers(self, size: float, before: bool, after: bool) -> Memory:
         """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
@@ -86,7 +111,8 @@ class StageParts:
     def cached(self) -> Memory:
         """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
         plan = self.plan
-        if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters:
+        alone = plan.lora is not None and plan.lora.weights == "fp8"  # there are no others
+        if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters or alone:
             return ()
         fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
         return (("parameter", 2.0 * FP8_WIDTH * fp8),)

@@ -1,5 +1,6 @@
 """The plan: how a model is trained. One frozen class of fields: degrees in `strategies.plan.degrees`, how a rank computes in
-`strategies.plan.computing`, what ranks schedule, share and overlap here; `Resolved` fills in what depends on model and cluster.
+`strategies.plan.computing`, what is trained in `strategies.plan.fine_tuning`, what ranks schedule, share and overlap here;
+`Resolved` fills in what depends on model and cluster.
 
 The same `Plan` drives the simulation and a real execution. Every field is honoured or refused, never ignored.
 """
@@ -23,6 +24,7 @@ from strategies.models.model import Model
 from strategies.models.parts import LAYERS, WIDTH, Layers, Tokens
 from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
+from strategies.plan.fine_tuning import FineTuning
 from strategies.plan.options import Offload, PowerSGD
 from strategies.plan.synonyms import FIELDS
 from strategies.schedules import schedules
@@ -46,7 +48,7 @@ def _is_refused(value: object) -> bool:
     return value == "refuse"
 
 
-class Plan(Degrees, Computing):
+class Plan(Degrees, Computing, FineTuning):
     """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
     other_names: ClassVar[Mapping[str, str]] = FIELDS

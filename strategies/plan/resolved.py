@@ -16,6 +16,7 @@ from strategies.plan.rules.computing import computes, recomputed
 from strategies.plan.rules.data_parallel import belongs, neighbours, quantises, shares
 from strategies.plan.rules.degrees import divides, exchanges, synchronised
 from strategies.plan.rules.experts import experts
+from strategies.plan.rules.fine_tuning import fine_tunes
 from strategies.plan.rules.modules import traceable
 from strategies.plan.rules.schedules import asynchronous, blocks
 from strategies.schedules import schedules
@@ -62,7 +63,13 @@ class Resolved(Plan):
         )
         local = _local_steps(plan, microbatches, where)
         layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
-        refuse(where, recomputed(plan, layers), synchronised(plan, dp), quantises(plan, dp, per_node))
+        refuse(
+            where,
+            recomputed(plan, layers),
+            synchronised(plan, dp),
+            quantises(plan, dp, per_node),
+            fine_tunes(plan, model, layers),
+        )
         filled = {
             "dp": dp,
             "sequence": sequence,

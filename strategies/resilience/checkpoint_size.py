@@ -1,9 +1,10 @@
 """What a checkpoint is, by the plan: bytes in all, and what each node writes, holds and reads.
 
 Saved are weights as they are computed with, and the optimizer's states with the master weights: 14 bytes per parameter for Adam
-in mixed precision. What several ranks have is saved once. With `parallel` saves every rank writes a part of what it shares with
-others (torch.distributed.checkpoint, Megatron-LM's --ckpt-fully-parallel-save); otherwise the first of those ranks writes all
-of it, and of sharded states each rank its shard (torch.save, Megatron-LM before).
+in mixed precision. Of frozen parameters there are weights alone, and with LoRA these are not saved again (PEFT's
+save_pretrained), but read on a restart. What several ranks have is saved once. With `parallel` saves every rank writes a part
+of what it shares with others (torch.distributed.checkpoint, Megatron-LM's --ckpt-fully-parallel-save); otherwise the first of
+those ranks writes all of it, and of sharded states each rank its shard (torch.save, Megatron-LM before).
 """
 
 from __future__ import annotations
@@ -50,19 +51,24 @@ def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
     whole = resolved.shards if "parameter" in resolved.hook.shards else 1
     write, read = np.zeros(grid.world), np.zeros(grid.world)
     total = 0.0
-    for rank, stage in enumerate(_by_rank(resolved, parts(job.model, resolved))):
+    stages = _by_rank(resolved, parts(job.model, resolved))
+    still = _frozen(job, resolved, stages)
+    for rank, stage in enumerate(stages):
         experts = sum(part.experts for part in stage)
         replicated = sum(part.replicated for part in stage)
         dense = sum(part.parameters for part in stage) - experts - replicated
         spread = max(1, resolved.ep_of_dp)
         unique = dense * resolved.tp + replicated + experts * resolved.tp * spread
-        total += unique * (weight + states)
+        total += unique * (weight + states) + still[rank]
         ranks = grid.groups(("dp", "cp", "tp", "ep", "ep_node", "replica"), {"pp": rank}).ravel()
         held = dense + experts + replicated
-        read[ranks] = held * weight / whole + held * states / sharded
+        frozen = sum(part.frozen_bytes for part in stage)
+        read[ranks] = (held * weight + frozen) / whole + held * states / sharded
         if parallel:
-            write[ranks] = unique * (weight + states) / len(ranks)
+            write[ranks] = (unique * (weight + states) + still[rank]) / len(ranks)
         else:
+            writing = ranks if whole > 1 else grid.groups(("dp", "cp", "replica"), {"pp": rank})[:, 0]
+            write[writing] += still[rank] / len(writing)
             one, shared = dense + replicated / resolved.tp, ("dp", "cp", "replica")
             for elements, axes, equal in ((one, (*shared, "ep", "ep_node"), copies), (experts, shared, copies // spread)):
                 first = grid.groups(axes, {"pp": rank})[:, 0]  # of the ranks with equal parameters
@@ -70,6 +76,21 @@ def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
                 write[ranks] += elements * states / equal if sharded > 1 else 0.0
     per_node = job.cluster.node.gpus
     return CheckpointSize(total, _nodes(write, per_node), _nodes(read, per_node), float(write.max()), job.model.parameters)
+
+
+def _frozen(job: Job, resolved: Resolved, stages: list[list[LayerCost]]) -> list[float]:
+    """Bytes of the weights that each pipeline rank saves though they are not trained."""
+    on_ranks = [sum(part.frozen for part in stage) for stage in stages]
+    if resolved.lora is not None or not sum(on_ranks):
+        return [0.0] * len(stages)
+    spread, tp = max(1, resolved.ep_of_dp), resolved.tp
+    trained = sum(
+        (part.parameters - part.experts - part.replicated) * tp + part.replicated + part.experts * tp * spread
+        for stage in stages
+        for part in stage
+    )
+    size = float((job.model.parameters - trained) * resolved.bytes_per_element)
+    return [size * each / sum(on_ranks) for each in on_ranks]
 
 
 def _nodes(ranks: Bytes, per_node: int) -> Bytes:

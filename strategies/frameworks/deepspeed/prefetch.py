@@ -23,10 +23,12 @@ class Step(NamedTuple):
     release: bool
 
 
-def steps(sizes: Sequence[int], limits: DeepSpeed) -> list[Step]:
-    """Steps of a forward pass over parts of `sizes` elements and of the backward pass, which releases everything."""
+def steps(sizes: Sequence[int], limits: DeepSpeed, lowest: int = 0) -> list[Step]:
+    """Steps of a forward pass over parts of `sizes` elements and of the backward pass, down to the part `lowest`, which releases
+    everything.
+    """
     count = len(sizes)
-    trace = [*range(count), *reversed(range(count))]
+    trace = [*range(count), *reversed(range(lowest, count))]
     live: set[int] = set()
     until: dict[int, int] = {}  # part -> the last step for which it has been looked at
     queue, result = 0, []

@@ -63,7 +63,7 @@ class DeepSpeedZero3(ShardedParameters):
         if gather.kept or self.tensorwise(stage):
             return self.in_order(stage, turn, after)
         if stage.number not in self._traces:
-            self._traces[stage.number] = steps([gather.moving(part) for part in range(count)], gather.options)
+            self._traces[stage.number] = steps([gather.moving(part) for part in range(count)], gather.options, stage.lowest)
         trace = self._traces[stage.number]
         for step in trace[count:] if turn.backward else trace[:count]:
             begin = self.begin(stage, after if not overlap else ())
@@ -130,6 +130,9 @@ class DeepSpeedZero3(ShardedParameters):
             return
         elements = [self.gather_of(stage).elements(part) for part, _ in self._bucket]
         dense, experts = sum(each for each, _ in elements), sum(each for _, each in elements)
+        if not dense + experts:  # of frozen parts
+            self._bucket.clear()
+            return
         # without overlap_comm reductions are on the compute stream, behind all that was launched
         completed = self._bucket[-1][1] if stage.plan.overlap else stage.last_compute()
         assert completed is not None

@@ -126,6 +126,8 @@ class FSDP(ShardedParameters):
 
     def _reduce(self, stage: Stage, part: int, after: Ref, free: Memory) -> None:
         gather = self.gather_of(stage)
+        if not any(gather.elements(part)):  # of a part that is frozen nothing is reduced
+            return
         gather.copy_in(part, after)
         self.send(stage, gather.elements(part), after, free)
 
@@ -135,7 +137,7 @@ class FSDP(ShardedParameters):
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)
         if last and turn.keeps:
             self._whole.discard(stage.number)
-            for part in range(len(stage.parts)):
+            for part in range(stage.lowest, len(stage.parts)):
                 self._reduce(stage, part, ref, self.gradient(stage, part) + self.gather_of(stage).gathered_parameters(part))
 
 

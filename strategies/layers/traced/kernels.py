@@ -47,6 +47,20 @@ def kernels_of(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> li
     return list(_kernels(op, phase, dtype, has_parameters))
 
 
+def products_of(op: TracedOp) -> int:
+    """How many gradients of a product's operands an operator of the backward pass makes."""
+    if op.name == "convolution_backward":
+        return sum(_asked(op)[:2])
+    return 2 if op.name == "attention_backward" else int(op.name in PRODUCTS)
+
+
+def _asked(op: TracedOp) -> tuple[bool, ...]:
+    """Whether the gradients of a convolution's image, weight and bias are asked for."""
+    return next(
+        (tuple(each) for each in reversed(op.arguments) if isinstance(each, list | tuple) and len(each) == 3), (True,) * 3
+    )
+
+
 def _kernels(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Iterator[Priced]:
     read, written = sum(t.bytes for t in op.inputs), sum(t.bytes for t in op.outputs)
     label = f"{op.label} {op.name}"
@@ -140,7 +154,7 @@ def _convolution(op: TracedOp, phase: str, dtype: str) -> Iterator[Priced]:
 def _convolution_backward(op: TracedOp, phase: str, dtype: str) -> Iterator[Priced]:
     """Gradients of the image, the weight and the bias, as far as they are asked for."""
     gradient, image, weight = op.inputs[:3]
-    mask = next((each for each in reversed(op.arguments) if isinstance(each, (list, tuple)) and len(each) == 3), (True,) * 3)
+    mask = _asked(op)
     if mask[0]:
         yield from _convolved(op, (image, weight, gradient), (gradient, weight, image), phase, dtype, "input")
     if mask[1]:

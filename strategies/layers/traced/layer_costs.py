@@ -17,7 +17,7 @@ from strategies.layers.layer_cost import LayerCost, part_of
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.layers.traced.kernels import kernels_of
+from strategies.layers.traced.kernels import kernels_of, products_of
 from strategies.models.tracing.records import Trace, TracedOp
 from strategies.models.tracing.tracer import trace_of
 
@@ -46,8 +46,8 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     every, used = list[list[Operator]](), set[str]()
     for ops in by_part:
         every.append(_operators(rank, trace, ops, used))
-    unused = tuple(shape for name, shape in trace.parameters.items() if name not in used)
-    every[0].append(Operator(shapes=unused))
+    unused = [name for name in trace.parameters if name not in used]
+    every[0].append(_holding(rank, trace, Operator(), unused, []))
     keys = [_signature(trace, ops) for ops in by_part[1:-1]]
     kinds = list(dict.fromkeys(keys))
     # the second of a kind: when the first runs, more of what is before or after it may still be there
@@ -55,11 +55,16 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     blocks = [_kept_input(every[number + 1], trace, number) for number in chosen]
     return TracedParts(
         part_of("embedding", every[0], rank, "none"),
-        tuple(part_of("layer", each, rank, plan.recompute) for each in blocks),
+        tuple(part_of("layer", each, rank, plan.recompute if _returns(each) else "none") for each in blocks),
         tuple(part_of("layer", each, rank, "none") for each in blocks),
         tuple(kinds.index(key) for key in keys),
         part_of("head", every[-1], rank, "none"),
     )
+
+
+def _returns(operators: Sequence[Operator]) -> bool:
+    """Whether gradients reach a block."""
+    return any(operator.backward for operator in operators)
 
 
 def _signature(trace: Trace, ops: Sequence[TracedOp]) -> tuple[object, ...]:
@@ -109,9 +114,10 @@ def _operator(
     added: Items = tuple(
         kernel
         for name in own
+        if name not in trace.frozen
         for kernel in rank.vectors(f"{name.rpartition('.')[2]} gradient", math.prod(trace.parameters[name]))
     )
-    return Operator(
+    operator = Operator(
         forward=there,
         input_gradient=tuple(kernel for kernel, of_weight in back if not of_weight),
         weight_gradient=(*(kernel for kernel, of_weight in back if of_weight), *added),
@@ -119,7 +125,29 @@ def _operator(
         saved=dict(trace.saved.get(node, ())),
         temporary=max((max(0.0, op.live - gradient) for op in backward), default=0.0),
         before=max((max(0.0, op.live - gradient) for op in forward), default=0.0),
-        shapes=tuple(trace.parameters[name] for name in own),
-        tied=tuple(trace.parameters[name] for name in again),
         flops=sum(op.flops for op in forward),
+        passes=_passes(trace, forward, backward),
+    )
+    return _holding(rank, trace, operator, own, again)
+
+
+def _passes(trace: Trace, forward: list[TracedOp], backward: list[TracedOp]) -> int:
+    """Products of both passes for each of the forward pass: 3 where every operand has a gradient. Of a module that is trained
+    as a whole the input's, which nobody asks for, counts, too, as in the papers' rule.
+    """
+    if not trace.frozen:
+        return 3
+    gradients = sum(products_of(op) for op in backward)
+    return 1 + min(2, round(gradients / max(1, sum(op.flops > 0 for op in forward))))
+
+
+def _holding(rank: RankShapes, trace: Trace, operator: Operator, own: list[str], again: list[str]) -> Operator:
+    """The operator with the parameters that it reads first, and those that others have."""
+    still = tuple(trace.parameters[name] for name in own if name in trace.frozen)
+    return replace(
+        operator,
+        shapes=tuple(trace.parameters[name] for name in own if name not in trace.frozen),
+        tied=tuple(trace.parameters[name] for name in again if name not in trace.frozen),
+        frozen_shapes=still,
+        frozen_bytes=float(rank.element * sum(map(math.prod, still))),
     )

@@ -23,7 +23,7 @@ def traced_model(source: Any, given: Any, name: str | None = None) -> Model:
     trace = trace_of(module, 1, "bf16")
     tokens = module.input[0].shape[0] if len(module.input[0].shape) == 1 and module.input[0].dtype != "float" else 1
     handed_on = max(trace.boundaries) / 2  # elements of 16 bits
-    if not trace.parameters:
+    if trace.frozen.issuperset(trace.parameters):
         raise UserError(f"model {module.source}: has no parameters to train")
     fields = {
         "name": name or _name(module),

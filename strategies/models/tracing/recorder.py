@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -80,8 +79,10 @@ class FusedAttention(torch.autograd.Function):
         return None, None, *gradients
 
 
-class _Attention(TorchFunctionMode):
-    """Takes scaled_dot_product_attention for one fused kernel, unless it has a mask, which FlashAttention has not."""
+class _FusedKernels(TorchFunctionMode):
+    """What GPUs have one kernel for and the meta device none: dropout, and scaled_dot_product_attention unless it has a mask,
+    which FlashAttention has not, or the plan wants its scores.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -89,7 +90,11 @@ class _Attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+        if func is functional.dropout:
+            said = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+            if said.get("training", True) and said.get("p", 0.5) and not said.get("inplace"):
+                return torch.native_dropout(said["input"], said.get("p", 0.5), True)[0]
+        if func is functional.scaled_dot_product_attention and self.recorder.fused_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             said = dict(zip(names, args, strict=False)) | kwargs
             q, k, v = said["query"], said["key"], said["value"]
@@ -108,7 +113,8 @@ class _Recorder(TorchDispatchMode):
         outside = [*net.parameters(), *net.buffers(), *inputs]
         self.outside = {each.untyped_storage()._cdata for each in outside}
         shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
-        self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks))
+        still = frozenset(name for name, each in net.named_parameters() if not each.requires_grad)
+        self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks), frozen=still)
         self.part, self.path, self.part_of_node = 0, [""], dict[int, tuple[int, str]]()
         self.kept: dict[int, str] = {}  # storage -> name, of what autograd keeps
         self.live: dict[int, tuple[Any, float]] = {}  # storage -> weak reference, bytes
@@ -151,7 +157,7 @@ class _Recorder(TorchDispatchMode):
         return self.trace
 
     def _loss(self) -> Any:
-        with _Attention(self) if self.fused_attention else nullcontext():
+        with _FusedKernels(self):
             result = self.net(*self.inputs)
         self.part = len(self.blocks) + 1
         result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result

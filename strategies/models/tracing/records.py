@@ -86,6 +86,7 @@ class Trace:
     boundaries: list[float] = field(default_factory=list)  # bytes of each block's inputs
     kept_inputs: list[str] = field(default_factory=list)  # by block: the name under which its input is kept, or ""
     loss: str = ""  # how a loss was made of the output
+    frozen: frozenset[str] = frozenset()  # parameters that require no gradient
 
     @cached_property
     def users(self) -> dict[str, list[int]]:

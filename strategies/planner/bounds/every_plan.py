@@ -125,7 +125,7 @@ class _Bounding:
         if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
             elements[:, -1] += [kind.tied for kind in chosen]
         self._step(plan, layout, members, of, time, elements, experts)
-        spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held")}
+        spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held", "frozen")}
         spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
         spaces["last"] = layout.last_part(chosen)
         for rank, starts in by_rank.items():
@@ -191,6 +191,7 @@ class _Bounding:
             ("optimizer", optimizer + rule["outer"]),
         ):
             total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
+        total += spaces["frozen"].sum(axis=1) / rule["parameter"]
         overhead = self.prices.profile.overhead
         total += rule["reserve"] * overhead.reserve * total + overhead.context + rule["communicators"] * overhead.communicator
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))

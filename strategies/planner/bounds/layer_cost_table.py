@@ -59,7 +59,7 @@ ELSEWHERE = frozenset(
 INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
 SPLIT = ("forward", "backward", "input", "weight")
 PHASES = ("forward", "backward", "recompute")  # of kernels
-QUANTITIES = (*SPLIT, *(f"{name} kernels" for name in SPLIT), "saved", "held", "parameters", "experts")
+QUANTITIES = (*SPLIT, *(f"{name} kernels" for name in SPLIT), "saved", "held", "parameters", "experts", "frozen")
 
 
 class Priced(NamedTuple):
@@ -149,8 +149,9 @@ class _Work(NamedTuple):
     @classmethod
     def of(cls, work: ModelCosts, plan: Resolved) -> _Work:
         """Which layers recompute what may depend on where stages begin."""
+        tied = 0 if work.tied_is_frozen else work.tied
         if plan.recompute_method is None:
-            return cls(work.plan, (work.embedding, *work.layers, work.head), tuple(1 + kind for kind in work.kinds), work.tied)
+            return cls(work.plan, (work.embedding, *work.layers, work.head), tuple(1 + kind for kind in work.kinds), tied)
         layers: list[LayerCost | None] = []
         for count in plan.layers:
             first = len(layers)
@@ -161,7 +162,7 @@ class _Work(NamedTuple):
             layers += stage
         places = {part: 1 + place for place, part in enumerate(dict.fromkeys(part for part in layers if part is not None))}
         each = tuple(None if part is None else places[part] for part in layers)
-        return cls(work.plan, (work.embedding, *places, work.head), each, work.tied)
+        return cls(work.plan, (work.embedding, *places, work.head), each, tied)
 
 
 def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
@@ -228,4 +229,10 @@ _SPACES: dict[str, Callable[[LayerCost, int], float]] = {
 
 
 def _measure(part: LayerCost) -> dict[str, float]:
-    return {"saved": part.saved, "held": part.held, "parameters": float(part.parameters), "experts": float(part.experts)}
+    return {
+        "saved": part.saved,
+        "held": part.held,
+        "parameters": float(part.parameters),
+        "experts": float(part.experts),
+        "frozen": part.frozen_bytes,
+    }

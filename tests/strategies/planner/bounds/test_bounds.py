@@ -72,6 +72,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "gradient_as_bucket_view": st.booleans(),
     "dropout": st.just(True),
     "early_stop": st.booleans(),
+    "lora": st.sampled_from([{"rank": 8, "targets": "attention"}, {"rank": 8, "targets": ["q_proj"], "weights": "nf4"}]),
+    "freeze": st.sampled_from([{"layers": 1}, {"layers": 1, "embedding": False}, {"layers": 0, "head": True}]),
     "flat_parameters": st.just(True),
     "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1),

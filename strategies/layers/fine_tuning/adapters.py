@@ -1,0 +1,231 @@
+"""LoRA's adapters: two thin matrices beside a frozen one, and what runs around them.
+
+As PEFT's LoraLayer and Megatron Bridge's LoRALinear run them, kernel by kernel: dropout of the input, A, B, a product with α/r, a
+sum with the frozen matrix's result; backward the same in reverse, and a sum of the input's two gradients. Adapters stay in the
+plan's precision where other products are in fp8 (TELinearAdapter: "in original precision regardless of FP8 enabled").
+torch.compile makes one kernel of the product with α/r and the sum, and draws dropout again in place of keeping a mask.
+
+With tensor parallelism as in Megatron Bridge's ParallelLinearAdapter (src/megatron/bridge/peft/utils.py):
+* beside a matrix cut by columns A's rows are cut, its result is gathered, and B is cut as the matrix is. With sequence
+  parallelism all tokens of the input are there, since Transformer Engine hands the gathered input on
+  (return_layernorm_output_gathered); with the gather in pieces (`overlap_tp: pieces`) the adapter gathers them again.
+* beside a matrix cut by rows A is cut as the matrix is, its result is summed, and B's rows are cut; the result is gathered,
+  and with sequence parallelism scattered over tokens, or both in one all-to-all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sim.program import Kernel
+from strategies.layers.fine_tuning.frozen import label_of
+from strategies.layers.operators import Operator
+from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.tensor_overlap import Items
+from strategies.models.model import Model
+from strategies.plan.fine_tuning import Lora, trained_parts
+from strategies.plan.plan import Plan
+
+COLUMNS, ROWS = ("qkv", "mlp up"), ("attention output", "mlp down")  # labels of products whose matrices tp cuts so
+
+
+class Wrapped(NamedTuple):
+    """A matrix with an adapter: its name, and its sizes on all tp ranks together."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+def wrapped(model: Model, apart: bool) -> dict[str, list[Wrapped]]:
+    """By the label of a product the matrices of a dense layer that it multiplies by. apart: queries, keys, values, gate and up
+    are modules of their own.
+    """
+    width, shared = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    hidden, ffn = model.hidden, model.ffn
+    parts = [Wrapped("linear_q", hidden, width), Wrapped("linear_k", hidden, shared), Wrapped("linear_v", hidden, shared)]
+    up = [Wrapped("linear_fc1_gate", hidden, ffn), Wrapped("linear_fc1_up", hidden, ffn)]
+    if not model.gated:
+        up = [Wrapped("linear_fc1", hidden, ffn)]
+    result = {
+        "mlp up": up if apart or not model.gated else [Wrapped("linear_fc1", hidden, 2 * ffn)],
+        "mlp down": [Wrapped("linear_fc2", ffn, hidden)],
+        "attention output": [Wrapped("linear_proj", model.heads * model.v_head_dim, hidden)],
+    }
+    if model.latent is None:
+        result["qkv"] = parts if apart else [Wrapped("linear_qkv", hidden, width + 2 * shared)]
+    return result
+
+
+def chosen(plan: Plan, model: Model, label: str) -> list[Wrapped]:
+    """The matrices of a product that `plan.lora` gives adapters, by name."""
+    assert plan.lora is not None
+    fused, single = (wrapped(model, apart).get(label, []) for apart in (False, True))
+    if {"qkv": "linear_qkv", "mlp up": "linear_fc1"}.get(label) in plan.lora.targets:
+        return single if plan.kernel_set.separate_products else fused
+    return sorted(module for module in {*fused, *single} if module.name in plan.lora.targets)
+
+
+def adapter_parameters(plan: Plan, model: Model) -> int:
+    """Elements of all adapters: r · (in + out) of each."""
+    if plan.lora is None:
+        return 0
+    trained = trained_parts(plan, model.layers)
+    modules = [
+        module
+        for layer, own in enumerate(model.layer_models)
+        if trained.layers[layer].adapters
+        for label in (*COLUMNS, *ROWS)
+        for module in chosen(plan, own, label)
+    ]
+    return plan.lora.rank * sum(module.inputs + module.outputs for module in modules)
+
+
+def adapted(rank: RankShapes, operators: Sequence[Operator]) -> list[Operator]:
+    """A layer's operators with the adapters, each after the frozen product beside which it is."""
+    result: list[Operator] = []
+    for operator in operators:
+        result.append(operator)
+        label = label_of(operator)
+        if label in COLUMNS or label in ROWS:
+            for module in chosen(rank.resolved, rank.model, label):
+                result += _Adapter(rank, label, module, label in ROWS, operator).operators()
+    return result
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """One adapter on one rank, beside the product `label`, whose operator is `base`."""
+
+    rank: RankShapes
+    label: str
+    module: Wrapped
+    by_rows: bool
+    base: Operator
+
+    @property
+    def lora(self) -> Lora:
+        """What the plan says."""
+        assert self.rank.resolved.lora is not None
+        return self.rank.resolved.lora
+
+    @property
+    def name(self) -> str:
+        """For labels of its kernels."""
+        return f"{self.module.name.removeprefix('linear_')} lora"
+
+    @property
+    def inputs(self) -> int:
+        """Features of its input on this rank."""
+        return self.module.inputs // (self.rank.tp if self.by_rows else 1)
+
+    @property
+    def outputs(self) -> int:
+        """Features of B's result on this rank, before it is gathered."""
+        return self.module.outputs // self.rank.tp
+
+    @property
+    def source(self) -> str:
+        """The name of the tensor that it reads where it drops nothing of it."""
+        plan = self.rank.resolved
+        if self.label == "attention output" and plan.fp8 is not None and plan.fused_attention and not self.rank.kernels.torchao:
+            return "attention result"
+        gathered = not self.by_rows and plan.sequence_parallel and self.rank.tp > 1
+        return f"{self.label} input of all tokens" if gathered else (self.base.for_weights or (f"{self.label} input",))[0]
+
+    def operators(self) -> list[Operator]:
+        """Dropout, A, B with the sum."""
+        modules = self.base.modules
+        reading = [replace(operator, modules=modules, beside=self.label) for operator in (self._dropout(), self._down())]
+        return [*reading, replace(self._up(), modules=modules)]
+
+    def _dropout(self) -> Operator:
+        """The input, dropped in part, or as it is; backward, its gradient is added to that of the frozen product."""
+        rank, width = self.rank, self.rank.element
+        gather, scatter = self._gathered()
+        elements = (rank.local_tokens if gather else rank.tokens) * self.inputs
+        summed = (rank.memory(f"{self.name} input gradient", "backward", (1 if rank.kernels.compiled else 3) * width * elements),)
+        if not self.lora.dropout:
+            return Operator(gather, (*scatter, *summed), temporary=float(width * elements))
+        mask = 0 if rank.kernels.compiled else 1
+        there = replace(rank.memory(f"{self.name} dropout", "forward", (2 * width + mask) * elements), variant="dropout")
+        back = rank.memory(f"{self.name} dropout", "backward", (2 * width + mask) * elements)
+        kept = {f"{self.name} dropout mask": float(elements)} if mask else {}
+        return Operator((there, *gather), (*scatter, back, *summed), saved=kept, temporary=2.0 * width * elements)
+
+    def _gathered(self) -> tuple[Items, Items]:
+        """What brings all tokens of the input here, and takes their gradients back."""
+        rank = self.rank
+        if self.by_rows or not (rank.resolved.sequence_parallel and rank.overlap("pieces")):
+            return (), ()  # what the frozen product has gathered is there, and its gradient is reduced with that one's
+        gather = rank.gather(f"{self.name} input", "forward", self.inputs)
+        return gather, rank.reduce(f"{self.name} input gradient", "backward", self.inputs)
+
+    def _down(self) -> Operator:
+        """A, whose result all tp ranks have whole."""
+        rank, lora, tokens = self.rank, self.lora, self.rank.tokens
+        rows, size = (lora.rank if self.by_rows else lora.rank // rank.tp), float(rank.element * tokens * lora.rank)
+        label = f"{self.name} A"
+        product = rank.gemm(label, "forward", tokens, rows, self.inputs)
+        whole = rank.collective("all_reduce" if self.by_rows else "all_gather", f"{label} result", size)
+        reduced = self._alone(rank.element * tokens * self.inputs)
+        source = f"{self.name} input" if lora.dropout else self.source
+        return Operator(
+            forward=(product, *whole),
+            input_gradient=(rank.gemm(label, "backward", tokens, self.inputs, rows), *reduced),
+            weight_gradient=rank.weight_gemm(f"{label} weight", rows, self.inputs, tokens),
+            saved={source: float(rank.element * tokens * self.inputs)},
+            for_weights=(source,),
+            temporary=float(rank.element * tokens * self.inputs),
+            shapes=((rows, self.inputs),),
+            flops=2.0 * tokens * self.module.inputs * lora.rank,
+        )
+
+    def _alone(self, size: float) -> Items:
+        """Without sequence parallelism A's part of the input's gradient is summed by itself."""
+        if self.by_rows or self.rank.resolved.sequence_parallel:
+            return ()
+        return self.rank.collective("all_reduce", f"{self.name} input gradient", float(size))
+
+    def _up(self) -> Operator:
+        """B, the product with α/r, and the sum with the frozen product's result."""
+        rank, lora, tokens = self.rank, self.lora, self.rank.tokens
+        label, size = f"{self.name} B", float(rank.element * tokens * lora.rank)
+        here, back = self._exchanged()
+        kept = rank.stream if self.by_rows else tokens * self.outputs  # elements of the result that are added
+        gradient = rank.gemm(label, "backward", tokens, lora.rank, self.outputs)
+        scaled = rank.memory(f"{self.name} scaling", "backward", 2.0 * rank.element * kept)
+        return Operator(
+            forward=(rank.gemm(label, "forward", tokens, self.outputs, lora.rank), *here, *self._sum(kept)),
+            input_gradient=(scaled, *back, gradient, *rank.collective("all_reduce", f"{label} input gradient", size)),
+            weight_gradient=rank.weight_gemm(f"{label} weight", self.outputs, lora.rank, tokens),
+            saved={f"{self.name} A result": size},
+            for_weights=(f"{self.name} A result",),
+            temporary=2.0 * rank.element * kept,
+            shapes=((self.outputs, lora.rank),),
+            flops=2.0 * tokens * self.module.outputs * lora.rank,
+        )
+
+    def _sum(self, elements: int) -> tuple[Kernel, ...]:
+        moved = float(self.rank.element * elements)
+        label = f"{self.name} sum"
+        if self.rank.kernels.compiled:
+            return (self.rank.memory(label, "forward", 3 * moved),)
+        scaling = self.rank.memory(f"{self.name} scaling", "forward", 2 * moved)
+        return scaling, self.rank.memory(label, "forward", 3 * moved)
+
+    def _exchanged(self) -> tuple[Items, Items]:
+        """Beside a matrix cut by rows: what gives every rank all features of B's result, or of its own tokens, and the gradient's
+        way back.
+        """
+        rank, plan = self.rank, self.rank.resolved
+        size, label = float(rank.element * rank.tokens * self.module.outputs), f"{self.name} result"
+        if not self.by_rows or rank.tp == 1:
+            return (), ()
+        if plan.sequence_parallel and self.lora.all_to_all:
+            swap = rank.collective("all_to_all", label, size / rank.tp)
+            return swap, swap
+        gather = rank.collective("all_gather", label, size)
+        return gather, gather if plan.sequence_parallel else ()

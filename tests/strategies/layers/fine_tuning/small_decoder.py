@@ -1,0 +1,86 @@
+"""A small decoder in plain PyTorch with LoRA as PEFT wraps linear layers: W·x frozen, plus B(A(dropout(x))) · α/r."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+HIDDEN, HEADS, FFN, LAYERS, VOCABULARY = 256, 4, 1024, 4, 1024
+SIZES: Mapping[str, Any] = {
+    "name": "small decoder",
+    "hidden": HIDDEN,
+    "layers": LAYERS,
+    "heads": HEADS,
+    "kv_heads": HEADS,
+    "ffn": FFN,
+    "gated": False,
+    "vocabulary": VOCABULARY,
+    "context": 512,
+    "positions": "none",
+    "norm": "layernorm",
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "tied": False,
+}
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter."""
+
+    def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.base(x) + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
+
+
+class Block(nn.Module):
+    def __init__(self, adapted: Collection[str], rank: int, dropout: float) -> None:
+        super().__init__()
+
+        def linear(name: str, inputs: int, outputs: int) -> nn.Module:
+            base = nn.Linear(inputs, outputs, bias=False)
+            return Adapted(base, rank, dropout) if name in adapted else base
+
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (linear(name, HIDDEN, HIDDEN) for name in "qkvo")
+        self.up, self.down = linear("up", HIDDEN, FFN), linear("down", FFN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        batch, tokens, _ = x.shape
+        normed = self.attention_norm(x)
+        q, k, v = (
+            each(normed).view(batch, tokens, HEADS, -1).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        core = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o_proj(core.transpose(1, 2).reshape(batch, tokens, HIDDEN))
+        return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
+
+
+class Decoder(nn.Module):
+    """adapted: linear layers with adapters, beside which all is frozen; frozen_layers: with the embedding."""
+
+    def __init__(self, adapted: Collection[str] = (), rank: int = 8, dropout: float = 0.0, frozen_layers: int = 0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
+        self.blocks = nn.ModuleList(Block(adapted, rank, dropout) for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not adapted or "lora_" in name)
+        for part in (self.embedding, *self.blocks[:frozen_layers]) if frozen_layers else ():
+            part.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))

@@ -1,0 +1,182 @@
+"""Adapters: published numbers of parameters, what is sharded, sent and held of them, and what contradicts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardyard import Job, Summary, read_job, simulate, summarise
+from strategies.layers.fine_tuning.parts import trained_parameters
+from strategies.layers.model_costs import parts
+from strategies.models.model import load_model
+from strategies.plan.fine_tuning import Lora
+from strategies.plan.plan import Plan
+from strategies.resilience.checkpoint_size import checkpoint_size
+from topologies.reading import UserError
+
+QV: dict[str, Any] = {"rank": 8, "targets": ["q_proj", "v_proj"]}
+ATTENTION: dict[str, Any] = {"rank": 16, "targets": "attention"}
+
+
+def job(model: str = "llama-2-7b", nodes: int = 1, **plan: Any) -> Job:
+    return read_job(None, model=model, cluster="dgx-h100", nodes=nodes, plan={"sequence": 1024, "global_batch": 64} | plan)
+
+
+def played(model: str = "llama-2-7b", nodes: int = 1, **plan: Any) -> Summary:
+    return summarise(simulate(job(model, nodes, **plan)))
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "lora", "trained"),
+    [
+        ("llama-2-7b", "torch", QV, 4_194_304),  # llama-recipes' log of PEFT: 4,194,304 || all params: 6,742,609,920
+        ("llama-2-7b", "torch", {"rank": 64, "targets": "all-linear"}, 159_907_840),  # QLoRA's 7B models
+        ("llama-2-70b", "megatron", ATTENTION, 44_564_480),  # 80 · 16 · (8192 + 10240 + 2 · 8192)
+        ("llama-2-70b", "torch", ATTENTION, 80 * 16 * (2 * 8192 + 2 * (8192 + 1024) + 2 * 8192)),
+        ("llama-2-7b", "megatron", {"rank": 8, "targets": ["gate_proj", "up_proj"]}, 32 * 8 * 2 * (4096 + 11008)),
+        ("gpt3-175b", "megatron", {"rank": 4, "targets": "linear_qkv"}, 96 * 4 * (12288 + 3 * 12288)),
+    ],
+    ids=str,
+)
+def test_adapters_have_the_published_number_of_parameters(model: str, kernels: str, lora: dict[str, Any], trained: int) -> None:
+    described, plan = load_model(model)[0], Plan(kernels=kernels, lora=lora)
+    assert trained_parameters(described, plan) == trained
+    asked = job(model, kernels=kernels, lora=lora, sequence=1024)
+    costs = parts(asked.model, asked.resolve())
+    every = [costs.embedding, *map(costs.layer, range(described.layers)), costs.head]
+    assert sum(part.parameters for part in every) == trained
+    assert sum(part.frozen for part in every) == described.parameters
+
+
+def test_all_parameters_of_llama_recipes() -> None:
+    assert load_model("llama-2-7b")[0].parameters + 4_194_304 == 6_742_609_920
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tp_ranks_share_adapters(tp: int) -> None:
+    whole, cut = (parts(each.model, each.resolve()) for each in (job(lora=ATTENTION), job(lora=ATTENTION, tp=tp)))
+    assert cut.layer(1).parameters * tp == whole.layer(1).parameters
+    assert cut.layer(1).model_flops == whole.layer(1).model_flops
+
+
+def test_only_adapters_have_gradients_and_states() -> None:
+    summary = played(lora=QV)
+    assert summary.worst.kinds["gradient"] == 2 * 4_194_304
+    assert summary.worst.kinds["optimizer"] == 12 * 4_194_304
+    assert summary.worst.kinds["parameter"] == 2 * 6_742_609_920
+    assert summary.volume["dp"].bytes == 2 * 4_194_304 * 2 * 7 / 8
+
+
+def test_zero3_gathers_frozen_weights_and_reduces_none() -> None:
+    """Per microbatch: all weights forward, all but the embedding backward, adapters' gradients."""
+    model, trained = load_model("llama-2-7b")[0], 4_194_304
+    summary = played(lora=QV, data_parallel="zero3")
+    forward, backward = model.parameters + trained, model.parameters + trained - model.embedding_parameters
+    each = 2 * (forward + backward + trained)
+    assert summary.volume["dp"].bytes == pytest.approx(8 * each * 7 / 8)
+    assert summary.worst.kinds["parameter"] == 2 * (model.parameters + trained) / 8
+
+
+def test_qlora_holds_half_a_byte_and_pays_for_dequantisation() -> None:
+    """Blocks of 64 numbers have a scale: of 32 bits, or of 8 bits of which 256 share one of 32 (arXiv:2305.14314): 0.127 bits a
+    parameter in place of 0.5.
+    """
+    double, single = (Lora(rank=8, targets=("qkv",), weights="nf4", double_quantization=each) for each in (True, False))
+    assert double.bytes_per_weight == pytest.approx(0.5 + 0.127 / 8, rel=1e-3)
+    assert single.bytes_per_weight == pytest.approx(0.5 + 0.5 / 8)
+    plain, quantised = (played(kernels="torch", lora=QV | {"weights": weights}) for weights in ("same", "nf4"))
+    model = load_model("llama-2-7b")[0]
+    layers = sum(matrix.parameters for matrix in model.matrices(0)) * model.layers
+    saved = plain.worst.kinds["parameter"] - quantised.worst.kinds["parameter"]
+    assert saved == pytest.approx(layers * (2 - 0.515869140625))
+    bytes_moved = 2 * layers * (2 + 0.515869140625)  # forward and backward, but the first layer's queries and keys …
+    seconds = quantised.step_seconds - plain.step_seconds
+    assert seconds == pytest.approx(8 * bytes_moved / 3.35e12, rel=0.25)  # at some 90 % of the memory's bandwidth
+
+
+def test_frozen_weights_in_fp8_alone() -> None:
+    fp8 = {"fp8": {"scaling": "delayed"}, "tp": 4, "sequence_parallel": True}
+    held = {
+        key: played("llama-2-70b", lora=ATTENTION | lora, **fp8).worst.kinds["parameter"]
+        for key, lora in {
+            "same": {},
+            "kept": {"weights": "fp8"},
+            "made": {"weights": "fp8", "fp8_transposes": "made"},
+        }.items()
+    }
+    model = load_model("llama-2-70b")[0]
+    matrices = sum(matrix.parameters for matrix in model.matrices(0)) * model.layers / 4
+    assert held["same"] - held["kept"] == pytest.approx(2 * matrices)  # 16 bits and two copies, or two copies
+    assert held["kept"] - held["made"] == pytest.approx(matrices)
+
+
+def test_a_checkpoint_has_the_adapters_alone_and_a_restart_reads_all() -> None:
+    size = checkpoint_size(job(lora=QV))
+    assert size.total == 4_194_304 * 14
+    assert size.read.sum() == pytest.approx(8 * (4_194_304 * 14 + 2 * 6_738_415_616))
+    frozen = checkpoint_size(job(freeze={"layers": 8}))
+    model = load_model("llama-2-7b")[0]
+    still = model.embedding_parameters + 8 * model.layer_parameters(0)
+    assert frozen.total == pytest.approx(14 * (model.parameters - still) + 2 * still)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"lora": ATTENTION},
+        {"lora": ATTENTION, "data_parallel": "zero3"},
+        {"lora": ATTENTION, "data_parallel": "zero3", "deepspeed": {}},
+        {"lora": ATTENTION, "tp": 2, "sequence_parallel": True, "pp": 2, "data_parallel": "zero1"},
+        {"lora": ATTENTION | {"all_to_all": True}, "tp": 4, "sequence_parallel": True, "overlap_tp": "pieces"},
+        {"lora": ATTENTION, "pp": 4, "schedule": "zb-h1"},
+        {"lora": ATTENTION, "recompute": "full", "cp": 2},
+        {"lora": QV | {"weights": "nf4"}, "kernels": "compiled", "data_parallel": "zero3"},
+        {"freeze": {"layers": 3}, "pp": 2, "schedule": "interleaved", "chunks": 2},
+        {"freeze": {"layers": 4, "embedding": False}, "data_parallel": "zero2"},
+        {"freeze": {"layers": 2}, "recompute": "full", "data_parallel": "zero3", "kernels": "torch"},
+    ],
+    ids=str,
+)
+def test_folding_changes_nothing_and_less_is_trained_in_less_time(plan: dict[str, Any]) -> None:
+    size = {"global_batch": 32, "sequence": 4096}  # where no launch of a small kernel is waited for
+    asked = job(**size, **plan)
+    folded, unfolded = (summarise(simulate(asked, fold=fold)) for fold in (True, False))
+    assert folded.ideal_seconds == unfolded.ideal_seconds
+    whole = summarise(simulate(job(**size, **{field: value for field, value in plan.items() if field not in ("lora", "freeze")})))
+    if plan.get("lora", {}).get("weights") != "nf4":
+        assert folded.step_seconds < whole.step_seconds
+    assert sum(stage.peak for stage in folded.memory) < sum(stage.peak for stage in whole.memory)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"lora": {"rank": 6, "targets": "attention"}, "tp": 4}, "lora.rank=6 must be a multiple of tp=4"),
+        (
+            {"lora": {"rank": 8, "targets": ["q_prj"]}},
+            "'q_prj' is no matrix of a layer that may have an adapter; did you mean 'q_proj'?",
+        ),
+        ({"lora": QV, "tp": 2, "kernels": "torch"}, "adapters are cut over tp ranks with kernels=megatron only"),
+        ({"lora": QV | {"weights": "nf4"}, "tp": 2}, "lora.weights=nf4 with tp=2"),
+        ({"lora": QV | {"weights": "fp8"}}, "lora.weights=fp8 needs fp8 by Transformer Engine"),
+        ({"lora": QV | {"double_quantization": False}}, "lora.double_quantization=false needs lora.weights=nf4"),
+        ({"lora": QV | {"all_to_all": True}}, "lora.all_to_all=true needs tp above 1"),
+        ({"lora": QV, "data_parallel": "dataparallel"}, "lora is not simulated with data_parallel=dataparallel"),
+        ({"lora": QV, "freeze": {"layers": 32}}, "lora: nothing of the model is left to train"),
+        ({"freeze": {"layers": 20}, "pp": 2}, "the first pipeline stage (embedding and 16 layers) has nothing to train"),
+        ({"freeze": {"layers": 33}}, "freeze.layers=33 exceeds the 32 layers of llama-2-7b"),
+        ({"lora": QV, "recompute": "operators", "kernels": "torch"}, "lora is not simulated with recompute=operators"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_is_one_line(plan: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        job(**plan).resolve()
+    assert said in str(error.value)
+
+
+def test_experts_have_no_adapters() -> None:
+    with pytest.raises(UserError, match="adapters of experts, which mixtral-8x7b has, are not simulated: take attention"):
+        job("mixtral-8x7b", lora={"rank": 8, "targets": "all-linear"}).resolve()
+    assert played("mixtral-8x7b", lora=ATTENTION, ep=8).worst.kinds["optimizer"] == 12 * 32 * 16 * (4096 + 6144 + 2 * 4096)
