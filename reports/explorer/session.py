@@ -22,6 +22,13 @@ class Session:
         self.path, self.given, self.folder = path, dict(given), folder.resolve()
         self.overrides = tuple(self.given.pop("overrides", ()))
 
+    def settled(self) -> Session:
+        """The same with a plan that was found (`plan: auto`) said field by field, so that changes are changes of this plan."""
+        job = self.job()
+        if job.auto is not None:
+            self.overrides = (*self.overrides, *settings(stated_otherwise(job, {})))
+        return self
+
     def job(self, changes: Sequence[str] = ()) -> Job:
         """The job with changes. Raises UserError, also for files outside the folder and for modules, which would be run."""
         if len(changes) > MOST or any(len(text) > LONGEST for text in changes):

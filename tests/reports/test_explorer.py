@@ -72,6 +72,14 @@ def test_the_form_has_every_field_of_a_plan_and_begins_with_the_job() -> None:
     assert shardyard.read_job(None, again, **GIVEN | {"nodes": 2}).resolve() == read(CHANGES).resolve()
 
 
+def test_changes_of_a_plan_that_was_found_are_changes_of_this_plan() -> None:
+    session = Session(None, GIVEN, ROOT / "examples").settled()
+    found = read([])
+    assert found.auto is not None
+    assert session.job().plan == found.plan
+    assert session.job(["plan.clip_gradients=false"]).plan == found.plan.model_copy(update={"clip_gradients": False})
+
+
 @pytest.mark.parametrize("changes", [[], CHANGES, ["plan.fp8={recipe: delayed}"], ["run.spares=1", "plan.pp=2"]])
 def test_what_is_taken_away_reproduces_the_answer(page: TestClient, changes: list[str], tmp_path: Path) -> None:
     if "fp8" in str(changes):
