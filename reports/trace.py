@@ -18,7 +18,7 @@ from sim.analysis.host_launches import host_launches
 from sim.analysis.memory import ledger
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
-from sim.timeline import Timeline, op_kind, op_label
+from sim.timeline import OpRow, Timeline, op_label
 from topologies.documents.writing import whole_file
 
 _TICKS = 64  # per µs
@@ -56,7 +56,7 @@ def _time(seconds: float) -> float:
 
 def _threads(timeline: Timeline, lane: int) -> dict[str, int]:
     """Thread ids by stream: the host, compute, then the others in the order in which the program uses them."""
-    streams = dict.fromkeys((HOST, COMPUTE, *(op.stream for _, op in timeline.ops(lane))))
+    streams = dict.fromkeys((HOST, COMPUTE, *(row.op.stream for row in timeline.rows_of(lane, timeline.ops(lane)))))
     return {stream: number for number, stream in enumerate(streams)}
 
 
@@ -81,10 +81,9 @@ def _slice(pid: int, tid: int, start: float, end: float, name: str, cat: str, ar
 
 def _slices(timeline: Timeline, lane: int, threads: dict[str, int]) -> Iterator[Event]:
     actor = timeline.lanes[lane]
-    for number, op in timeline.ops(lane):
-        start, end = timeline.start[number], timeline.end[number]
-        args = _arguments(timeline, number, op)
-        yield _slice(actor.rank, threads[op.stream], start, end, _title(op), op_kind(op), args)
+    for row in timeline.rows_of(lane, timeline.ops(lane)):
+        args = _arguments(timeline, row)
+        yield _slice(actor.rank, threads[row.op.stream], row.start, row.end, _title(row.op), row.kind, args)
 
 
 def _title(op: Op) -> str:
@@ -94,10 +93,10 @@ def _title(op: Op) -> str:
     return name if op.microbatch < 0 else f"{name} {op.microbatch}"
 
 
-def _arguments(timeline: Timeline, number: int, op: Op) -> Event:
+def _arguments(timeline: Timeline, row: OpRow) -> Event:
     """What the reader sees when they click on a slice."""
+    op, work = row.op, row.cost
     args: Event = {"microbatch": op.microbatch} if op.microbatch >= 0 else {}
-    work = timeline.cost[number]
     if not isinstance(work, TransferCost):
         args |= {f"{name} {what} (µs)": round(seconds * 1e6, 3) for (name, what), seconds in work.parts.items()}
         return args

@@ -28,7 +28,7 @@ class Grid:
     @property
     def world(self) -> int:
         """Number of ranks W, the product of all degrees."""
-        return int(np.prod([degree for _, degree in self.sizes]))
+        return math.prod(degree for _, degree in self.sizes)
 
     @property
     def communicators(self) -> int:

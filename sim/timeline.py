@@ -6,10 +6,10 @@ their sums are exact. What follows from a timeline (breakdown, volume, memory, l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,28 @@ class Resumption(NamedTuple):
     time: float
 
 
+class InsideOp(NamedTuple):
+    """Kernels in a row, or a collective, inside a block; times in seconds."""
+
+    stream: str
+    work: Block | Collective
+    cost: BlockCost | TransferCost
+    start: float
+    end: float
+
+
+class Inside(Protocol):
+    """What ran inside a block."""
+
+    def ops(self) -> Iterable[InsideOp]:
+        """In the order in which it was launched."""
+
+    def later(self, seconds: float) -> Self:
+        """The same, so much later."""
+
+
 class OpRow(NamedTuple):
-    """One op on one lane: times in seconds, `bytes` that one rank sends."""
+    """One op on one lane, or what ran inside a block: times in seconds, `bytes` that one rank sends. number: of the op."""
 
     lane: int
     op: Op
@@ -56,6 +76,8 @@ class OpRow(NamedTuple):
     end: float
     bytes: float
     launched: float
+    cost: BlockCost | TransferCost
+    number: int
 
 
 class DistinctOp(NamedTuple):
@@ -83,6 +105,7 @@ class Timeline:
     op_costs: OpCosts  # the prices that the step was played with
     owed: dict[int, dict[str, float]] = field(default_factory=dict)  # by op: seconds by which each effect lengthened it
     resumptions: dict[int, Resumption] = field(default_factory=dict)  # by op that holds up its host
+    inside: Mapping[int, Inside] = field(default_factory=dict)  # by block on links that other traffic uses
     # a step one period of microbatches shorter, where `periods` more follow that were not played: see sim.analysis.steady_state
     before: Timeline | None = None
     periods: int = 0
@@ -169,10 +192,20 @@ class Timeline:
     def rows(self) -> Iterator[OpRow]:
         """Every op of every lane."""
         for lane in range(len(self.lanes)):
-            for number, op in self.ops(lane):
-                cost = self.cost[number]
-                sent = cost.sent if isinstance(cost, TransferCost) else 0.0
-                yield OpRow(lane, op, op_kind(op), self.start[number], self.end[number], sent, self.launched[number])
+            yield from self.rows_of(lane, self.ops(lane))
+
+    def rows_of(self, lane: int, ops: Iterable[tuple[int, Op]]) -> Iterator[OpRow]:
+        """Ops of a lane; instead of a block on links that other traffic uses, what ran inside it."""
+        for number, op in ops:
+            inside = self.inside.get(number)
+            for each in inside.ops() if inside else (self._whole(number, op),):
+                sent = each.cost.sent if isinstance(each.cost, TransferCost) else 0.0
+                part = Op(each.stream, each.work, microbatch=op.microbatch, chunk=op.chunk) if inside else op
+                times = each.start, each.end, sent, self.launched[number]
+                yield OpRow(lane, part, op_kind(part), *times, each.cost, number)
+
+    def _whole(self, number: int, op: Op) -> InsideOp:
+        return InsideOp(op.stream, cast(Block, op.work), self.cost[number], self.start[number], self.end[number])
 
     def frame(self) -> pd.DataFrame:
         """A table of one row per op; times in seconds, bytes are what one rank sends."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
@@ -20,6 +21,7 @@ from strategies.plan.rules.data_parallel import hosted
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, UnequalCluster
+from topologies.hardware import Gpu
 from topologies.reading import UserError
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
@@ -34,6 +36,27 @@ class Auto:
     plan: Plan
     said: frozenset[str]
     asked: bool
+
+
+class _Gpus(NamedTuple):
+    """The different GPUs of a cluster, and GPUs of a node; None where nodes have different numbers."""
+
+    kinds: tuple[Gpu, ...]
+    per_node: int | None
+
+
+def _gpus(cluster: Cluster) -> _Gpus:
+    """Of the latest cluster they are kept: a search resolves 10⁵ plans on one."""
+    global _latest
+    known, gpus = _latest
+    if known is not cluster:
+        sizes = {len(group.gpus) for group in cluster.groups}
+        gpus = _Gpus(cluster.gpu_kinds, sizes.pop() if len(sizes) == 1 else None)
+        _latest = cluster, gpus
+    return gpus
+
+
+_latest: tuple[Cluster | None, _Gpus] = None, _Gpus((), None)
 
 
 @dataclass(frozen=True)
@@ -57,18 +80,16 @@ class Job:
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
-        for asked, dtype in (
-            (f"precision={self.plan.precision!r}", self.plan.precision),
-            ("fp8", "fp8" if self.plan.fp8 else None),
-        ):
-            for gpu in self.cluster.gpu_kinds:
-                if dtype is not None and dtype not in gpu.peak:
+        gpus = _gpus(self.cluster)
+        for asked, dtype in (("precision={!r}", self.plan.precision), ("fp8", "fp8" if self.plan.fp8 else None)):
+            for gpu in gpus.kinds if dtype is not None else ():
+                if dtype not in gpu.peak:
                     known = f"{gpu.name} computes in {', '.join(gpu.peak)}"
-                    raise UserError(f"{self.where}: {asked} is not possible: {known}")
+                    raise UserError(f"{self.where}: {asked.format(dtype)} is not possible: {known}")
         unequal = isinstance(self.cluster, UnequalCluster)
         refuse(self.where, self._for_equal_nodes() if unequal else hosted(self.plan, self.cluster.node.cpu))
         hook_of(self.plan.data_parallel).check(self.plan, self.cluster.nodes, self.where)
-        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, self._per_node())
+        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, gpus.per_node)
 
     def _for_equal_nodes(self) -> Iterator[str]:
         """What is not simulated on nodes that are not alike."""
@@ -81,11 +102,6 @@ class Job:
         }
         for name in (name for name, given in asked.items() if given):
             yield f"{name} is for nodes that are alike, and the cluster is {self.cluster.described}"
-
-    def _per_node(self) -> int | None:
-        """GPUs of a node; None where nodes have different numbers."""
-        sizes = {len(group.gpus) for group in self.cluster.groups}
-        return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def global_batch(self) -> int:

@@ -50,8 +50,8 @@ def strips(
     passes: list[Bar] = []
     transfers: dict[str, list[Bar]] = {}
     beside = 0.0  # until when the latest collective beside the compute stream runs
-    for number, op in timeline.every_op(lane):
-        cost, start, end = timeline.cost[number], timeline.start[number], timeline.end[number]
+    for row in timeline.rows_of(lane, timeline.every_op(lane)):
+        op, cost, start, end = row.op, row.cost, row.start, row.end
         if end < first or start > last:  # also of other steps of a steady state
             continue
         if isinstance(op.work, Collective | Send):
@@ -66,7 +66,9 @@ def strips(
             shares = {}
             for (name, _), seconds in cost.parts.items():
                 shares[name] = shares.get(name, 0.0) + seconds
-            stretched = timeline.stretch[number]  # the rest of its time it waits for the host to launch the next kernel
+            stretched = timeline.stretch[row.number]  # the rest of its time it waits for the host to launch the next kernel
+            if stretched and row.number in timeline.inside:  # kernels by themselves
+                stretched = end - start - sum(shares.values())
             for name, seconds in (("slowdown", stretched), ("launch", end - start - stretched - sum(shares.values()))):
                 if seconds > SEEN * (end - start):
                     shares[name] = seconds

@@ -16,7 +16,7 @@ import numpy as np
 from simpy import Environment, Event
 
 from sim.analysis import notes
-from sim.engine.blocks.contended import ContendedBlock
+from sim.engine.blocks.contended import ContendedBlock, played_blocks
 from sim.engine.blocks.segments import Segments
 from sim.engine.blocks.splitting import expand
 from sim.engine.device import Compute
@@ -34,7 +34,7 @@ from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Program
-from sim.timeline import Lane, Resumption, Timeline
+from sim.timeline import Inside, Lane, Resumption, Timeline
 from topologies.links.topology import Topology
 from topologies.reading import UserError
 
@@ -68,7 +68,12 @@ def run(program: Program, topology: Topology, prices: Prices, *, fold: bool = Tr
 
 
 def _timeline(
-    lanes: Lanes, times: Times, events: int, stretch: list[float] | None = None, owed: dict[int, dict[str, float]] | None = None
+    lanes: Lanes,
+    times: Times,
+    events: int,
+    stretch: list[float] | None = None,
+    owed: dict[int, dict[str, float]] | None = None,
+    inside: dict[int, Inside] | None = None,
 ) -> Timeline:
     """The timeline of a step with these times."""
     return Timeline(
@@ -84,6 +89,7 @@ def _timeline(
         op_costs=lanes.op_costs,
         owed=owed or {},
         resumptions=times.resumptions,
+        inside=inside or {},
     )
 
 
@@ -267,7 +273,9 @@ class Player:
             if self.tasks[number] is not None:
                 before = -1 if holds.before is None else self.held[holds.before]
                 times.resumptions[number] = Resumption(before, holds.busy, holds.time)
-        return _timeline(self.lanes, times, events, stretch, owed)
+        return _timeline(
+            self.lanes, times, events, stretch, owed, dict(played_blocks(self.lanes, self.segments, self.tasks, times))
+        )
 
 
 def _begin(event: Event) -> None:
@@ -279,4 +287,5 @@ def _from_zero(timeline: Timeline) -> Timeline:
     zero = min(timeline.begin(lane) for lane in range(len(timeline.lanes)))
     columns = timeline.start, timeline.end, timeline.launched
     start, end, launched = ([time - zero for time in times] for times in columns)
-    return replace(timeline, start=start, end=end, launched=launched)
+    inside = {number: block.later(-zero) for number, block in timeline.inside.items()}
+    return replace(timeline, start=start, end=end, launched=launched, inside=inside)

@@ -36,9 +36,10 @@ def _factors(world: int, samples: int, deviation: float | Floats) -> Floats:
 _known = lru_cache(maxsize=4)(_factors)
 
 
+@lru_cache(maxsize=8)
 def slowest_of_places(grid: Grid, inside: tuple[str, ...], deviation: float) -> Floats:
     """The factors of the slowest rank of each place of each pipeline rank, where ranks along the axes `inside` meet inside
-    blocks: shape (pipeline ranks, places, samples). A place has the same number on all pipeline ranks.
+    blocks: shape (pipeline ranks, places, samples). Places are in the order of `sim.replay.places.Places`.
     """
     axes = [axis for axis, _ in reversed(grid.sizes)]
     degrees = [grid.degree(axis) for axis in axes]

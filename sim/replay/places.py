@@ -54,7 +54,8 @@ class Places:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.grid = timeline, timeline.program.grid
         self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
-        inside = self.grid.group_of(axes_inside(timeline.program))
+        self.inside = axes_inside(timeline.program)
+        inside = self.grid.group_of(self.inside)
         _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
         self.count = len(self._example)
         lane, program = timeline.op_costs.lane, timeline.program
@@ -76,24 +77,24 @@ class Places:
         alone = -1 - cohort * self.count - np.arange(self.count)
         return np.where(self._own[cohort], self.timeline.op_costs.groups(work, cohort)[self._example], alone)
 
-    def slowest(self, kernels: Floats | None) -> list[Floats] | None:
+    def slowest(self, kernels: Floats) -> list[Floats]:
         """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""
-        if kernels is None:
-            return None
         order = np.argsort(self._place, kind="stable")
         first = np.searchsorted(self._place[order], np.arange(self.count))
         return [np.maximum.reduceat(kernels[ranks[order]], first, axis=0) for ranks in self.ranks]
 
-    def of_ranks(self, values: Floats) -> Floats:
-        """Values of places as those of a cohort's ranks."""
-        return values[self._place]
+    def latest(self, values: list[Floats]) -> Floats:
+        """The largest value of all places, shape (samples,), given those of each cohort's places."""
+        most = [own[mine].max(axis=0) for mine, own in zip(self._own, values, strict=True) if mine.any()]
+        result: Floats = np.maximum.reduce(most)
+        return result
 
     def by_rank(self, values: list[Floats]) -> Floats:
-        """Values of each cohort's ranks in the order of ranks."""
+        """Values of each cohort's places as those of their ranks, in the order of ranks."""
         result = np.empty((self.grid.world, values[0].shape[1]))
         for ranks, mine, own in zip(self.ranks, self._own, values, strict=True):
             running = mine[self._place]
-            result[ranks[running]] = own[running]
+            result[ranks[running]] = own[self._place][running]
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from itertools import chain, pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -40,50 +41,58 @@ class ProgramGraph:
         last: dict[str, int] = {}
         resumption = -1
         for index, op in enumerate(cohort.ops, first[number]):
-            before = [first[ref.cohort] + ref.op for ref in op.after]
-            if op.stream in last:
-                before.append(last[op.stream])
-            last[op.stream] = index
+            before = [first[cohort] + number for cohort, number in op.after]
+            stream = op.stream
+            if stream in last:
+                before.append(last[stream])
+            last[stream] = index
             previous = resumption
             if op.held:
                 resumption = index
             yield Node(number, op, tuple(before), resumption, previous)
 
     def _meet(self, program: Program) -> dict[int, list[int]]:
-        """By node that is a collective, the nodes whose ranks meet."""
+        """By node of a collective to which several cohorts come, the nodes whose ranks meet."""
         meetings: dict[Hashable, list[int]] = {}
         seen: Counter[Hashable] = Counter()
         for number, node in enumerate(self.nodes):
             work = node.op.work
             if not isinstance(work, Collective):
                 continue
-            key: Hashable = number
             at = program.cohorts[node.cohort].at
             if work.cohorts or work.axis in at:
                 seen[node.cohort, work.label, work.cohorts] += 1
-                key = work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts]
+                key: Hashable = (work.label, work.cohorts, seen[node.cohort, work.label, work.cohorts])
             elif program.allotments and not INSIDE.issuperset(work.axes):  # ranks with other programs come, too
                 seen[node.cohort, work.axes] += 1
                 key = tuple(at.items()), work.axes, seen[node.cohort, work.axes]
+            else:
+                continue
             meetings.setdefault(key, []).append(number)
         return {each: members for members in meetings.values() for each in members}
 
     def _sorted(self) -> list[list[int]]:
         """Nodes in the order of their waits; collectives that meet come together."""
-        together = [self.together.get(number) or [number] for number in range(len(self.nodes))]
-        leader = [members[0] for members in together]
-        missing = [0] * len(self.nodes)
-        followers: list[list[int]] = [[] for _ in self.nodes]
-        for number, node in enumerate(self.nodes):
-            hosts = {node.held_before if node.op.held else node.resumption} - {-1, number}
-            for before in hosts.union(node.before):
-                followers[before].append(leader[number])
-                missing[leader[number]] += 1
-        ready = [number for number in range(len(self.nodes)) if leader[number] == number and not missing[number]]
+        count, together = len(self.nodes), self.together
+        leader = list(range(count))
+        for number, members in together.items():
+            leader[number] = members[0]
+        missing = [0] * count
+        followers: list[list[int]] = [[] for _ in range(count)]
+        for number, (_, op, awaited, resumption, held_before) in enumerate(self.nodes):
+            lead, host = leader[number], held_before if op.held else resumption
+            if host >= 0:
+                followers[host].append(lead)
+                missing[lead] += 1
+            for before in awaited:
+                followers[before].append(lead)
+            missing[lead] += len(awaited)
+        ready = [number for number in range(count) if leader[number] == number and not missing[number]]
         order = []
         for number in ready:
-            order.append(together[number])
-            for member in together[number]:
+            members = together.get(number) or [number]
+            order.append(members)
+            for member in members:
                 for follower in followers[member]:
                     missing[follower] -= 1
                     if not missing[follower]:
@@ -92,21 +101,24 @@ class ProgramGraph:
 
     def _last(self) -> list[list[int]]:
         """By cohort, the nodes that no other node of it waits for."""
-        waited = {before for number, node in enumerate(self.nodes) for before in node.before if self._same(before, number)}
-        every = zip(self.first, self.first[1:], strict=False)
-        return [[number for number in range(first, end) if number not in waited] for first, end in every]
-
-    def _same(self, number: int, other: int) -> bool:
-        return self.nodes[number].cohort == self.nodes[other].cohort
+        result = []
+        for first, end in pairwise(self.first):
+            waited = set[int]().union(*(node.before for node in self.nodes[first:end]))
+            result.append([number for number in range(first, end) if number not in waited])
+        return result
 
     def _used_last(self) -> list[list[int]]:
         """By turn, the nodes that nobody waits for after it, without those of `last`."""
-        kept = {number for numbers in self.last for number in numbers}
-        turn = {before: at for at, members in enumerate(self.order) for member in members for before in self.nodes[member].before}
+        nodes, turn = self.nodes, dict[int, int]()
+        for at, members in enumerate(self.order):
+            for member in members:
+                for before in nodes[member].before:
+                    turn[before] = at
+        for number in chain.from_iterable(self.last):
+            turn.pop(number, None)
         result: list[list[int]] = [[] for _ in self.order]
         for number, at in turn.items():
-            if number not in kept:
-                result[at].append(number)
+            result[at].append(number)
         return result
 
 

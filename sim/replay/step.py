@@ -12,9 +12,9 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -29,14 +29,27 @@ from topologies.reading import UserError
 
 ORIGIN = np.zeros((1, 1))  # when the step begins
 FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
+Factors = Floats | list[Floats]
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
 
-class Replayed(NamedTuple):
-    """steps: seconds of the step, shape (samples,); ends: when each rank is through, shape (ranks, samples)."""
+class Replayed:
+    """The step worked out anew. through: by cohort, when its places are, shape (places, samples)."""
 
-    steps: Floats
-    ends: Floats
+    def __init__(self, places: Places, through: list[Floats]) -> None:
+        self.places = places
+        samples = max(most.shape[1] for most in through)
+        self.through = [np.broadcast_to(most, (places.count, samples)) for most in through]
+
+    @cached_property
+    def steps(self) -> Floats:
+        """Seconds of the step, shape (samples,)."""
+        return self.places.latest(self.through)
+
+    @cached_property
+    def ends(self) -> Floats:
+        """When each rank is through, shape (ranks, samples)."""
+        return self.places.by_rank(self.through)
 
 
 class _Times(NamedTuple):
@@ -67,6 +80,16 @@ class _BlockTimes:
         return self.busy + more * self.busy_slope, self.critical + more * self.critical_slope
 
 
+class _Drawn:
+    """A block whose kernels take other times: busy and critical, the least that it is busy, and the most of critical."""
+
+    __slots__ = ("busy", "critical", "late", "least")
+
+    def __init__(self, busy: Column, critical: Column) -> None:
+        self.busy, self.critical = busy, critical
+        self.least, self.late = float(np.min(busy)), float(np.max(critical))
+
+
 class StepReplay:
     """The graph of a played step. Raises UserError for a steady state, of which only a part is the step."""
 
@@ -83,28 +106,41 @@ class StepReplay:
     # -- the played step -------------------------------------------------------------------------------------------------
 
     def _cohort(self, number: int) -> Iterator[_Times]:
-        timeline, column = self.timeline, partial(self.places.column, number)
+        timeline = self.timeline
         lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
-        start, end, launched, costs = timeline.start, timeline.end, timeline.launched, timeline.cost
+        first = [timeline.offset[lane] for lane in lanes]
+        several = partial(self.places.column, number)
         stretch, owed = timeline.stretch, timeline.owed
+        launched, seconds = (self._columns(number, times) for times in (timeline.launched, timeline.ends - timeline.starts))
         blocks: dict[Block, _BlockTimes] = {}
         resumed: Column = 0.0
         for index, op in enumerate(self.program.cohorts[number].ops):
-            numbers = [timeline.offset[lane] + index for lane in lanes]
-            at, held = numbers[0], 0.0
+            held, work = 0.0, op.work
             if op.held:
-                held = timeline.resumptions[at].busy
-                resumed = column([timeline.resumptions[each].time for each in numbers])
-            ahead = column([launched[each] for each in numbers]) - resumed
-            work = op.work
+                each = [timeline.resumptions[at + index] for at in first]
+                held, resumed = each[0].busy, several([resumption.time for resumption in each])
+            ahead = launched[index] - resumed
             if isinstance(work, Block):
-                if work not in blocks:
-                    blocks[work] = self._block(number, work, lanes, [cast(BlockCost, costs[each]) for each in numbers])
-                    self.blocks.append(blocks[work])
-                more = [stretch[each] + sum(owed[each].values()) if each in owed else stretch[each] for each in numbers]
-                yield _Times(ahead, blocks[work], column(more), any(more), held)
+                block = blocks.get(work)
+                if block is None:
+                    played = [cast(BlockCost, timeline.cost[at + index]) for at in first]
+                    block = blocks[work] = self._block(number, work, lanes, played)
+                    self.blocks.append(block)
+                more = [stretch[at + index] for at in first]
+                if owed:
+                    more = [each + sum(owed.get(at + index, {}).values()) for at, each in zip(first, more, strict=True)]
+                yield _Times(ahead, block, several(more), any(more), held)
             else:
-                yield _Times(ahead, None, column([end[each] - start[each] for each in numbers]), False, held)
+                yield _Times(ahead, None, seconds[index], False, held)
+
+    def _columns(self, cohort: int, times: Sequence[float] | Floats) -> list[Column]:
+        """Times of the ops of a cohort's lanes: see `Places.column`."""
+        count = len(self.program.cohorts[cohort].ops)
+        first = [self.timeline.offset[lane] for lane, each in enumerate(self.timeline.lanes) if each.cohort == cohort]
+        table = [np.asarray(times[at : at + count]).tolist() for at in first]
+        if len(table) == 1:
+            return cast(list[Column], table[0])
+        return [self.places.column(cohort, list(each)) for each in zip(*table, strict=True)]
 
     def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> _BlockTimes:
         costs, column = self.timeline.op_costs, partial(self.places.column, cohort)
@@ -136,55 +172,66 @@ class StepReplay:
 
     # -- times -----------------------------------------------------------------------------------------------------------
 
-    def times(self, kernels: Floats | None = None, transfers: Transfers | None = None) -> Replayed:
-        """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples); transfers: the
-        factors of each collective and send.
+    def times(self, kernels: Factors | None = None, transfers: Transfers | None = None) -> Replayed:
+        """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples), or by cohort
+        those of each place; transfers: the factors of each collective and send.
         """
-        factors = self.places.slowest(kernels)
-        blocks = {block: block.with_factors(factors) for block in self.blocks}
-        every, maximum = self._times, np.maximum
+        factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
+        blocks = {block: _Drawn(*block.with_factors(factors)) for block in self.blocks}
+        every, nodes, maximum = self._times, self.graph.nodes, np.maximum
         ends: list[Any] = [None] * len(every)
+        soonest = [0.0] * len(every)  # no place ends before
         resumed: dict[int, Floats] = {}
         for members, over in zip(self.graph.order, self.graph.used_last, strict=True):
-            number = members[0]
-            arrived = [self._arrived(each, ends, resumed) for each in members]
-            block = every[number].block
-            if block is not None:
-                (ready, launched), (busy, critical) = arrived[0], blocks[block]
-                end = maximum(ready + busy, launched + critical)  # the GPU or the host is through with it, whichever is later
-                ends[number] = end + every[number].seconds if every[number].delayed else end
-            else:
-                starts = [maximum(ready, launched) for ready, launched in arrived]
-                if number in self._meetings:
-                    starts = self._meetings[number].latest(starts)
-                for each, start in zip(members, starts, strict=True):
-                    lasting = every[each].seconds
-                    ends[each] = start + (lasting if transfers is None else lasting * transfers(number, self.places.count))
+            starts = []
+            for number in members:
+                ready, least, times = ORIGIN, 0.0, every[number]
+                for before in nodes[number].before:
+                    ready = ends[before] if ready is ORIGIN else maximum(ready, ends[before])
+                    if soonest[before] > least:
+                        least = soonest[before]
+                launched = self._launched(number, ready, resumed)
+                most = launched if isinstance(launched, float) else float(launched.max())
+                if times.block is not None:
+                    drawn = blocks[times.block]
+                    end = ready + drawn.busy
+                    least += drawn.least
+                    if most + drawn.late > least:  # the GPU or the host is through with it, whichever is later
+                        end = maximum(end, launched + drawn.critical)
+                    if times.delayed:
+                        end, least = end + times.seconds, least + float(np.min(times.seconds))
+                    ends[number] = end
+                else:
+                    starts.append(maximum(ready, launched) if most > least else ready)
+                soonest[number] = least
+            if starts:
+                if members[0] in self._meetings:
+                    starts = self._meetings[members[0]].latest(starts)
+                for number, start in zip(members, starts, strict=True):
+                    lasting = every[number].seconds
+                    ends[number] = start + (lasting if transfers is None else lasting * transfers(members[0], self.places.count))
             for done in over:
                 ends[done] = None
         return self._through(ends)
 
-    def computing(self, kernels: Floats) -> list[Floats]:
+    def computing(self, kernels: Factors) -> list[Floats]:
         """By cohort, the seconds in which the GPUs of each place compute, shape (places, samples). kernels: see `times`."""
-        factors = self.places.slowest(kernels)
+        factors = kernels if isinstance(kernels, list) else self.places.slowest(kernels)
         result = []
         for first, end in pairwise(self.graph.first):
             counts = Counter(times.block for times in self._times[first:end] if times.block is not None)
-            total = np.zeros((self.places.count, kernels.shape[1]))
+            total = np.zeros((self.places.count, factors[0].shape[1]))
             for block, count in counts.items():
                 total += count * block.with_factors(factors)[0]
             result.append(total)
         return result
 
-    def _arrived(self, number: int, ends: list[Any], resumed: dict[int, Floats]) -> tuple[Floats, Column]:
-        """When what a node waits for has ended, and when it is launched; a host that it holds up goes on."""
+    def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
+        """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
         node, times = self.graph.nodes[number], self._times[number]
-        ready = ORIGIN
-        for before in node.before:
-            ready = ends[before] if ready is ORIGIN else np.maximum(ready, ends[before])
         if node.op.held:
             resumed[number] = np.maximum(ready, (resumed[node.held_before] if node.held_before >= 0 else 0.0) + times.held)
-        return ready, times.launched + resumed[node.resumption] if node.resumption >= 0 else times.launched
+        return times.launched + resumed[node.resumption] if node.resumption >= 0 else times.launched
 
     def _through(self, ends: list[Floats]) -> Replayed:
         """When each rank has ended all of its ops."""
@@ -194,7 +241,4 @@ class StepReplay:
             for number in last:
                 most = np.maximum(most, ends[number])
             through.append(most)
-        samples = max(most.shape[1] for most in through)
-        wide = [np.broadcast_to(most, (self.places.count, samples)) for most in through]
-        every = self.places.by_rank([self.places.of_ranks(most) for most in wide])
-        return Replayed(every.max(axis=0), every)
+        return Replayed(self.places, through)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.replay.draws import drawn, samples_of
+from sim.replay.draws import drawn, samples_of, slowest_of_places
 from sim.replay.places import Floats
-from sim.replay.step import StepReplay
+from sim.replay.step import Factors, StepReplay
 from sim.timeline import Timeline
 from topologies.links.topology import gpu_kind
 
@@ -32,21 +32,29 @@ def waiting(timeline: Timeline) -> GpuVariability:
     """What a played step waits for slower GPUs, by `Timeline.variability`. Raises UserError for steps that cannot be replayed."""
     replay = StepReplay(timeline)
     samples = samples_of(replay.places.count)
-    world, deviations = timeline.program.grid.world, timeline.variability
-    if len(deviations) == 1:
-        factors = drawn(world, samples, deviations[0])
-    else:
-        kinds = gpu_kind(timeline.op_costs.topology, np.arange(world))
-        factors = drawn(world, samples, np.array(deviations)[kinds][:, None])
+    factors = _factors(timeline, replay.places.inside, samples)
     steps = replay.times(factors).steps
     if timeline.before is not None:
         steps = steps + timeline.periods * _period(replay, StepReplay(timeline.before), steps, factors)
     mean = float(steps.mean())
     seconds = max(0.0, mean - timeline.step) / timeline.program.steps
-    return GpuVariability(max(deviations), seconds, float(steps.std()) / mean, samples)
+    return GpuVariability(max(timeline.variability), seconds, float(steps.std()) / mean, samples)
 
 
-def _period(long: StepReplay, short: StepReplay, steps: Floats, factors: Floats) -> Floats:
+def _factors(timeline: Timeline, inside: tuple[str, ...], samples: int) -> Factors:
+    """The factors of all ranks, or, where each pipeline rank has one program, of their places (see `slowest_of_places`)."""
+    program, deviations = timeline.program, timeline.variability
+    grid = program.grid
+    if len(deviations) > 1:
+        kinds = gpu_kind(timeline.op_costs.topology, np.arange(grid.world))
+        return drawn(grid.world, samples, np.array(deviations)[kinds][:, None])
+    if program.allotments or not all(cohort.at.keys() <= {"pp"} for cohort in program.cohorts):
+        return drawn(grid.world, samples, deviations[0])
+    slowest = slowest_of_places(grid, tuple(sorted(inside)), deviations[0])
+    return [slowest[cohort.at.get("pp", 0)] for cohort in program.cohorts]
+
+
+def _period(long: StepReplay, short: StepReplay, steps: Floats, factors: Factors) -> Floats:
     """Seconds of each further period, shape (samples,): what the last one adds to the step, but no less than any GPU computes
     in it. A stage that is slower than others may not yet hold them up after few microbatches.
     """

@@ -7,18 +7,22 @@ the block goes on piece by piece, its collectives as flows on the network, until
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
 from simpy import Environment
 
 from sim.clock import on_grid
-from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock
+from sim.engine.blocks.played import Passage, PlayedBlock, Span, alone, slowed_by
+from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock, Segments
 from sim.engine.device import Compute, Device
+from sim.engine.lanes import Lanes
 from sim.engine.network import FlowPart, Network
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
+from sim.engine.uncontended import Times
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block
@@ -29,7 +33,7 @@ NOTHING = FlowPart(0.0, ())
 class ContendedBlock(Compute):
     """A block that shares links with other traffic."""
 
-    __slots__ = ("_lengthened", "_place", "_whole", "network", "segmented")
+    __slots__ = ("_lengthened", "_passages", "_place", "_whole", "network", "segmented")
 
     def __init__(
         self, env: Environment, device: Device, cost: BlockCost, work: Block, network: Network, segmented: SegmentedBlock
@@ -39,6 +43,12 @@ class ContendedBlock(Compute):
         self._place = 0  # of the segment that runs
         self._whole: _Whole | None = None  # this segment and all later ones, as long as they are one event
         self._lengthened: dict[str, float] = {}  # seconds by which collectives took longer, by axis
+        self._passages: list[Passage] = []
+
+    @property
+    def played(self) -> PlayedBlock:
+        """Its pieces, when it has ended."""
+        return PlayedBlock(self.segmented, tuple(self._passages), self.launched, self.device.slowdown)
 
     def begin(self) -> None:
         """Come to the links."""
@@ -54,16 +64,16 @@ class ContendedBlock(Compute):
             return
         rest = self.segmented.segments[self._place]
         if self.device.beside_collectives or not self.network.quiet(self.segmented.links):
-            self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces])
+            self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces], ())
             return
         self._whole = _Whole(self, rest.cost if self._place else self.cost)
         self._whole.start, self._whole.launched = self.env.now, self.launched
         self.device.compute(self._whole)
 
-    def _play(self, rest: Rest, states: Sequence[_State]) -> None:
-        """Play a segment as tasks: what is left of its pieces."""
+    def _play(self, rest: Rest, states: Sequence[_State], spans: Sequence[Span]) -> None:
+        """Play a segment as tasks: what is left of its pieces. spans: theirs without other traffic, where some have begun."""
         tasks: list[Task | None] = []
-        over = _Over(self, rest, states)
+        over = _Over(self, rest, states, spans)
         for piece, state in zip(rest.segment.pieces, states, strict=True):
             task = self._task(piece, state.left) if state.left else None
             tasks.append(task)
@@ -99,8 +109,10 @@ class ContendedBlock(Compute):
             passed -= seconds
         return (NOTHING,), cost.latency - passed
 
-    def ended(self, rest: Rest, states: Sequence[_State], tasks: Sequence[Task | None]) -> None:
+    def ended(self, over: _Over) -> None:
         """A segment is over."""
+        rest, states, tasks = over.rest, over.states, over.tasks
+        self._passages.append(Passage(self._place, self._place + 1, self.env.now, self.env.now, tuple(over.played())))
         self._place += 1
         self.stretch -= rest.segment.slowed
         for piece, state, task in zip(rest.segment.pieces, states, tasks, strict=True):
@@ -115,7 +127,9 @@ class ContendedBlock(Compute):
     def computed(self, whole: _Whole) -> None:
         """All that was left is over."""
         self.stretch += whole.stretch
-        self._whole, self._place = None, len(self.segmented.segments)
+        last = len(self.segmented.segments)
+        self._passages.append(Passage(self._place, last, whole.start, self.env.now))
+        self._whole, self._place = None, last
         self._go_on()
 
     def disturb(self) -> None:
@@ -125,7 +139,7 @@ class ContendedBlock(Compute):
             return
         self._whole = None
         self.device.stop()
-        segments, begin = self.segmented.segments, whole.start
+        segments, begin, first = self.segmented.segments, whole.start, self._place
         left = segments[self._place].cost.busy - (now - begin)
         if self.device.duration(whole) == whole.cost.busy:  # no kernel waited for its launch
             place = max(self._place, bisect_left(segments, -left, key=lambda rest: -rest.cost.busy) - 1)
@@ -135,10 +149,14 @@ class ContendedBlock(Compute):
             launched, cost = self.launched + rest.launch, rest.segment.cost
             end = max(begin + cost.busy, launched + cost.critical)
             if end > now:
-                self._play(rest, _states(rest, begin, launched, now, self.device.slowdown))
+                if self._place > first:
+                    self._passages.append(Passage(first, self._place, whole.start, begin))
+                spans = alone(rest, begin, launched, self.device.slowdown)
+                self._play(rest, _states(rest, spans, begin, now, self.device.slowdown), spans)
                 return
             begin = end
             self._place += 1
+        self._passages.append(Passage(first, self._place, whole.start, begin))
         self._go_on()
 
     def _settle(self) -> None:
@@ -150,6 +168,24 @@ class ContendedBlock(Compute):
             self.owed = owed | {largest: owed[largest] + more - sum(owed.values())}
 
 
+def played_blocks(
+    lanes: Lanes, segments: Sequence[Segments], tasks: Sequence[Task | None], times: Times
+) -> Iterator[tuple[int, PlayedBlock]]:
+    """What ran inside the blocks of cohorts that share links with other traffic, by op. tasks: of all ops, None of those that had
+    ended before anything contended.
+    """
+    for number, lane in enumerate(lanes.every):
+        if lane.cohort not in lanes.touched:
+            continue
+        for op, at in zip(lanes.program.cohorts[lane.cohort].ops, count(lanes.offset[number]), strict=False):
+            task = tasks[at]
+            if isinstance(task, ContendedBlock):
+                yield at, task.played
+            elif task is None and isinstance(op.work, Block) and (segmented := segments[number].of(op.work)).links:
+                whole = Passage(0, len(segmented.segments), times.start[at], times.end[at])
+                yield at, PlayedBlock(segmented, (whole,), times.launched[at], lanes.profile(number).slowdown)
+
+
 class _State(NamedTuple):
     """Of a piece: seconds by which collectives have slowed it down, and seconds left, were nothing beside it; 0: it is over."""
 
@@ -157,45 +193,47 @@ class _State(NamedTuple):
     left: float
 
 
-def _states(rest: Rest, begin: float, launch: float, now: float, slowdown: float) -> list[_State]:
-    """How far the pieces of a segment that began at `begin` with nothing else on its links are at `now`."""
-    ends: list[float] = []
+def _states(rest: Rest, spans: Sequence[Span], begin: float, now: float, slowdown: float) -> list[_State]:
+    """How far the pieces of a segment are at `now` that began at `begin` and, with nothing else on its links, take `spans`."""
     states: list[_State] = []
     beside = begin  # when the latest collective ends
-    for piece in rest.segment.pieces:
-        start, launched = max((ends[each] for each in piece.waits), default=begin), launch + piece.launch
+    for piece, (first, end) in zip(rest.segment.pieces, spans, strict=True):
         slowed = 0.0
         if isinstance(piece.cost, BlockCost):
-            shared = max(0.0, beside - start)
-            slowed = on_grid(min(piece.seconds * (slowdown - 1), shared * (1 - 1 / slowdown)))
-            ends.append(max(start + piece.seconds + slowed, launched + piece.critical))
+            slowed = slowed_by(piece.seconds, beside - first, slowdown)
         else:
-            start = max(start, launched)
-            ends.append(start + piece.seconds)
-            beside = max(beside, ends[-1])
-        if ends[-1] <= now:
+            beside = max(beside, end)
+        if end <= now:
             states.append(_State(slowed, 0.0))
-        elif start >= now:
+        elif first >= now:
             states.append(_State(0.0, piece.seconds))
         else:
-            spent = min(slowed, on_grid((now - start) * (1 - 1 / slowdown)))
-            states.append(_State(spent, min(piece.seconds, ends[-1] - now - (slowed - spent))))
+            spent = min(slowed, on_grid((now - first) * (1 - 1 / slowdown)))
+            states.append(_State(spent, min(piece.seconds, end - now - (slowed - spent))))
     return states
 
 
 class _Over(Task):
     """The end of a segment."""
 
-    __slots__ = ("block", "rest", "states", "tasks")
+    __slots__ = ("block", "rest", "spans", "states", "tasks")
 
-    def __init__(self, block: ContendedBlock, rest: Rest, states: Sequence[_State]) -> None:
+    def __init__(self, block: ContendedBlock, rest: Rest, states: Sequence[_State], spans: Sequence[Span]) -> None:
         super().__init__(block.env)
-        self.block, self.rest, self.states = block, rest, states
+        self.block, self.rest, self.states, self.spans = block, rest, states, spans
         self.tasks: Sequence[Task | None] = ()
 
     def begin(self) -> None:
         """The block goes on."""
-        self.block.ended(self.rest, self.states, self.tasks)
+        self.block.ended(self)
+
+    def played(self) -> Iterator[Span]:
+        """From when to when each piece ran."""
+        for number, (piece, state, task) in enumerate(zip(self.rest.segment.pieces, self.states, self.tasks, strict=True)):
+            if task is None:
+                yield self.spans[number]
+            else:
+                yield self.spans[number][0] if state.left < piece.seconds else task.start, task.end or 0.0
 
 
 class _Whole(Compute):

@@ -18,18 +18,24 @@ from sim.program import COMPUTE, SIDE_STREAM, Block, Collective, Item, Join, Ker
 
 
 class Piece(NamedTuple):
-    """Kernels in a row, or a collective along `axis`; it begins when the pieces `waits` of its segment have ended.
+    """Kernels in a row, or a collective, on a stream; it begins when the pieces `waits` of its segment have ended.
 
     seconds: from its start, with nothing beside it; launch: seconds from the launch of the segment to its own; critical: seconds
     from its launch to its end, at least.
     """
 
+    stream: str
+    work: Block | Collective
     cost: BlockCost | TransferCost
     waits: tuple[int, ...]
     seconds: float
     launch: float
     critical: float
-    axis: str = ""
+
+    @property
+    def axis(self) -> str:
+        """Of a collective."""
+        return self.work.axis if isinstance(self.work, Collective) else ""
 
 
 class Segment(NamedTuple):
@@ -131,10 +137,10 @@ class Segments:
             cost, ahead, behind = self.lanes.priced(self.number, Op(stream, work))
             launched += ahead
             if isinstance(cost, BlockCost):
-                yield Piece(cost, waits, cost.busy, launched, cost.critical)
+                yield Piece(stream, work, cost, waits, cost.busy, launched, cost.critical)
             else:
-                seconds, axis = self.lanes.seconds(cost), work.axis if isinstance(work, Collective) else ""
-                yield Piece(cost, waits, seconds, launched, seconds, axis)
+                seconds = self.lanes.seconds(cost)
+                yield Piece(stream, work, cost, waits, seconds, launched, seconds)
             launched += behind
             number += 1
 

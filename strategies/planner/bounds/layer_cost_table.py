@@ -96,7 +96,11 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
     inner: dict[tuple[object, ...], int] = {}
-    grids = [priced_on(plans.job.cluster, plan) for plan in plans.resolved]
+    known: dict[tuple[Grid, bool], tuple[Grid, bool]] = {}
+    for plan in plans.resolved:
+        if (plan.grid, plan.sync_norm) not in known:
+            known[plan.grid, plan.sync_norm] = priced_on(plans.job.cluster, plan)
+    grids = [known[plan.grid, plan.sync_norm] for plan in plans.resolved]
     of_rule = [
         inner.setdefault((grid, accumulation(plan), plan.layers if plan.recompute_method else (), repr(dropped)), len(inner))
         for grid, plan, dropped in zip(grids, plans.resolved, plans.dropped, strict=True)

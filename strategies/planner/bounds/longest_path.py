@@ -44,16 +44,16 @@ def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float
     return seconds, least_memory(program, prices)
 
 
-def expected_path(job: Job, plan: Resolved, prices: Prices) -> float:
-    """Seconds of the expected step of `plan`, at least: the mean of its longest paths in every draw of GPUs that are not quite
-    alike (`strategies.planner.bounds.expected_times`).
+def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float] | None:
+    """Seconds of the expected step of `plan`, the mean of its longest paths in every draw of GPUs that are not quite alike
+    (`strategies.planner.bounds.expected_times`), and bytes of its fullest rank, at least; None where it is not known.
     """
     deviation = deviation_of(job, plan, prices)
     if not (bounded(plan) and deviation and _together(job, plan)) or may_settle(plan):
-        return 0.0
+        return None
     program = programs(job.model, plan, None)
     if len(program.cohorts) != plan.pp:
-        return 0.0
+        return None
     local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
     growths = {block: Growth.of_block(block, local) for block in _blocks(program)}
     rises: list[Seconds] = [{block: float(growth.rise) for block, growth in growths.items()}] * len(durations)
@@ -63,7 +63,8 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> float:
         {work: seconds + growths[work].more(own) if work in growths else seconds for work, seconds in cohort.items()}
         for cohort, own in zip(durations, factors, strict=True)
     ]
-    return float(_longest_drawn(program, drawn).mean()) / program.steps * (1 - SLACK)
+    seconds = float(_longest_drawn(program, drawn).mean()) / program.steps * (1 - SLACK)
+    return seconds, least_memory(program, prices)
 
 
 def _total(cohort: Cohort, seconds: Seconds) -> float:

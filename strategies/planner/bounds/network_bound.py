@@ -7,6 +7,8 @@ it passes the NICs of the ranks that take part.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from sim.grid import Grid
@@ -64,6 +66,11 @@ def hosted_update(job: Job, plan: Resolved) -> float:
     cpu = job.cluster.topology().cpu
     if cpu is None:
         return 0.0
-    first = plan.grid.groups((), {"pp": 0}).ravel()
-    ranks = int((first // job.cluster.node.gpus == first[0] // job.cluster.node.gpus).sum())
-    return on_the_cpus(plan) * ranks / (cpu.memory_bandwidth * cpu.efficiency)
+    return on_the_cpus(plan) * _beside_the_first(plan.grid, job.cluster.node.gpus) / (cpu.memory_bandwidth * cpu.efficiency)
+
+
+@lru_cache(maxsize=4096)
+def _beside_the_first(grid: Grid, gpus: int) -> int:
+    """Ranks of the first pipeline rank on the node of its first rank."""
+    first = grid.groups((), {"pp": 0}).ravel()
+    return int((first // gpus == first[0] // gpus).sum())

@@ -47,9 +47,11 @@ NAMES = (
 def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     """Every column of NAMES."""
     crossings = Crossings(plans.job, profile)
+    grids = [plan.grid for plan in plans.resolved]
+    unlike = {grid: not alike(plans.job.cluster, grid) for grid in dict.fromkeys(grids)}
     rows = [
-        (*_own(plan), *crossings.of(plan), hosted_update(plans.job, plan), not alike(plans.job.cluster, plan.grid))
-        for plan in plans.resolved
+        (*_own(plan), *crossings.of(plan), hosted_update(plans.job, plan), unlike[grid])
+        for plan, grid in zip(plans.resolved, grids, strict=True)
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))

@@ -2,7 +2,7 @@
 
 A plan's bound is tightened in turns before it is simulated: over all plans at once (`strategies.planner.bounds.every_plan`), by
 its slowest rank, by its schedule alone, with its first rank's exchange, the same of GPUs that are not quite alike (all in
-`strategies.planner.bounds.single_plan`), by the longest path through its program, of GPUs alike and of others
+`strategies.planner.bounds.single_plan`), by the longest path through its program
 (`strategies.planner.bounds.longest_path`). The least bound comes first (`strategies.planner.search.selection`); when
 that is no better than the best simulated plans, nothing that is left can beat them.
 

@@ -21,7 +21,7 @@ from strategies.predict import prices_of
 from topologies.costs import Rates
 from topologies.reading import UserError
 
-TIGHT = 6  # ways to tighten a bound of one plan
+TIGHT = 5  # ways to tighten a bound of one plan
 _UNITS = {"days": "days", "cost": "dollars"}
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -100,24 +100,18 @@ class Site:
 
     def tighter(self, plan: int, level: int) -> float:
         """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the longest path bounds its memory, too."""
-        ways = self.refiner.waiting, self.refiner.passes, self.refiner.exchange, self.refiner.expected_exchange, self._longest
-        return ways[level](plan) if level < len(ways) else self._expected_longest(plan)
+        refiner = self.refiner
+        return (refiner.waiting, refiner.passes, refiner.exchange, refiner.expected_exchange, self._longest)[level](plan)
 
     def _longest(self, plan: int) -> float:
-        """See `longest_path`."""
+        """See `strategies.planner.bounds.longest_path`."""
+        asked = self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job)
         try:
-            longest, held = longest_path(self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job))
+            longest, held = expected_path(*asked) or longest_path(*asked)
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason
             return 0.0
         self.limits.memory[plan] = max(held, self.limits.memory[plan])
         return longest
-
-    def _expected_longest(self, plan: int) -> float:
-        """See `expected_path`."""
-        try:
-            return expected_path(self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job))
-        except UserError:
-            return 0.0
 
     def capacity(self, asked: Limits) -> float:
         """Bytes that a GPU may hold."""

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardyard import read_job, simulate
-from sim.analysis.breakdown import breakdowns
+from sim.analysis.breakdown import PHASES, breakdowns
 from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
@@ -76,6 +76,54 @@ def test_the_rest_of_a_block_is_one_event_again(play) -> None:
     counts = {times: play(*layer, seconds=1.0, after=28.5, times=times).events for times in (20, 100)}
     assert counts[20] == counts[100]
     assert play(*layer, seconds=1.0, after=28.5, times=100, cut=True).events > 200
+
+
+# -- what ran inside ------------------------------------------------------------------------------------------------------
+
+
+def pieces(timeline: Timeline) -> list[tuple[int, str, str, float, float]]:
+    """Kernels and collectives of each lane with their times, kernels in a row together."""
+    result: list[tuple[int, str, str, float, float]] = []
+    for row in timeline.rows():
+        last = result[-1] if result else None
+        if row.kind in PHASES and last and (*last[:3], last[4]) == (row.lane, row.op.stream, row.kind, row.start):
+            result[-1] = (*last[:4], row.end)
+        elif row.end > row.start:
+            result.append((row.lane, row.op.stream, row.kind, row.start, row.end))
+    return sorted(result)
+
+
+def test_a_block_says_what_ran_inside_and_when(play) -> None:
+    """One send comes while the collective runs, which ends at 4 s."""
+    timeline = play(kernel(1.0), GATHER, kernel(1.0), seconds=1.0, after=1.5)
+    inside = [(op.stream, op.start, op.end) for op in timeline.inside[0].ops()]
+    assert inside == [("compute", 0.0, 1.0), ("compute", 1.0, 4.0), ("compute", 4.0, 5.0)]
+    assert [row.kind for row in timeline.rows()] == ["forward", "all_gather", "forward", "send", "forward"]
+    assert sum(row.bytes for row in timeline.rows() if row.kind == "all_gather") == 2e9
+
+
+@pytest.mark.parametrize("after", [0.5, 1.0, 2.5, 3.75, 7.25])
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+@pytest.mark.parametrize(
+    "items", [(kernel(1.0), GATHER), (Start(GATHER), kernel(3.0), Join(GATHER), kernel(1.0)), (kernel(2.0), GATHER, GATHER)]
+)
+def test_what_ran_inside_is_what_a_block_that_is_cut_runs(play, items, slowdown, after) -> None:
+    whole, cut = (play(*items, seconds=1.0, after=after, times=4, cut=cut, slowdown=slowdown) for cut in (False, True))
+    assert pieces(whole) == pieces(cut)
+
+
+def test_collectives_of_a_step_are_where_they_are_when_all_blocks_are_cut() -> None:
+    """Of a job whose tp=4 groups share their nodes: every kernel and collective of every lane."""
+    plan = dict(tp=4, pp=4, accumulation=4, sequence_parallel=True, overlap_tp="none", sequence=2048)
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan=plan)
+    timeline = simulate(job)
+    touched = timeline.op_costs.touched()
+    assert timeline.inside
+    assert touched
+    cut = run(expand(timeline.program, touched), job.cluster.topology(), prices_of(job))
+    assert [piece[:3] for piece in pieces(timeline)] == [piece[:3] for piece in pieces(cut)]
+    times = [[piece[3:] for piece in pieces(each)] for each in (timeline, cut)]
+    assert times[0] == [pytest.approx(each, abs=1e-9) for each in times[1]]
 
 
 def test_a_plan_with_tp_below_the_node_costs_what_one_with_tp_of_the_node_does() -> None:
