@@ -45,3 +45,9 @@ def test_of_matrices_in_fp8_half_of_the_bytes_are_gathered() -> None:
     assert min(narrow) >= 1.0
     assert max(narrow) == 2.0
     assert len(narrow) > 2
+
+
+@pytest.mark.parametrize("hook", ["zero1", "zero2"])
+def test_a_single_copy_gathers_nothing_after_its_update(hook: str) -> None:
+    assert gathers(data_parallel=hook, tp=8, sequence_parallel=True) == []
+    assert gathers(data_parallel=hook, tp=4, sequence_parallel=True)

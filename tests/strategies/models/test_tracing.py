@@ -116,6 +116,17 @@ def test_what_a_small_module_keeps_and_moves_by_hand(file: Path) -> None:
     assert moved.bytes == 2 * (2 * 4 * 16)
 
 
+def test_an_embedding_moves_the_rows_that_are_looked_up(tmp_path: Path) -> None:
+    """Three tokens of 4 samples, 8 features in bf16: read and written."""
+    path = tmp_path / "words.py"
+    path.write_text(
+        "import torch\n\ndef build():\n"
+        "    return torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Flatten(), torch.nn.Linear(24, 4))\n"
+    )
+    moved = [kernel.bytes for kernel in kernels(job(f"{path}:build", "3:int64")) if "embedding" in kernel.label]
+    assert moved[0] == 2 * (4 * 3 * 8 * 2)
+
+
 def test_ddp_and_zero_move_what_they_move(file: Path) -> None:
     """2Ψ(n − 1)/n and 3Ψ(n − 1)/n in bf16."""
     for hook, times in (("ddp", 2), ("zero3", 3)):

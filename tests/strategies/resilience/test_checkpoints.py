@@ -121,6 +121,12 @@ def test_rules_agree_where_failures_are_rare() -> None:
         assert intervals[rule](10.0, math.inf, 0.0) == math.inf
 
 
+def test_waste_by_hand() -> None:
+    """Saves of 10 s every 90 s that are complete 20 s later: a tenth, and of an MTBF of 1,000 s 20 + 50 s."""
+    assert expected_waste(90.0, 10.0, 20.0, 1000.0) == pytest.approx(0.1 + 0.07)
+    assert expected_waste(90.0, 10.0, 20.0, 10.0) == 1.0
+
+
 def test_the_bandwidth_to_buy_keeps_the_waste() -> None:
     plan = checkpoint_plan(job({"data_parallel": "zero1"}, nodes=16), RunSettings())
     mtbf, size, snapshot = plan.prepared.mtbf, plan.prepared.size.total, plan.prepared.costs.snapshot

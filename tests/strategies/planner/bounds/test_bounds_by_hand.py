@@ -198,6 +198,17 @@ def test_a_pipeline_of_two_by_hand(toy_job: Any) -> None:
     assert (layout.ranks, layout.last) == (2, 1)
 
 
+def test_parameters_of_the_last_part_of_each_stage() -> None:
+    """Three layers of 10 parameters, an embedding of 3 and a head of 4, over three stages: the first has two layers, or none."""
+    kind: Any = SimpleNamespace(
+        ends={"parameters": (3.0, 4.0), "experts": (0.0, 0.0)},
+        sums={"parameters": np.array([0.0, 10.0, 20.0, 30.0]), "experts": np.zeros(4)},
+    )
+    stages = ((0,), (1,), (2,))
+    assert Layout((0, 2, 3, 3), stages).last_part([kind]).tolist() == [[10.0, 10.0, 4.0]]
+    assert Layout((0, 0, 2, 3), stages).last_part([kind]).tolist() == [[3.0, 10.0, 4.0]]
+
+
 @pytest.mark.parametrize(
     ("degrees", "expected"),
     [({"tp": 4}, True), ({"tp": 8}, True), ({"tp": 2, "dp": 4}, True), ({"tp": 3}, False), ({"tp": 6, "dp": 2}, False)],
