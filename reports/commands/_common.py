@@ -35,6 +35,16 @@ def framework_names() -> list[str]:
     return sorted(path.parent.name for path in (Path(__file__).parents[2] / "strategies/frameworks").glob("*/settings.py"))
 
 
+def picture_options(about: str) -> Callable[[Any], Any]:
+    """A figure, and a page, of what is compared."""
+
+    def options(command: Any) -> Any:
+        page = click.option("--report", metavar="FOLDER", help="Also write an HTML page of the best, with the others beside it.")
+        return figure_option("--plot", f"Draw {about} (PNG or SVG).")(page(command))
+
+    return options
+
+
 def headroom_option(command: Any) -> Any:
     """How much memory a recommended plan keeps free."""
     return click.option(

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, headroom_option, job_options, show, throttled
+from reports.commands._common import (
+    AS_JSON,
+    headroom_option,
+    job_options,
+    money_options,
+    picture_options,
+    report_folder,
+    show,
+    throttled,
+    tokens_of,
+)
 from reports.terminal import echo
 from topologies.reading import plain
+
+if TYPE_CHECKING:
+    from strategies.job import Job
+    from strategies.planner.advise import Advice
+    from topologies.costs import Rates
 
 
 @click.command("advise")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @headroom_option
+@picture_options("the best ways side by side")
+@money_options
 @AS_JSON
-def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> None:
+def command(
+    job: str | None,
+    headroom: float,
+    plot: str | None,
+    report: str | None,
+    tokens: float | None,
+    price: float | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
+    from reports.formatting import TOKENS, training_cost
     from strategies.planner.advise import advise
     from strategies.planner.arguments import arguments_of
     from strategies.planner.auto_plan import quick_way
@@ -29,8 +58,10 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
     from strategies.read_job import stated_job
+    from topologies.costs import mean_rates
 
-    asked = stated_job(job, **given)
+    folder, asked = report_folder(report), stated_job(job, **given)
+    total, rates = tokens_of(tokens) or TOKENS, mean_rates(asked.cluster, price)
     tell = throttled(lambda text: echo(text, err=True))
 
     def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
@@ -52,6 +83,7 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
                 "arguments": arguments_of(asked, shown.job),
                 "dropped": list(shown.dropped),
                 "comfortable": shown.comfortable,
+                "training": training_cost(shown.summary, {"rates": rates, "tokens": total}).to_dict(),
                 **shown.summary.to_dict(),
             }
             for shown in answer.candidates
@@ -60,6 +92,27 @@ def command(job: str | None, headroom: float, as_json: bool, **given: Any) -> No
     else:
         from reports.tables.advice import advice
 
-        show(advice(answer, asked))
+        show(advice(answer, asked, rates, total))
+    _draw(answer, asked, rates, tokens, plot, folder, as_json)
     if answer.best is None:
         sys.exit(2)
+
+
+def _draw(
+    answer: Advice, job: Job, rates: Rates, tokens: float | None, plot: str | None, folder: Path | None, as_json: bool
+) -> None:
+    """The figure and the page that were asked for."""
+    from reports.figures.comparison import comparison
+    from reports.page.chosen import first, write_chosen
+    from reports.tables.advice import verdict
+    from strategies.planner.arguments import arguments_of
+
+    runs = {candidate.name: candidate.summary for candidate in answer.candidates}
+    if plot is not None:
+        echo(f"wrote {comparison(first(runs), Path(plot))}", err=as_json)
+    if folder is not None:
+        chosen = answer.best or answer.candidates[0]
+        said = f"{verdict(answer, job)}. As arguments: {arguments_of(job, chosen.job)}" if answer.best else verdict(answer, job)
+        command = shlex.join(["shardyard", *sys.argv[1:]])
+        paths = write_chosen(folder, chosen.job, runs, rates, tokens, command, best=said)
+        echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it", err=as_json)

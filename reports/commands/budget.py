@@ -43,8 +43,8 @@ def command(
     """
     from reports.tables.budget import as_data, overview
     from strategies.models.model import model_names
-    from strategies.planner.budget import RATIO, budget
     from strategies.planner.search.workers.executors import engine
+    from strategies.planner.spending.budget import RATIO, budget
     from strategies.read_job import stated_job
     from topologies.costs import mean_rates
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +22,9 @@ from reports.commands._common import (
     headroom_option,
     job_options,
     money_options,
+    picture_options,
     quantity,
+    report_folder,
     show,
     throttled,
     tokens_of,
@@ -30,7 +34,8 @@ from reports.terminal import echo, terminal
 OF_TRAINING = ("time", "cost", "gpu-hours", "energy", "goodput", "goodput-cost")
 
 if TYPE_CHECKING:
-    from strategies.planner.search.answer import Progress
+    from strategies.job import Job
+    from strategies.planner.search.answer import Answer, Progress
 
 
 @click.command("plan")
@@ -76,6 +81,7 @@ if TYPE_CHECKING:
     "--results", metavar="FILE", help="Keep every simulation in a .jsonl, .csv or .parquet; go on from one that exists."
 )
 @click.option("--window", type=click.IntRange(1), help="Simulations at a time, however many workers there are.")
+@picture_options("plans by time, cost and memory")
 @engine_options
 @AS_JSON
 def command(
@@ -98,6 +104,8 @@ def command(
     within: float,
     results: str | None,
     window: int | None,
+    plot: str | None,
+    report: str | None,
     workers: int | None,
     dask: str | None,
     ray: str | None,
@@ -129,7 +137,7 @@ def command(
         raise UserError(f"{asked} is of a whole training: give its --tokens, such as --tokens 1e12")
     if any(text.partition("=")[0] == "price" for text in vary):
         raise UserError("--vary price: a search has one price, --price; `shardyard whatif --vary price=…` compares several")
-    read = changing(job, overrides, given, find=False)
+    folder, read = report_folder(report), changing(job, overrides, given, find=False)
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
     limits = Limits(
@@ -171,6 +179,8 @@ def command(
         from reports.tables.search import overview
 
         show(overview(answer, read({}), tokens, top, bar))
+    if answer.rows and (plot is not None or folder is not None):
+        _draw(answer, read, total, price, plot, folder, as_json)
     echo(pace(answer), err=True)
     if answer.ended:
         end_interrupted(
@@ -178,6 +188,47 @@ def command(
         )
     if answer.best is None:
         sys.exit(1 if answer.interrupted else 2)
+
+
+def _draw(
+    answer: Answer,
+    read: Callable[[dict[str, Any]], Job],
+    tokens: float,
+    price: float | None,
+    plot: str | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """The figure and the page that were asked for."""
+    from reports.figures.pareto import pareto
+    from reports.page.chosen import BESIDE, write_chosen
+    from reports.page.simulated_plans import Plans, front, section
+    from reports.tables.search import arguments, verdict
+    from strategies.predict import predict
+    from topologies.costs import mean_rates
+
+    own = read({})
+    rates = mean_rates(own.cluster, price)
+    fields = own.plan.model_dump(mode="json") | {"nodes": own.cluster.nodes}
+    names = {row["hash"]: _named(read(row["changes"]), own) for row in answer.rows}
+    plans = Plans(answer.rows, fields, tokens, rates, own.cluster.node.gpu.memory, lambda row: names[row["hash"]])
+    if plot is not None:
+        echo(f"wrote {pareto(front(plans), Path(plot))}", err=as_json)
+    if folder is not None:
+        best = answer.rows[0]
+        runs = {plans.name(row): predict(read(row["changes"])) for row in answer.rows[:BESIDE]}
+        said = f"{verdict(answer, own)}. As arguments: {arguments(best, own)}"
+        command, about = shlex.join(["shardyard", *sys.argv[1:]]), (section(plans, "Plans that were simulated"),)
+        paths = write_chosen(folder, read(best["changes"]), runs, rates, tokens, command, about, said)
+        echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it", err=as_json)
+
+
+def _named(job: Job, own: Job) -> str:
+    """A plan in a few words, on how many nodes where they are not the job's."""
+    from strategies.planner.auto_plan import name_of
+
+    nodes = f" on {job.cluster.described}" if job.cluster.described != own.cluster.described else ""
+    return name_of(job.plan) + nodes
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,13 +35,16 @@ SILENT = ("plan.sequence_parallel", "plan.order", "plan.reshard", "plan.shard") 
 
 @dataclass(frozen=True)
 class Plans:
-    """Rows, and what they have in common: the job's plan, the tokens that are paid for, the rates, memory of a GPU in bytes."""
+    """Rows, and what they have in common: the job's plan, the tokens that are paid for, the rates, memory of a GPU in bytes.
+    named: how a row's plan is called; by default by what varies.
+    """
 
     rows: Sequence[Row]
     plan: Mapping[str, Any]
     tokens: float
     rates: Rates
     capacity: float
+    named: Callable[[Row], str] | None = None
 
     @cached_property
     def fitting(self) -> list[Row]:
@@ -75,6 +78,8 @@ class Plans:
 
     def name(self, row: Row) -> str:
         """What is particular about a plan, in short: `tp8 pp2 zero1`."""
+        if self.named is not None:
+            return self.named(row)
         values = [(name, self.value(row, name)) for name in self.varied if name not in SILENT]
         parts = [SHORT.get(name, name.removeprefix("plan.") + "={}").format(v) for name, v in values if v not in (None, "none")]
         return " ".join(parts) or "the job's plan"

@@ -8,11 +8,27 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.formatting import count, gigabytes, notes_of, percent, plural, seconds, spread, step_of, tie_rule
+from reports.formatting import (
+    count,
+    digits,
+    dollars,
+    gigabytes,
+    notes_of,
+    percent,
+    plural,
+    rates_text,
+    seconds,
+    spread,
+    step_of,
+    tie_rule,
+    tokens_text,
+    training_cost,
+)
 from sim.analysis.breakdown import AXES
 from strategies.job import Job
 from strategies.planner.advise import Advice, Candidate
 from strategies.planner.arguments import arguments_of
+from topologies.costs import Rates
 from topologies.reading import as_argument
 
 SHOWN = 12
@@ -20,30 +36,46 @@ NAMED = 3  # ties that are named
 MORE = "also tries schedules, other microbatches and orders of ranks, and proves the best"
 
 
-def advice(result: Advice, job: Job) -> RenderableType:
-    """Questions, candidates and why the first one wins."""
+def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableType:
+    """Questions, candidates and why the first one wins; days and cost of so many tokens."""
     table = Table(box=None, pad_edge=False)
-    for name in ("way to train", "", "step", "tokens/s/GPU", "MFU", "peak memory", "exposed", "bubble", "recompute"):
+    for name in (
+        "way to train",
+        "",
+        "step",
+        "tokens/s/GPU",
+        "MFU",
+        "peak memory",
+        "exposed",
+        "bubble",
+        "recompute",
+        "days",
+        "cost",
+    ):
         table.add_column(name, justify="left" if name == "way to train" else "right")
     ties = _ties(result)
     for candidate in result.candidates[:SHOWN]:
         summary = candidate.summary
+        whole = training_cost(summary, {"rates": rates, "tokens": tokens})
         again = percent(summary.breakdown["recompute"] / summary.step_seconds)
         why = "" if candidate.comfortable else "tight: " if summary.fits else "does not fit: "
         peak = f"{why}{gigabytes(summary.worst.peak)} GB"
-        rates = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
+        speed = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
         table.add_row(
             candidate.name,
             "★" if candidate is result.best else "≈" if candidate in ties else "",
-            *rates,
+            *speed,
             peak,
             percent(summary.exposed),
             percent(summary.bubble),
             again,
+            digits(whole.seconds / 86400),
+            "–" if whole.usd is None else dollars(whole.usd),
         )
     more = len(result.candidates) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
+    rest += [Text(f"days and cost are of {tokens_text(tokens)}; {rates_text(rates, power=False)}", "dim")]
     rest += [Text(line, "dim") for line in _dropped(result, job)]
     rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}", "dim")]
     rest += notes_of(job)

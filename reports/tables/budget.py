@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reports.formatting import count, digits, dollars, percent, span
-from strategies.planner.budget import Budgeted, shown
+from strategies.planner.spending.budget import Budgeted, shown
 from topologies.cluster import Cluster
 from topologies.costs import Rates
 

@@ -101,7 +101,8 @@ def _costs(runs: Sequence[Run], delivered: bool) -> list[tuple[str, list[str]]]:
     rows = [("price of a GPU-hour", prices)] if several else []
     if delivered:
         return rows
-    return [*rows, *([("days", [digits(answer.seconds / 86400) for answer in whole])] if asked else []), (f"cost of {of}", money)]
+    days = [digits(answer.seconds / 86400) for answer in whole]
+    return [*rows, *([(f"days of {of}", days)] if asked else []), (f"cost of {of}", money)]
 
 
 def _delivered(answers: Sequence[RunAnswer | None]) -> list[tuple[str, list[str]]]:

@@ -26,6 +26,7 @@ FLOPS_RULE = (
 
 VARIABILITY = "gpu variability"  # component of the breakdown: waiting for GPUs that are slower than others of their kind
 LONGEST = 1e9  # seconds of a step
+DOUBTFUL = 0.9  # MFU from which inputs are doubted
 ATTENTION = 0.2  # share of the FLOPs above which a note gives MFU without masked attention, half of it
 
 
@@ -149,6 +150,9 @@ def summarise(timeline: Timeline) -> Summary:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
         notes.append(f"HFU above 100 %: {_above(timeline)}")
+    elif program.model_flops > DOUBTFUL * peak:
+        doubt = "no published training has reached that: are the GPU's peak, its profile and the model's sizes right?"
+        notes.append(f"MFU above {100 * DOUBTFUL:.0f} %: {_faster(timeline) or doubt}")
     kinds = tuple(gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
     notes = [*notes_on(kinds), *notes, *alike]
     limiting = max(memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))
@@ -195,14 +199,17 @@ def _variability(timeline: Timeline) -> tuple[GpuVariability | None, list[str]]:
 
 def _above(timeline: Timeline) -> str:
     """The reason why a step counts more FLOPs than the peak allows."""
+    return _faster(timeline) or "the counting rule takes causal attention in full, of which kernels execute about half"
+
+
+def _faster(timeline: Timeline) -> str:
+    """What products run in that have a higher peak than the step's precision; "" of none."""
     dtype, peak = timeline.program.dtype, timeline.op_costs.prices.members[0].gpu.peak
     blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
     items = dict.fromkeys(run.items for block in blocks for run in block.runs)
     others = {item.dtype for sequence in items for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
     faster = sorted(other for other in others if peak[other] > peak[dtype])
-    if faster:
-        return f"it is of the {dtype} peak, and products are in {', '.join(faster)}"
-    return "the counting rule takes causal attention in full, of which kernels execute about half"
+    return f"it is of the {dtype} peak, and products are in {', '.join(faster)}" if faster else ""
 
 
 def _masked(program: Program, peak: float) -> Iterator[str]:

@@ -203,7 +203,12 @@ def name_of(plan: Plan) -> str:
     degrees = " × ".join(f"{axis.upper()}{getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(plan, axis) > 1)
     names = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3 (FSDP)"}
     hook = f"HSDP, shards of {plan.shard}" if plan.shard else names.get(plan.data_parallel, plan.data_parallel)
-    more = [f"{plan.recompute} recomputation"] * (plan.recompute != "none")
+    unlike = Plan.model_fields
+    more = [plan.schedule + (f", {plan.chunks} chunks" if plan.chunks else "")] * (plan.schedule != unlike["schedule"].default)
+    more += ["parameters kept"] * (not plan.reshard)
+    more += [f"{plan.recompute} recomputation"] * (plan.recompute != "none")
     more += [f"microbatch {plan.microbatch}"] * (plan.microbatch > 1)
+    more += [f"order {plan.order}"] * (plan.order != unlike["order"].default)
+    more += ["no overlap"] * (not plan.overlap)
     more += ["states on CPUs"] * (plan.offload is not None)
     return ", ".join([f"{degrees} + {hook}" if degrees else hook, *more])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard import read_job
+from shardyard import predict, read_job
 from strategies.frameworks.export import export
 from topologies.reading import UserError
 
@@ -137,3 +137,12 @@ def test_a_group_that_is_set_replaces_the_group_that_was_there(change: str, left
     offload = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan, overrides=[change]).plan.offload
     assert offload is not None
     assert offload.model_dump(exclude_unset=True) == left
+
+
+def test_a_step_that_is_too_good_is_doubted(toy_job: Any, toy_profile: Any) -> None:
+    """Kernels at their peak, and nothing but large matrix products on one GPU."""
+    large = {"hidden": 8192, "layers": 2, "heads": 64, "vocabulary": 32000, "context": 512}
+    fast, slow = (predict(toy_job(1, model=large), toy_profile(launch=launch)) for launch in ("0 s", "200 ms"))
+    assert fast.mfu > 0.9 > slow.mfu
+    assert any(note.startswith("MFU above 90 %: no published training") for note in fast.notes)
+    assert not any(note.startswith("MFU above") for note in slow.notes)

@@ -18,6 +18,7 @@ from strategies.planner.search.candidates import candidates
 from strategies.planner.search.site import started
 from strategies.planner.search.space import default_space
 from strategies.predict import predict
+from topologies.costs import mean_rates
 
 
 def advised(**given):
@@ -201,7 +202,8 @@ def test_what_does_not_apply_to_a_candidate_is_left_out_and_said() -> None:
     fsdp = next(candidate for candidate in proposed.candidates if candidate.name.startswith("ZeRO-3 (FSDP)"))
     assert (fsdp.job.plan.tp, fsdp.job.plan.sequence_parallel, fsdp.dropped) == (1, False, ("sequence_parallel",))
     assert "the job's plan" in [candidate.name for candidate in proposed.candidates]
-    screen = "\n".join(map(str, advice(proposed, shardyard.read_job(**given)).renderables))
+    own = shardyard.read_job(**given)
+    screen = "\n".join(map(str, advice(proposed, own, mean_rates(own.cluster, None), 1e12).renderables))
     assert "plan.sequence_parallel=true does not apply to, and is left out of: " in screen
 
 

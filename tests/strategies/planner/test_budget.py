@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import predict, read_job
-from strategies.planner.budget import MOST_MFU, most_tokens
+from strategies.planner.spending.budget import MOST_MFU, most_tokens
 
 SMALL = ("--cluster", "dgx-h100", "--workers", "2", "--set", "plan.sequence=1024", "--set", "run.failures=none")
 
