@@ -62,13 +62,17 @@ def main() -> None:
     """Images per second as GPUs are added, 128 images on each."""
     from shardyard import read_job, simulate, summarise
 
-    print("GPUs  step in ms  images/s  exposed")
-    for nodes in (1, 2, 8, 32):
+    print("GPUs  step in ms  images/s  of linear  exposed")
+    alone = 0.0  # images per second of one GPU
+    for gpus in (1, 8, 16, 64, 256):
+        node = {"gpus": min(8, gpus), "nics": min(8, gpus)}
+        cluster = {"based_on": "dgx-a100", "nodes": max(1, gpus // 8), "node": node}
         plan = {"microbatch": 128, "accumulation": 1}
-        job = read_job(None, model=resnet50, input="3x224x224", plan=plan, cluster="dgx-a100", nodes=nodes)
-        summary = summarise(simulate(job))
-        images = 128 * job.cluster.gpus / summary.step_seconds
-        print(f"{job.cluster.gpus:4}  {1e3 * summary.step_seconds:10.1f}  {images:8,.0f}  {summary.exposed:7.1%}")
+        summary = summarise(simulate(read_job(None, model=resnet50, input="3x224x224", plan=plan, cluster=cluster)))
+        images = 128 * gpus / summary.step_seconds
+        alone = alone or images
+        linear = images / gpus / alone
+        print(f"{gpus:4}  {1e3 * summary.step_seconds:10.1f}  {images:8,.0f}  {linear:9.1%}  {summary.exposed:7.1%}")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class KernelSet:
     flat_parameters: bool = False  # zero3 is FSDP1, whose units are flat parameters
     frees_gradients: bool = True  # after the update, where gradients are PyTorch's .grad
     bucket_views: bool = False  # gradients live in DDP's buckets
+    broadcast_buffers: bool = True  # DDP sends buffers of a traced module in every step
 
     def __init__(self, options: Options | None = None) -> None:
         if options is not None:

@@ -48,6 +48,7 @@ class LayerCost:
     gradients: tuple[gradients.CompletedGradient, ...]  # of every parameter that has one, as the backward pass makes them
     frozen_shapes: tuple[Shape, ...] = ()  # of the other parameters
     frozen_bytes: float = 0.0  # that these take
+    buffers: tuple[tuple[int, int], ...] = ()  # bytes of an element and elements of each buffer of a module
     spared_flops: float = 0.0  # of gradients that are not made, by the rule of `model_flops`
 
     def __post_init__(self) -> None:
@@ -240,6 +241,7 @@ def joined(layers: tuple[LayerCost, ...]) -> LayerCost:
         backward=recompute + backward,
         gradients=completed,
         frozen_shapes=tuple(chain.from_iterable(part.frozen_shapes for part in layers)),
+        buffers=tuple(chain.from_iterable(part.buffers for part in layers)),
         restored=sum(part.saved + part.restored for part in layers) - layers[0].saved,
         recomputed_flops=sum(part.forward_flops for part in layers[:-1]) + layers[-1].recomputed_flops,
         input_gradient_workspace=max(part.input_gradient_workspace for part in layers) + sum(part.held for part in layers[1:]),

@@ -167,6 +167,8 @@ class _Lowering:
         resident += (("optimizer", beside),) if beside else ()
         frozen = sum(stage.frozen_bytes for stage in stages)
         resident += (("parameter", frozen),) if frozen else ()
+        held = float(sum(width * elements for stage in stages for width, elements in stage.module_buffers))
+        resident += (("buffer", held),) if held else ()
         more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum(

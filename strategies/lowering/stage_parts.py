@@ -55,6 +55,11 @@ class StageParts:
             return sum(self.frozen(part)[1] for part in range(len(self.parts))) / shards
         return sum(count * part.frozen_bytes for part, count in self.kinds) + self.tied_frozen * self.plan.bytes_per_element
 
+    @property
+    def module_buffers(self) -> list[tuple[int, int]]:
+        """Bytes of an element, and elements, of each buffer of its modules."""
+        return [sizes for part, count in self.kinds for sizes in part.buffers * count]
+
     def buffers(self, size: float, before: bool, after: bool) -> Memory:
         """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
 

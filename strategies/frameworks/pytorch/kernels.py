@@ -29,6 +29,7 @@ class InPyTorch(KernelSet):
         self.separate_products, self.repeats_keys = not given.joined_products, given.repeated_keys
         self.unpads, self.loss_metrics, self.flat_parameters = given.unpad, given.loss_metrics, given.flat_parameters
         self.frees_gradients, self.bucket_views = given.set_to_none, given.gradient_as_bucket_view
+        self.broadcast_buffers = given.broadcast_buffers
 
     def rotary(self, width: float) -> Ways:
         """In complex or in real numbers."""

@@ -12,7 +12,9 @@ from strategies.frameworks.options import Options
 class PyTorchOptions(Options):
     """How the model is written, and what PyTorch's DDP, FSDP and optimizers are given."""
 
-    droppable: ClassVar[frozenset[str]] = frozenset({"flat_parameters", "set_to_none", "gradient_as_bucket_view"})
+    droppable: ClassVar[frozenset[str]] = frozenset(
+        {"flat_parameters", "set_to_none", "gradient_as_bucket_view", "broadcast_buffers"}
+    )
 
     joined_products: bool = Field(
         False,
@@ -54,4 +56,9 @@ class PyTorchOptions(Options):
         False,
         description="DDP: gradients live in its buckets; otherwise, PyTorch's default, beside them, and are copied there and, "
         "when they are reduced, back",
+    )
+    broadcast_buffers: bool = Field(
+        True,
+        description="DDP of a traced module: rank 0 sends its buffers (batch normalisation's running statistics) to all before "
+        "the first forward pass of a step",
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from sim.program import ALIGNED, Kernel
-from strategies.models.tracing.records import Tensor, TracedOp
+from strategies.models.tracing.records import BATCH_NORMS, Tensor, TracedOp
 from topologies.reading import UserError
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -30,7 +30,6 @@ MEASURED = {
 }
 BINARY = ("add", "mul", "sub", "div")
 FREE = frozenset("empty empty_strided empty_like new_empty new_empty_strided scalar_tensor lift_fresh set_ resize_".split())
-BATCH_NORMS = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update".split())
 BATCH_NORM_BACKWARD = frozenset("native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward".split())
 WITHOUT_PRICE = frozenset(
     """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _grouped_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex

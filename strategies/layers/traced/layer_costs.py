@@ -13,12 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.program import Collective, Kernel
 from strategies.layers.layer_cost import LayerCost, part_of
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.layers.traced.kernels import kernels_of, products_of
-from strategies.models.tracing.records import Trace, TracedOp
+from strategies.layers.traced.kernels import BATCH_NORM_BACKWARD, Priced, kernels_of, products_of
+from strategies.models.tracing.records import BATCH_NORMS, Trace, TracedOp
 from strategies.models.tracing.tracer import trace_of
 
 
@@ -53,10 +54,19 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     # the second of a kind: when the first runs, more of what is before or after it may still be there
     chosen = [[number for number, key in enumerate(keys) if key == kind][:2][-1] for kind in kinds]
     blocks = [_kept_input(every[number + 1], trace, number) for number in chosen]
+    buffers: list[tuple[tuple[int, int], ...]] = [
+        tuple(sizes for name, sizes in trace.buffers.items() if trace.part_of(name) == part) for part in range(trace.parts)
+    ]
+    own = [buffers[number + 1] for number in chosen]
+
+    def costs(recompute: str) -> tuple[LayerCost, ...]:
+        each = (part_of("layer", block, rank, recompute if _returns(block) else "none") for block in blocks)
+        return tuple(replace(cost, buffers=held) for cost, held in zip(each, own, strict=True))
+
     return TracedParts(
-        part_of("embedding", every[0], rank, "none"),
-        tuple(part_of("layer", each, rank, plan.recompute if _returns(each) else "none") for each in blocks),
-        tuple(part_of("layer", each, rank, "none") for each in blocks),
+        replace(part_of("embedding", every[0], rank, "none"), buffers=buffers[0]),
+        costs(plan.recompute),
+        costs("none"),
         tuple(kinds.index(key) for key in keys),
         part_of("head", every[-1], rank, "none"),
     )
@@ -109,8 +119,8 @@ def _operator(
     again = [name for name in dict.fromkeys(names) if name in used]
     used.update(own)
     dtype = rank.resolved.precision
-    there = tuple(kernel for op in forward for kernel, _ in kernels_of(op, "forward", dtype, False))
-    back = [each for op in backward for each in kernels_of(op, "backward", dtype, bool(names))]
+    there = tuple(item for op in forward for item, _ in _items(rank, op, kernels_of(op, "forward", dtype, False)))
+    back = [each for op in backward for each in _items(rank, op, kernels_of(op, "backward", dtype, bool(names)))]
     added: Items = tuple(
         kernel
         for name in own
@@ -129,6 +139,16 @@ def _operator(
         passes=_passes(trace, forward, backward),
     )
     return _holding(rank, trace, operator, own, again)
+
+
+def _items(rank: RankShapes, op: TracedOp, kernels: list[Priced]) -> list[tuple[Kernel | Collective, bool]]:
+    """The kernels of an operator; between the two of a batch normalisation over all ranks, what these exchange."""
+    plan = rank.resolved
+    if op.name not in BATCH_NORMS | BATCH_NORM_BACKWARD or plan.copies == 1 or not (op.synchronised or plan.sync_norm):
+        return list(kernels)
+    first, second = kernels
+    exchanged = rank.statistics(op.label, op.inputs[0].shape[1])[op.name in BATCH_NORM_BACKWARD]
+    return [first, (exchanged, False), second]
 
 
 def _passes(trace: Trace, forward: list[TracedOp], backward: list[TracedOp]) -> int:

@@ -66,6 +66,8 @@ def remarks_of(model: Model) -> list[str]:
     said = [
         f"{ran or f'{model.module.source} was run'}, and its passes on samples of {inputs} were traced: {blocks}; {trace.loss}"
     ]
+    if trace.synchronises:
+        said.append("SyncBatchNorm takes its statistics over all dp ranks")
     if any(op.name.startswith("convolution") for op in trace.ops):
         said.append("convolutions are priced as matrix products of their size: no profile has measured them")
     return said

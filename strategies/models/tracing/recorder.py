@@ -115,6 +115,8 @@ class _Recorder(TorchDispatchMode):
         shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
         still = frozenset(name for name, each in net.named_parameters() if not each.requires_grad)
         self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks), frozen=still)
+        self.trace.buffers = {name: (each.element_size(), each.numel()) for name, each in net.named_buffers()}
+        self.synchronised = {name for name, each in net.named_modules() if isinstance(each, nn.SyncBatchNorm)}
         self.part, self.path, self.part_of_node = 0, [""], dict[int, tuple[int, str]]()
         self.kept: dict[int, str] = {}  # storage -> name, of what autograd keeps
         self.live: dict[int, tuple[Any, float]] = {}  # storage -> weak reference, bytes
@@ -243,7 +245,18 @@ class _Recorder(TorchDispatchMode):
         label = path.removeprefix(block).removeprefix(".") or "block"
         read, written = (tuple(map(self._described, tensors)) for tensors in (inputs, outputs))
         self.trace.ops.append(
-            TracedOp(name, part, self.in_backward, node, label, read, written, arguments, self._living(outputs))
+            TracedOp(
+                name,
+                part,
+                self.in_backward,
+                node,
+                label,
+                read,
+                written,
+                arguments,
+                self._living(outputs),
+                path in self.synchronised,
+            )
         )
 
     def _described(self, tensor: Any) -> Tensor:

@@ -18,6 +18,7 @@ from pydantic import Field
 from strategies.models.tracing.inputs import InputSpec
 from topologies.reading import Config
 
+BATCH_NORMS = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update".split())
 Builder = Callable[[], Any]  # makes the module
 BUILDERS: dict[str, Builder] = {}  # by source: functions and modules that a program gave, which no file can name again
 
@@ -59,6 +60,7 @@ class TracedOp:
     outputs: tuple[Tensor, ...]
     arguments: tuple[Any, ...] = ()  # numbers and lists of numbers
     live: float = 0.0  # bytes of tensors that are there while it runs, without parameters, their gradients and what is kept
+    synchronised: bool = False  # whether it is a SyncBatchNorm's
 
     @property
     def flops(self) -> float:
@@ -87,6 +89,7 @@ class Trace:
     kept_inputs: list[str] = field(default_factory=list)  # by block: the name under which its input is kept, or ""
     loss: str = ""  # how a loss was made of the output
     frozen: frozenset[str] = frozenset()  # parameters that require no gradient
+    buffers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> bytes of an element, elements
 
     @cached_property
     def users(self) -> dict[str, list[int]]:
@@ -97,6 +100,20 @@ class Trace:
                 if tensor.parameter and not op.backward and op.part not in result[tensor.parameter]:
                     result[tensor.parameter].append(op.part)
         return result
+
+    @property
+    def norms(self) -> bool:
+        """Whether it normalises over batches."""
+        return any(op.name in BATCH_NORMS for op in self.ops)
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether it has a SyncBatchNorm, whose statistics are of all ranks."""
+        return any(op.synchronised for op in self.ops)
+
+    def part_of(self, name: str) -> int:
+        """The part whose module has a parameter or buffer: what no block has counts with what is before the blocks."""
+        return next((number for number, block in enumerate(self.blocks, 1) if name.startswith(f"{block}.")), 0)
 
     @property
     def tied(self) -> list[str]:

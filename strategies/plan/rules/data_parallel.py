@@ -53,6 +53,8 @@ def _gradients(plan: Plan) -> Iterator[str]:
         yield f"{said['set_to_none']}, whose gradients are in a buffer that stays"
     if "gradient_as_bucket_view" in said and not (plan.own_gradients and plan.hook.of_ddp):
         yield f"{said['gradient_as_bucket_view']}; it is a choice of PyTorch's DDP, kernels torch or compiled"
+    if "broadcast_buffers" in said and not plan.hook.of_ddp:
+        yield f"{said['broadcast_buffers']}; it is a choice of PyTorch's DDP"
 
 
 def _synchronised(plan: Plan) -> Iterator[str]:

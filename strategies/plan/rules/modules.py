@@ -21,7 +21,7 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
             yield f"{axis}={degree}: a traced module is not cut inside; dp, zero1 to zero3, shard and pp are simulated"
     if plan.kernels != "torch":
         yield f"kernels={plan.kernels}: a traced module runs PyTorch's own operators, kernels=torch"
-    for field, only in (("fp8", None), ("sync_norm", False), ("deterministic", False), ("loss", None), ("dropout", None)):
+    for field, only in (("fp8", None), ("deterministic", False), ("loss", None), ("dropout", None)):
         if getattr(plan, field) != only:
             yield f"{field}={getattr(plan, field)}: is not done to a traced module, which says itself what it computes"
     if plan.recompute not in ("none", "full"):
@@ -37,6 +37,8 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
     }:
         yield "framework: options of how a model is written are not for a traced module"
     trace = trace_of(model.module, 1, "bf16")
+    if plan.sync_norm and not trace.norms:
+        yield f"sync_norm=true: {model.name} has no batch normalisation"
     if plan.pp > 1 and trace.shared:
         yield f"pp={plan.pp}: several blocks share '{trace.shared[0]}'; pipelines are simulated for embedding and head that do"
     if plan.pp > 1 and len(set(trace.boundaries)) > 1:

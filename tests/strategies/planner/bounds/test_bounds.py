@@ -70,6 +70,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "first_stage_layers": st.just(1),
     "set_to_none": st.booleans(),
     "gradient_as_bucket_view": st.booleans(),
+    "broadcast_buffers": st.booleans(),
     "dropout": st.just(True),
     "early_stop": st.booleans(),
     "lora": st.sampled_from([{"rank": 8, "targets": "attention"}, {"rank": 8, "targets": ["q_proj"], "weights": "nf4"}]),
@@ -172,6 +173,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
     unfit = {
         "set_to_none": not loose or hook in ("zero1", "zero2"),
         "gradient_as_bucket_view": not loose or not hooks[hook].of_ddp,
+        "broadcast_buffers": not hooks[hook].of_ddp,
         "recompute_layers": "recompute_method" not in plan,
         "local_steps": hook not in ("local_sgd", "diloco"),
         "bucket": "deepspeed" in plan or hook == "dataparallel",
