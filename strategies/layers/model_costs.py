@@ -170,8 +170,6 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
     if narrow < plan.sequence and plan.cp > 1 and plan.cp_method == "ring":
         rule = "windows are simulated with cp_method=ulysses only: some ranks of a ring lie outside"
         yield f"window={narrow} with cp={plan.cp}: {rule}"
-    if model.family == "encoder_decoder" and (plan.pp > 1 or plan.cp > 1):
-        yield f"an encoder and a decoder with pp={plan.pp}, cp={plan.cp} are not simulated: only pp=1, cp=1 are"
 
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:

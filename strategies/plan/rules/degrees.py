@@ -30,6 +30,8 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         yield "sequence_parallel=true needs tp > 1, and tp=1"
     if plan.sequence_parallel and sequence % plan.tp:
         yield f"tp={plan.tp} does not divide {sequence} tokens, which sequence_parallel needs"
+    if model.family == "encoder_decoder" and (plan.pp > 1 or plan.cp > 1):
+        yield f"the encoder and decoder of {model.name} with pp={plan.pp}, cp={plan.cp} are not simulated: only pp=1, cp=1 are"
     if plan.cp > 1:
         yield from _context(model, plan, sequence)
     if model.positions == "learned" and sequence > model.context:

@@ -184,7 +184,8 @@ def test_a_transformer_traced_is_the_one_described(llama: bool, plan: dict[str, 
         cluster="dgx-a100",
         plan={"global_batch": 128, "microbatch": 4, "kernels": "torch", **plan},
     )
-    traced = job(builder(llama), "1024:int64", **plan)
+    without = {} if "data_parallel" in plan or not llama else {"broadcast_buffers": False}  # of rotary angles: not described
+    traced = job(builder(llama), "1024:int64", **plan, **without)
     assert traced.model.parameters == described.model.parameters
     assert traced.model.forward_flops(2, 1024, False) == described.model.forward_flops(2, 1024, False)
     one, other = (summarise(simulate(each)) for each in (described, traced))
@@ -273,7 +274,7 @@ def test_inputs() -> None:
 def test_the_example_runs() -> None:
     run = subprocess.run([sys.executable, str(RESNET)], capture_output=True, text=True, timeout=120, cwd=RESNET.parents[2])
     rows = [line.split() for line in run.stdout.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["8", "16", "64", "256"], run.stderr
+    assert [row[0] for row in rows] == ["1", "8", "16", "64", "256"], run.stderr
     assert float(rows[0][1]) < float(rows[-1][1])
 
 
