@@ -111,3 +111,5 @@ def test_a_job_at_other_sizes_grows_as_a_whole() -> None:
     assert sorted(sizes) == [16, 32, 64, 128, 256, 512, 1024]
     assert (sizes[256]["plan.global_batch"], sizes[256]["run.spares"], sizes[256]["run.pool"]) == (512, 4, 8)
     assert (sizes[16]["run.spares"], sizes[16]["plan.global_batch"]) == (0, 32)
+    alone = {"nodes": 1, "plan.pp": 1, "plan.global_batch": 16}
+    assert sorted(each["nodes"] for each in scales(shardyard.read_job(EXAMPLE, alone))) == [1, 2, 4, 8]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardyard
 from strategies.job import Job
-from strategies.planner.balance import allotted, balanced
+from strategies.planner.balance import _shared_out, allotted, balanced
 from strategies.read_job import read_job
 
 
@@ -94,3 +94,10 @@ def test_the_answer_says_what_would_balance_unlike_gpus() -> None:
         shardyard.main, ["simulate", "examples/mixed-gpus.yaml", "--set", "plan.microbatches_per_replica=null", *stages]
     )
     assert "plan.layers_per_stage=[23, 57]' the step takes" in found.output
+
+
+def test_microbatches_are_whole_and_everybody_has_one() -> None:
+    assert _shared_out(10, [9.0, 1.0]) == [9, 1]
+    assert _shared_out(10, [99.0, 1.0]) == [9, 1]
+    assert _shared_out(7, [2.0, 1.0]) == [5, 2]
+    assert _shared_out(3, [1.0, 1.0, 1.0]) == [1, 1, 1]

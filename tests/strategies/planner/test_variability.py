@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from reports.commands import main
-from shardyard import read_job
-from strategies.planner.variability import variability
+from shardyard import read_job, simulate
+from sim.replay.step import StepReplay
+from strategies.planner.variability import _steps, variability
 
 LARGE = {"name": "large", "hidden": 4096, "layers": 8, "heads": 32, "vocabulary": 32000, "context": 4096}
 
@@ -53,3 +54,9 @@ def test_the_command_says_what_is_left(tmp_path) -> None:
     data = json.loads(CliRunner().invoke(main, ["variability", *job, "--json"]).output)
     assert data["ideal"] < data["mean"]
     assert CliRunner().invoke(main, ["variability", *job, "--gpus", "2"]).exit_code != 0
+
+
+def test_as_many_steps_as_were_asked_for_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(sequence=1024, global_batch=8))
+    monkeypatch.setattr("strategies.planner.variability.AT_ONCE", 8 * 3)  # three samples of 8 ranks
+    assert sum(len(steps) for steps in _steps(StepReplay(simulate(job)), 0.02, 0.0, 7, 0)) == 7
