@@ -45,6 +45,7 @@ docs: $(VENV)/ready  ## pictures and pages of docs/ that the program writes
 	    --by-ranks docs/all_reduce_by_ranks.png
 	$(BIN)/shardyard collective broadcast --cluster dgx-a100 --nodes 8 --algorithm "flat, binomial, chain" --sizes 1MiB:1MiB \
 	    --by-ranks docs/broadcast_by_ranks.png
+	$(BIN)/shardyard teach gpipe 1f1b interleaved zb-h1 zb-v --plot docs/schedules.png
 	$(BIN)/shardyard validate --published --plot docs/published.png
 	$(BIN)/shardyard run examples/run-llama-3.1-405b.yaml --tokens 1e12 --plot docs/runs.png
 	$(BIN)/python tests/test_runs_page.py

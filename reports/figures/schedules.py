@@ -1,0 +1,77 @@
+"""Pipeline schedules under each other on one scale of time: passes of a unit's length, microbatch numbers, what is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reports.figures import BLUE, DARK, GREEN, LIGHT, ORANGE, YELLOW, canvas, figure, ink
+from reports.formatting import percent
+from strategies.schedules.unit_play import Pass, UnitPlay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = {
+    "F": ("forward", BLUE),
+    "B": ("backward", ORANGE),
+    "I": ("gradient of inputs", YELLOW),
+    "W": ("gradient of weights", GREEN),
+}
+NUMBERED = 0.014  # of the width: narrower passes have no number
+LATER = 0.55  # how strong the colour of every other chunk is
+
+
+@figure("schedules")
+def schedules(plays: Sequence[UnitPlay]) -> Figure:
+    """A panel per schedule: a row per rank, grey where it is idle; chunks of a rank alternate between full and pale colours."""
+    longest = max(play.length for play in plays)
+    rows = sum(play.ranks for play in plays)
+    drawn, _ = canvas(12, 0.7 + 0.62 * len(plays) + 0.26 * rows)
+    drawn.clear()
+    axes = drawn.subplots(len(plays), 1, sharex=True, squeeze=False, height_ratios=[play.ranks + 1.4 for play in plays])[:, 0]
+    for ax, play in zip(axes, plays, strict=True):
+        _panel(ax, play, longest)
+    axes[-1].set_xlabel("time, in forward passes of a microbatch through a rank")
+    used = {each.kind for play in plays for each in play.passes}
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, label=name) for kind, (name, colour) in KINDS.items() if kind in used]
+    handles.append(Patch(facecolor=LIGHT, label="idle"))
+    if any(play.chunks > 1 for play in plays):
+        handles.append(Patch(facecolor=_pale(BLUE), label="pale: every other chunk of the rank"))
+    drawn.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=9)
+    return drawn
+
+
+def _panel(ax: Axes, play: UnitPlay, longest: float) -> None:
+    for rank in range(play.ranks):
+        ax.broken_barh([(0, play.length)], (rank - 0.45, 0.9), facecolor=LIGHT)
+    for each in play.passes:
+        _bar(ax, each, longest)
+    idle = f"bubble {percent(play.bubble)} of the step"
+    if play.gaps < play.bubble - 1e-9:
+        idle += f", {percent(play.gaps)} between a rank's own passes"
+    held = ", ".join(f"{play.held(rank):.3g}" for rank in range(play.ranks))
+    ax.set_title(f"{play.name}: {play.length:.4g} long, {idle}; microbatches held by rank: {held}", fontsize=10)
+    ax.set(xlim=(0, longest), ylim=(play.ranks - 0.45, -0.55))
+    ax.set_yticks(range(play.ranks), [f"rank {rank}" for rank in range(play.ranks)])
+    ax.tick_params(axis="both", length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+
+
+def _bar(ax: Axes, each: Pass, longest: float) -> None:
+    colour = KINDS[each.kind][1]
+    colour = _pale(colour) if each.chunk % 2 else colour
+    width = each.end - each.start
+    ax.broken_barh([(each.start, width)], (each.rank - 0.45, 0.9), facecolor=colour, edgecolor=DARK, linewidth=0.4)
+    if width > NUMBERED * longest:
+        middle = (each.start + each.end) / 2
+        ax.text(middle, each.rank, str(each.microbatch), ha="center", va="center", fontsize=7.5, color=ink(colour), clip_on=True)
+
+
+def _pale(colour: str) -> str:
+    """A colour mixed with white."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(LATER * part + (1 - LATER) * 255):02X}" for part in parts)
