@@ -9,6 +9,10 @@ API. It imports the rooms and holds no logic of its own.
 >>> summary = shardyard.summarise(timeline)
 >>> summary.fits
 True
+>>> shardyard.whatif(job, {"nodes": [1, 2]}).frame()["summary.fits"].tolist()
+[True, True, True]
+
+What a command does is a function of its name: `plan`, `advise`, `whatif`, `compare`, `buy`, `run`, ….
 """
 
 from __future__ import annotations
@@ -16,50 +20,106 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reports.api.decide import advise, budget, buy, compare, plan, whatif
+    from reports.api.look import checkpoint, explain, export, figures, memory, run, sensitivity, variability
+    from reports.api.parts import collective, loop, ranks, schedule, server, straggler, teach
+    from reports.api.result import Result
+    from reports.api.step import predict
     from reports.commands import main
     from reports.inputs import describe
     from sim.analysis.summary import Summary, summarise
     from sim.timeline import Timeline
     from strategies.job import Job
-    from strategies.predict import predict, simulate
+    from strategies.predict import simulate
     from strategies.read_job import read_job
     from strategies.resilience.runs import run_days
     from strategies.together import together
     from topologies.reading import UserError
 
+    __version__: str
+
 __all__ = [
     "Job",
+    "Result",
     "Summary",
     "Timeline",
     "UserError",
+    "__version__",
+    "advise",
+    "budget",
+    "buy",
+    "checkpoint",
+    "collective",
+    "compare",
     "describe",
+    "explain",
+    "export",
+    "figures",
+    "loop",
     "main",
+    "memory",
+    "plan",
     "predict",
+    "ranks",
     "read_job",
+    "run",
     "run_days",
+    "schedule",
+    "sensitivity",
+    "server",
     "simulate",
+    "straggler",
     "summarise",
+    "teach",
     "together",
+    "variability",
+    "whatif",
 ]
 
 _LAZY = {
     "Job": "strategies.job",
+    "Result": "reports.api.result",
     "Summary": "sim.analysis.summary",
     "Timeline": "sim.timeline",
     "UserError": "topologies.reading",
+    "advise": "reports.api.decide",
+    "budget": "reports.api.decide",
+    "buy": "reports.api.decide",
+    "checkpoint": "reports.api.look",
+    "collective": "reports.api.parts",
+    "compare": "reports.api.decide",
     "describe": "reports.inputs",
+    "explain": "reports.api.look",
+    "export": "reports.api.look",
+    "figures": "reports.api.look",
+    "loop": "reports.api.parts",
     "main": "reports.commands",
-    "predict": "strategies.predict",
+    "memory": "reports.api.look",
+    "plan": "reports.api.decide",
+    "predict": "reports.api.step",
+    "ranks": "reports.api.parts",
     "read_job": "strategies.read_job",
+    "run": "reports.api.look",
     "run_days": "strategies.resilience.runs",
+    "schedule": "reports.api.parts",
+    "sensitivity": "reports.api.look",
+    "server": "reports.api.parts",
     "simulate": "strategies.predict",
+    "straggler": "reports.api.parts",
     "summarise": "sim.analysis.summary",
+    "teach": "reports.api.parts",
     "together": "strategies.together",
+    "variability": "reports.api.look",
+    "whatif": "reports.api.decide",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `shardyard --help` is instant."""
+    if name == "__version__":
+        from reports.inputs import shardyard_version
+
+        return shardyard_version()
     if name not in _LAZY:
         raise AttributeError(f"module 'shardyard' has no attribute '{name}'")
     from importlib import import_module

@@ -89,7 +89,7 @@ class DistinctOp(NamedTuple):
     times: int
 
 
-@dataclass
+@dataclass(repr=False)
 class Timeline:
     """One played step as columns: op i of lane a is entry offset[a] + i of `start`, `end`, `launched`, `stretch` and `cost`."""
 
@@ -111,6 +111,9 @@ class Timeline:
     periods: int = 0
     variability: tuple[float, ...] = ()  # by kind of GPU, σ of the logarithm of kernels' seconds among them: not played, see
     # sim.replay.waiting
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {len(self.start):,} ops on {len(self.lanes)} lanes, {self.step:.4g} s>"
 
     @cached_property
     def step(self) -> float:

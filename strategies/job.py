@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
@@ -21,8 +21,9 @@ from strategies.plan.rules.data_parallel import hosted
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, UnequalCluster
+from topologies.documents.cards import card
 from topologies.hardware import Gpu
-from topologies.reading import UserError
+from topologies.reading import UserError, plain
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
 
@@ -59,7 +60,7 @@ def _gpus(cluster: Cluster) -> _Gpus:
 _latest: tuple[Cluster | None, _Gpus] = None, _Gpus((), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """What is asked. `ignored` lists keys of the model's file that mean nothing here."""
 
@@ -77,6 +78,24 @@ class Job:
         None  # of GPUs of one kind: see `Profile.variability`; 0: they are alike; None: as the profile says
     )
     auto: Auto | None = None  # how the plan was found; None: it was said
+    # reads the job again with changes, as {"nodes": 4}; None: it was made by hand, or has come to another process
+    source: Callable[[Mapping[str, Any]], Job] | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}: {self.model.name} on {self.cluster.described}, {self._plan_in_words()}>"
+
+    def _repr_html_(self) -> str:
+        return card(f"{self.model.name} on {self.cluster.described}", {"plan": self._plan_in_words(), "hash": self.hash})
+
+    def _plan_in_words(self) -> str:
+        """Fields of the plan that are not at their defaults."""
+        given = {
+            name: value for name, value in self.plan if value != Plan.model_fields[name].get_default(call_default_factory=True)
+        }
+        return ", ".join(f"{name}={plain(value)}" for name, value in given.items()) or "defaults"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"source": None}  # what it was read from may not be for other processes
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""

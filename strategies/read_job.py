@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def stated_job(
     path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any
 ) -> Job:
     """As `read_job`, but no plan is found: what is not said of it has its default, and `Job.auto` says that it is to be found."""
+    if not isinstance(overrides, Mapping):
+        overrides = dict(map(_parsed, [overrides] if isinstance(overrides, str) else overrides))
+    job = _read(path, overrides, given)
+    return replace(job, source=functools.partial(_again, path, overrides, given))
+
+
+def _again(
+    path: str | Path | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    given: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> Job:
+    """The same job with more overrides."""
+    return _read(path, {**overrides, **changes}, given)
+
+
+def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
+    """The job, with the default of what is not said of its plan."""
+    given = dict(given)
     sample = given.pop("input", None)
     asked = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)

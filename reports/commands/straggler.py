@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from reports.commands._common import AS_JSON, check_files, figure_option, show
 from reports.terminal import echo
-
-if TYPE_CHECKING:
-    from calibration.stragglers.analysis import Analysis
 
 
 @click.command("straggler")
@@ -26,30 +22,19 @@ def command(trace: tuple[Path, ...], steps: bool, plot: str | None, as_json: boo
     TRACE is Parquet or CSV with a row per op: dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc, gmc. Or traces
     of the PyTorch profiler, one file per rank, or their folder.
     """
+    from calibration.stragglers.reading import analysed
     from reports.tables.stragglers import as_data, every_step, overview
 
     check_files(plot=plot)
     source = str(trace[0]) + (f" and {len(trace) - 1} more" if len(trace) > 1 else "")
-    analysed = _analysed(trace, source)
+    analysis = analysed(trace, source)
     if as_json:
-        echo(json.dumps(as_data(analysed, source), indent=2))
+        echo(json.dumps(as_data(analysis, source), indent=2))
     else:
         if steps:
-            show(every_step(analysed))
-        show(overview(analysed, source))
+            show(every_step(analysis))
+        show(overview(analysis, source))
     if plot is not None:
         from reports.figures.stragglers import stragglers
 
-        echo(f"wrote {stragglers(analysed, Path(plot))}", err=as_json)
-
-
-def _analysed(paths: tuple[Path, ...], source: str) -> Analysis:
-    if len(paths) == 1 and paths[0].suffix in (".parquet", ".csv"):
-        from calibration.readers.op_trace import read_op_trace
-        from calibration.stragglers.analysis import analyse
-
-        return analyse(read_op_trace(paths[0]), source)
-    from calibration.readers.kineto_ops import kineto_files, read_ranks
-    from calibration.stragglers.kernels import analyse_kernels
-
-    return analyse_kernels(read_ranks(kineto_files(paths)), source)
+        echo(f"wrote {stragglers(analysis, Path(plot))}", err=as_json)

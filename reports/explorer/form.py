@@ -61,8 +61,8 @@ def _job(job: Job) -> list[Control]:
 
 
 def _rest(job: Job) -> Iterable[Control]:
-    for group in (Degrees, Computing, Plan):
-        yield from (_of_plan(job, name) for name in group.__annotations__ if name in Plan.model_fields and name not in FIRST)
+    every = [*Degrees.model_fields, *Computing.model_fields, *Plan.model_fields]
+    yield from (_of_plan(job, name) for name in dict.fromkeys(every) if name not in FIRST)
 
 
 def _of_plan(job: Job, name: str) -> Control:

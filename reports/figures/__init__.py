@@ -7,7 +7,8 @@ matplotlib.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -93,12 +94,13 @@ class Drawing:
 
     draw: Callable[[Any], Figure]
 
-    def __call__(self, data: Any, path: Path) -> Path:
-        import matplotlib
+    def figure(self, data: Any) -> Figure:
+        """Drawn in the style of all figures, and not saved."""
+        with _styled():
+            return self.draw(data)
 
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
+    def __call__(self, data: Any, path: Path) -> Path:
+        with _styled():
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
             picture = io.BytesIO()
@@ -107,6 +109,16 @@ class Drawing:
             with whole_file(path) as file:
                 file.write(_small(picture) if path.suffix == ".png" else picture.getvalue())
         return path
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
+        yield
 
 
 def _small(picture: BinaryIO) -> bytes:

@@ -16,6 +16,7 @@ from sim.analysis.volume import volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
+from topologies.documents.cards import card
 from topologies.links.topology import gpu_kind
 from topologies.reading import UserError
 
@@ -63,7 +64,7 @@ class EffectsCost:
     mean_idle: float  # of all ranks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """Step time in seconds, rates per second, memory in bytes, fractions of 1."""
 
@@ -94,6 +95,25 @@ class Summary:
     effects: EffectsCost | None = None  # where there are any
     gpu_kinds: tuple[GpuKind, ...] = ()  # where there are several
     variability: GpuVariability | None = None  # of GPUs that are not quite alike; None: they are taken as alike
+
+    def __repr__(self) -> str:
+        fits = "fits" if self.fits else "does not fit"
+        return f"<Summary {self.step_seconds:.4g} s per step on {self.gpus:,} GPUs, MFU {self.mfu:.1%}, {self._peak()}: {fits}>"
+
+    def _repr_html_(self) -> str:
+        bar = self.interval
+        more = f" ({bar.low:.3g} to {bar.high:.3g} s, {bar.level:.0%} interval)" if bar else ""
+        parts = {name: f"{seconds:.4g} s" for name, seconds in self.breakdown.items() if seconds}
+        values = {
+            "tokens/s": f"{self.tokens_per_second:,.0f}",
+            "MFU": f"{self.mfu:.1%} of the {self.peak_dtype} peak",
+            "peak memory": self._peak() + ("" if self.fits else ": does not fit"),
+            **parts,
+        }
+        return card(f"{self.step_seconds:.4g} s per step on {self.gpus:,} GPUs{more}", values)
+
+    def _peak(self) -> str:
+        return f"{self.worst.peak / 1e9:.1f} of {(self.worst.capacity or self.memory_capacity) / 1e9:.1f} GB"
 
     @property
     def ideal_seconds(self) -> float:

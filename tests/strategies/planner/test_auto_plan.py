@@ -127,7 +127,7 @@ def test_what_fits_nowhere_is_told_with_the_plan_that_needs_least() -> None:
 
 
 def test_nodes_that_are_not_alike() -> None:
-    job = read_job(model=SMALL, cluster="dgx-a100", nodes=[{"count": 1}, {"count": 1, "missing": ["nic 2"]}])
+    job = read_job(**TWO | {"nodes": [{"count": 1}, {"count": 1, "missing": ["nic 1"]}]})
     assert "usual ways that keep 5 % of the memory free" in remark(job)
     assert predict(job).fits
 

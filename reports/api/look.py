@@ -1,0 +1,120 @@
+"""`run`, `memory`, `checkpoint`, `sensitivity`, `variability`, `export`, `explain` and the figures as functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.api.jobs import Asked, job_of
+from reports.api.result import Result
+from reports.formatting import percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from strategies.frameworks.export import Export
+    from strategies.memory_by_layer import ByLayer
+    from strategies.planner.variability import Variability
+
+
+def run(
+    job: Asked,
+    *,
+    tokens: float | None = None,
+    days: float | None = None,
+    price: float | None = None,
+    seed: int = 0,
+    runs: int = 20,
+) -> Result:
+    """What a job delivers over days, with failures and checkpoints: a row for each quantity with its mean, median and the range
+    of 80 % of runs; `detail` has the runs. Give tokens or days. Raises UserError.
+    """
+    from strategies.resilience.runs import run_days
+
+    asked = job_of(job)
+    answer = run_days(asked, days, tokens, price=price, seed=seed, count=runs)
+    names = ("days", "tokens", "goodput", "ettr", "failures", "kwh", *(["usd"] if answer.usd else []))
+    rows = [(name, getattr(answer, name)) for name in names]
+    plain = tuple({"quantity": name, "mean": e.mean, "median": e.median, "low": e.low, "high": e.high} for name, e in rows)
+    title = (
+        f"{asked.name}: {answer.tokens.mean:.3g} tokens in {answer.days.mean:.3g} days, goodput {percent(answer.goodput.mean)}"
+    )
+    return Result(title, plain, ("quantity", "mean", "low", "high"), None, "", answer)
+
+
+def memory(job: Asked) -> ByLayer:
+    """What each part of the model holds on the fullest rank, and the textbook's counts beside it. Raises UserError."""
+    from strategies.memory_by_layer import memory_by_layer
+    from strategies.predict import predict
+
+    asked = job_of(job)
+    return memory_by_layer(asked, predict(asked))
+
+
+def checkpoint(job: Asked) -> dict[str, Any]:
+    """What a job's checkpoint is: bytes, seconds, what GPUs wait, the best interval by each rule. Raises UserError."""
+    from reports.tables.checkpoint import as_data
+    from strategies.resilience.checkpoint_plan import checkpoint_plan
+    from strategies.resilience.settings import RunSettings
+
+    asked = job_of(job)
+    return as_data(checkpoint_plan(asked, asked.run or RunSettings()))
+
+
+def sensitivity(job: Asked, *, by: float = 0.1) -> Result:
+    """The step with each price lower and higher by a fraction, the strongest first. Raises UserError."""
+    from dataclasses import asdict
+
+    from strategies.planner.sensitivity import PRICES, Play
+
+    asked = job_of(job)
+    play = Play.of(asked)
+    swings = play.swings({price.name: 1 + by for price in PRICES if price.name not in ("kernels", "clock")})
+    rows = tuple(asdict(swing) for swing in swings)
+    return Result(f"{asked.name}: prices changed by {by:.0%}", rows, tuple(rows[0]) if rows else (), None, "", swings)
+
+
+def variability(job: Asked, *, gpus: float | None = None, samples: int = 1000, seed: int = 0) -> Variability:
+    """How a step is spread when GPUs of one kind differ (gpus: by which standard deviation). Raises UserError."""
+    from strategies.planner.variability import variability as spread
+
+    return spread(job_of(job), gpus, samples=samples, seed=seed)
+
+
+def export(job: Asked, to: str) -> Export:
+    """The settings that run a job's plan with a framework (`megatron`, `deepspeed`, …), and what they cannot express."""
+    from strategies.frameworks.export import export as written
+
+    return written(to, job_of(job))
+
+
+def explain(term: str) -> str:
+    """What a metric, a field or a word of distributed training means. Raises UserError."""
+    from reports.glossary import explain as explained
+
+    return explained(term)
+
+
+class Figures:
+    """Every registered figure by its name: `figures.gantt(timeline)` draws, `figures.gantt(timeline, "gantt.png")` saves it."""
+
+    def __getattr__(self, name: str) -> Any:
+        from reports.figures import figures as registered
+
+        if name not in registered:
+            raise AttributeError(f"no figure '{name}': there are {', '.join(sorted(registered))}")
+        drawing = registered[name]
+
+        def draw(data: Any, path: str | Path | None = None) -> Figure | Path:
+            return drawing.figure(data) if path is None else drawing(data, Path(path))
+
+        draw.__name__, draw.__doc__ = name, drawing.draw.__doc__
+        return draw
+
+    def __dir__(self) -> list[str]:
+        from reports.figures import figures as registered
+
+        return sorted(registered)
+
+
+figures = Figures()
