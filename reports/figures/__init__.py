@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
+BROWN = "#8C5A00"  # a dark orange: a part of the backward pass
 BLACK, GREY, DARK, WHITE, LIGHT = "#000000", "#BBBBBB", "#555555", "#FFFFFF", "#E8E8E8"
 
 
@@ -37,6 +38,7 @@ COLOURS = _Colours(
     {
         "forward": BLUE,
         "backward": ORANGE,
+        "weight gradient": BROWN,
         "recompute": YELLOW,
         "optimizer": GREEN,
         "launch": GREY,

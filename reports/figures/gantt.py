@@ -6,16 +6,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, ink, patch, time_unit
-from reports.figures.timeline_bars import Strips, chosen, lane_names, strips
-from reports.formatting import seconds
-from sim.analysis.breakdown import AXES, PHASES
-from sim.program import CPU
+from reports.figures.timeline_bars import WEIGHT, Strips, chosen, lane_names, strips
+from reports.formatting import digits, seconds
+from sim.analysis.breakdown import AXES
+from sim.program import COMPUTE, CPU
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MANY, KEPT = 40, 12  # microbatches from which on a step is drawn in two parts, and of these about the first and the last
+PASSES = ("forward", "backward", WEIGHT, "recompute", "optimizer")
 DELAYS = ("launch", "slowdown")  # within a pass: no kernel is launched yet, or communication slows it
 
 
@@ -24,31 +26,69 @@ def gantt(timeline: Timeline) -> Figure:
     """One step: a row per stage (or rank), with passes and, in strips below, the transfers of each axis.
 
     The height of a colour in a pass is its share of the pass's time, because kernels and collectives alternate too fast to draw.
+    Of many microbatches the first and the last are drawn, and how many are left out between them.
     """
-    lanes = chosen(timeline, LANES)
-    rows = [strips(timeline, lane) for lane in lanes]
-    axes = [axis for axis in AXES if any(axis in row.transfers for row in rows)]
-    drawn, ax = canvas(12, 1.3 + len(rows) * min(0.75, max(0.22, 9 / len(rows))))
+    lanes, (windows, left_out) = chosen(timeline, LANES), _windows(timeline)
+    rows = [[strips(timeline, lane, window=window) for lane in lanes] for window in windows]
+    every = [row for part in rows for row in part]
+    axes = [axis for axis in AXES if any(axis in row.transfers for row in every)]
+    drawn, _ = canvas(12, 1.3 + len(lanes) * min(0.75, max(0.22, 9 / len(lanes))))
+    drawn.clear()
+    widths = [last - first for first, last in windows]
+    parts = drawn.subplots(1, len(windows), sharey=True, squeeze=False, width_ratios=widths)[0]
     unit, name = time_unit(timeline.step)
-    numbered = len(rows) <= 16 and max((bar.microbatch for row in rows for bar in row.passes), default=-1) < NUMBERED
-    for y, row in enumerate(rows):
-        _passes(ax, y, row, unit, timeline.step if numbered else float("inf"))
-        for place, axis in enumerate(axes):
-            height = min(0.12, 0.22 / len(axes))
-            least = timeline.step / 1200  # what can be seen
-            spans = [(bar.start * unit, max(least, bar.end - bar.start) * unit) for bar in row.transfers.get(axis, ())]
-            ax.broken_barh(spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], linewidth=0)
+    microbatches = max((bar.microbatch for row in every for bar in row.passes), default=-1)
+    numbered = len(lanes) <= 16 and (microbatches < NUMBERED or len(windows) > 1)
+    for ax, window, part in zip(parts, windows, rows, strict=True):
+        for y, row in enumerate(part):
+            _passes(ax, y, row, unit, sum(widths) if numbered else float("inf"))
+            _transfers(ax, y, row, axes, unit, sum(widths))
+        ax.set(xlim=(window[0] * unit, window[1] * unit), ylim=(len(lanes) - 0.5, -0.5))
+        ax.tick_params(axis="y", length=0)
     names = lane_names(timeline)
-    ax.set_yticks([y - 0.1 for y in range(len(rows))], [names[lane] for lane in lanes])
-    ax.set(xlim=(0, timeline.step * unit), ylim=(len(rows) - 0.5, -0.5), xlabel=f"time ({name})")
-    ax.tick_params(axis="y", length=0)
+    parts[0].set_yticks([y - 0.1 for y in range(len(lanes))], [names[lane] for lane in lanes])
     shown = "" if len(lanes) == len(timeline.lanes) else f", {len(lanes)} of {len(timeline.lanes)} rows shown"
     alike = ", all GPUs alike" if any(timeline.variability) else ""
-    ax.set_title(f"One step{alike}: {seconds(timeline.step)}{shown}")
-    ax.set_title("height of a colour: its share of the time; strips below: transfers", loc="right", fontsize=8.5, color=DARK)
-    handles = _legend(rows, axes, timeline.step)
+    parts[0].set_title(f"One step{alike}: {seconds(timeline.step)}{shown}")
+    about = "height of a colour: its share of the time; strips below: transfers"
+    if left_out:
+        between = (windows[1][0] - windows[0][1]) * unit
+        parts[1].set_title(f"⋯ {left_out} microbatches alike, {digits(between)} {name}, are left out ⋯", fontsize=10)
+        parts[1].spines["left"].set_linestyle((0, (3, 3)))
+        parts[0].set_xlabel(f"time ({name})")
+        parts[1].set_xlabel(about, color=DARK)
+    else:
+        parts[0].set_xlabel(f"time ({name})")
+        parts[0].set_title(about, loc="right", fontsize=8.5, color=DARK)
+    handles = _legend(every, axes, timeline.step)
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
     return drawn
+
+
+def _windows(timeline: Timeline) -> tuple[list[tuple[float, float]], int]:
+    """What of a step is drawn: all, or of more than MANY microbatches its beginning and its end, and how many are left out."""
+    starts = dict[int, float]()  # of each microbatch's first pass, on any row
+    ends = dict[int, float]()
+    for row in timeline.rows():
+        if row.op.stream == COMPUTE and row.op.microbatch >= 0:
+            starts[row.op.microbatch] = min(row.start, starts.get(row.op.microbatch, row.start))
+            ends[row.op.microbatch] = max(row.end, ends.get(row.op.microbatch, row.end))
+    count = len(starts)
+    if count <= MANY or timeline.program.cohorts[0].steady:
+        return [(0.0, timeline.step)], 0
+    first, last = starts[KEPT], ends[count - KEPT - 1]
+    if not 0 < first < last < timeline.step or timeline.step - last + first > 0.7 * timeline.step:
+        return [(0.0, timeline.step)], 0
+    return [(0.0, first), (last, timeline.step)], sum(first < starts[each] and ends[each] < last for each in starts)
+
+
+def _transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, shown: float) -> None:
+    """Strips below the passes of a row, an axis each."""
+    for place, axis in enumerate(axes):
+        height = min(0.12, 0.22 / len(axes))
+        least = shown / 1200  # what can be seen
+        spans = [(bar.start * unit, max(least, bar.end - bar.start) * unit) for bar in row.transfers.get(axis, ())]
+        ax.broken_barh(spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], linewidth=0)
 
 
 def _legend(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
@@ -58,7 +98,7 @@ def _legend(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
         for bar in row.passes:
             totals.update(bar.shares)
     shown = {key for key, seconds in totals.items() if key not in DELAYS or seconds > 0.002 * len(rows) * step}
-    handles = [patch(key, key) for key in (*PHASES, *DELAYS) if key in shown]
+    handles = [patch(key, key) for key in (*PASSES, *DELAYS) if key in shown]
     names = {axis: "update on the CPUs" if axis == CPU else f"{axis} communication" for axis in AXES}
     return [*handles, *(patch(axis, name) for axis, name in names.items() if axis in shown or axis in axes)]
 
@@ -69,12 +109,14 @@ def _passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
     spans: dict[str, list[tuple[float, float, float, float]]] = {}
     for bar in row.passes:
         whole, bottom, wide = bar.whole or sum(bar.shares.values()), upper + height, bar.end - bar.start > 0.012 * step
-        for name in (key for key in (*PHASES, *AXES, *DELAYS) if bar.shares.get(key)):
+        for name in (key for key in (*PASSES, *AXES, *DELAYS) if bar.shares.get(key)):
             part = height * bar.shares[name] / whole
             spans.setdefault(name, []).append((bar.start * unit, bottom, (bar.end - bar.start) * unit, part))
             if wide and bar.microbatch >= 0 and bar.shares[name] == max(bar.shares.values()):
                 colour, x = ink(COLOURS[name]), (bar.start + bar.end) / 2 * unit
-                ax.text(x, bottom - part / 2, str(bar.microbatch), ha="center", va="center", fontsize=8.5, color=colour)
+                ax.text(
+                    x, bottom - part / 2, str(bar.microbatch), ha="center", va="center", fontsize=8.5, color=colour, clip_on=True
+                )
             bottom -= part
         if wide:  # on a narrow bar a separator would cover too much
             ax.plot([bar.end * unit] * 2, [upper, upper + height], color=WHITE, linewidth=0.8, solid_capstyle="butt")

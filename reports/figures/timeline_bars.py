@@ -15,6 +15,7 @@ from sim.program import COMPUTE, SIDE_STREAM, SIDE_STREAM_ACROSS_NODES, Block, C
 from sim.timeline import Timeline
 
 SEEN = 0.01  # of a bar's time: less cannot be seen
+WEIGHT = "weight gradient"  # the part of a backward pass that nobody waits for, where a schedule runs it by itself
 
 
 @dataclass
@@ -64,7 +65,9 @@ def strips(
         else:
             assert not isinstance(cost, TransferCost)
             shares = {}
-            for (name, _), seconds in cost.parts.items():
+            later = isinstance(op.work, Block) and op.work.name == WEIGHT
+            for (phase, _), seconds in cost.parts.items():
+                name = WEIGHT if later and phase == "backward" else phase
                 shares[name] = shares.get(name, 0.0) + seconds
             stretched = timeline.stretch[row.number]  # the rest of its time it waits for the host to launch the next kernel
             if stretched and row.number in timeline.inside:  # kernels by themselves
@@ -85,6 +88,7 @@ def _append(bars: list[Bar], new: Bar, gap: float, name: str = "") -> None:
     """Add a bar, or lengthen the last one with it when that is of the same microbatch and direction and has just ended."""
     last = bars[-1] if bars else None
     same = last is not None and last.microbatch == new.microbatch and new.start - last.end < gap
+    same = same and last is not None and (WEIGHT in last.shares) == (WEIGHT in new.shares)
     if last is None or not same or (name in PHASES and _direction(last) not in ("", name)):
         bars.append(new)
         return
