@@ -39,6 +39,9 @@ DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.p
 AUTO = "auto"
 
 
+MODULE = ("module", "input", "name", "parallelize")  # what a job says of one
+
+
 def read_job(
     path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] | Mapping[str, Any] = (), **given: Any
 ) -> Job:
@@ -82,7 +85,7 @@ def _again(
 def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any], given: Mapping[str, Any]) -> Job:
     """The job, with the default of what is not said of its plan."""
     given = dict(given)
-    sample = given.pop("input", None)
+    sample, parallelize = given.pop("input", None), given.pop("parallelize", None)
     asked = [_settings(field, given.pop(field)) for field in sorted(given) if field.startswith("from_")]
     fields, path = (path, None) if isinstance(path, Mapping) else ({}, path)
     folder, where = (Path(path).parent, str(path)) if path else (Path(), "job")
@@ -112,7 +115,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
             raise UserError(f"{where}: {field}={shown(base[field])}: must be a text")
         if isinstance(base[field], str) and len(base[field]) > NAME:
             raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
-    model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample)
+    model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample, parallelize)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
     wanted: dict[str, Any] = functools.reduce(_merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
     if settings and base["plan"] is None:
@@ -170,7 +173,7 @@ def _remarks(settings: ReadSettings, cluster: Cluster) -> Iterable[str]:
 def _near(value: Any, folder: Path) -> Any:
     """A file named inside a file lies beside it."""
     if isinstance(value, Mapping) and "module" in value:
-        return {**value, "module": _near(value["module"], folder)}
+        return {**value, **{field: _near(value[field], folder) for field in ("module", "parallelize") if field in value}}
     if is_module_source(value):
         return str(folder / value) if is_there(folder / str(value).rpartition(":")[0]) else value
     if isinstance(value, str) and ("/" in value or "." in value) and is_there(folder / value):
@@ -222,17 +225,25 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _model(value: Any, changes: Mapping[str, Any], where: str, sample: Any = None) -> tuple[Model, list[str], list[str]]:
-    """The model, keys of its file that were ignored, and what else the changes changed. sample: the input of a module."""
+def _model(
+    value: Any, changes: Mapping[str, Any], where: str, sample: Any = None, parallelize: Any = None
+) -> tuple[Model, list[str], list[str]]:
+    """The model, keys of its file that were ignored, and what else the changes changed. sample: the input of a module;
+    parallelize: what cuts it over tp ranks.
+    """
     nested = isinstance(value, Mapping) and "module" in value
     source = value["module"] if nested else value
     by_class = sample is not None and isinstance(value, str) and value.endswith(".json")  # transformers' own
     if nested or by_class or not isinstance(value, str | Mapping | Path) or is_module_source(value):
-        if changes or (nested and set(value) - {"module", "input", "name"}):
-            raise UserError(f"{where}: model: a module says everything itself: only module, input and name can be given")
-        given = sample if sample is not None else value.get("input") if nested else None
-        model = traced_model(source, given, value.get("name") if nested else None)
+        if changes or (nested and set(value) - set(MODULE)):
+            raise UserError(f"{where}: model: a module says everything itself: only {', '.join(MODULE)} can be given")
+        said = value if nested else {}
+        given = sample if sample is not None else said.get("input")
+        cutting = parallelize if parallelize is not None else said.get("parallelize")
+        model = traced_model(source, given, said.get("name"), cutting)
         return model, [], remarks_of(model)
+    if parallelize is not None:
+        raise UserError(f"--parallelize {shown(parallelize)}: is for a module (--model FILE.py:NAME), not for {shown(value)}")
     if sample is not None:
         raise UserError(f"--input {shown(sample)}: is for a module (--model FILE.py:NAME), and the model is {shown(value)}")
     if isinstance(value, Mapping):

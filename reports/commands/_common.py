@@ -71,6 +71,9 @@ def job_options(command: Any) -> Any:
         (
             click.option("--model", help="Preset, config.json, YAML, or FILE.py:NAME, a module (the file is run)."),
             click.option("--input", metavar="SIZES", help="Sizes of one sample of a module's input: 3x224x224, 2048:int64."),
+            click.option(
+                "--parallelize", metavar="FILE.py:NAME", help="Function that cuts the module over tp ranks (it is run)."
+            ),
             click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
             click.option("--nodes", type=int, help="Number of nodes."),
             click.option("--plan", help="YAML of the plan, instead of the job's."),

@@ -48,6 +48,7 @@ class LayerCost:
     gradients: tuple[gradients.CompletedGradient, ...]  # of every parameter that has one, as the backward pass makes them
     frozen_shapes: tuple[Shape, ...] = ()  # of the other parameters
     frozen_bytes: float = 0.0  # that these take
+    partial: int = 0  # elements of a module's parameters whose gradients tp ranks sum before the update
     buffers: tuple[tuple[int, int], ...] = ()  # bytes of an element and elements of each buffer of a module
     spared_flops: float = 0.0  # of gradients that are not made, by the rule of `model_flops`
 
@@ -231,7 +232,7 @@ def joined(layers: tuple[LayerCost, ...]) -> LayerCost:
         items = len(part.backward) - len(part.recompute)
         completed = gradients.before(completed, items, len(part.weight_gradient)) + part.gradients
     sums = ("parameters", "replicated", "experts", "fp8_parameters", "fp8_expert_parameters", "model_flops", "held")
-    more = ("frozen_bytes", "spared_flops")
+    more = ("frozen_bytes", "spared_flops", "partial")
     return replace(
         layers[0],
         forward=_chained(layers, "forward"),

@@ -293,12 +293,3 @@ def activation(rank: RankShapes, label: str, elements: int, saved: str) -> Opera
     number = elements * (2 if rank.model.gated else 1)  # cast to be kept, and cast back
     there, back = (rank.memory(f"{label} input in fp8", phase, number * (width + FP8_WIDTH)) for phase in ("forward", "backward"))
     return replace(plain, forward=(*forward, there), input_gradient=(back, *backward), saved={saved: FP8_WIDTH * number})
-
-
-def rotary(rank: RankShapes, elements: int) -> Operator:
-    """Rotary embedding of so many elements of queries and keys."""
-    ways = rank.kernels.rotary(rank.element)
-    forward, backward = (
-        rank.run("rotary", phase, elements, way) for phase, way in zip(("forward", "backward"), ways, strict=True)
-    )
-    return replace(pointwise(rank, "rotary", elements, elements), forward=forward, input_gradient=backward)

@@ -212,10 +212,12 @@ class Stage(StagePasses):
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
         ranks.
 
-        Megatron-LM does this between the backward pass and the update (finalize_model_grads).
+        Megatron-LM does this between the backward pass and the update (finalize_model_grads), DTensor when the optimizer first
+        uses a gradient that is a partial sum.
         """
         plan = self.plan
-        size = sum(part.replicated for part in self.parts) * plan.bytes_per_gradient / shards
-        if not plan.sequence_parallel or not size:
+        of_tokens = (part.replicated if plan.sequence_parallel else part.partial for part in self.parts)
+        size = sum(of_tokens) * plan.bytes_per_gradient / shards
+        if not size:
             return ()
         return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)

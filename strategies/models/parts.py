@@ -19,7 +19,7 @@ Tokens = Annotated[int, Field(gt=0, le=TOKENS)]
 
 def unsaid(value: object) -> bool:
     """Whether a field that came later than others has its default, and is left out of what is written."""
-    return value is None or value is False or value == ()
+    return value is None or value is False or value in ((), "")
 
 
 class Matrix(NamedTuple):

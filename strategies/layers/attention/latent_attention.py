@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategies.layers.operators import Operator, column_linear, norm, pointwise, replicated_linear, rotary
+from strategies.layers.attention.rotary import rotary
+from strategies.layers.operators import Operator, column_linear, norm, pointwise, replicated_linear
 from strategies.layers.rank_shapes import RankShapes
 from strategies.models.parts import Latent
 

@@ -13,7 +13,8 @@ from strategies.frameworks import passes
 from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.attention.context_parallel import Shape, blocks, exchanged, passed_on
 from strategies.layers.attention.latent_attention import projections
-from strategies.layers.operators import Operator, column_linear, pointwise, rotary, row_linear
+from strategies.layers.attention.rotary import rotary
+from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
 from strategies.layers.rank_shapes import RankShapes
 
 CORE = ("core_attn",)

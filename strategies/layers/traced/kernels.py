@@ -29,7 +29,9 @@ MEASURED = {
     "_log_softmax_backward_data": "log-softmax backward",
 }
 BINARY = ("add", "mul", "sub", "div")
-FREE = frozenset("empty empty_strided empty_like new_empty new_empty_strided scalar_tensor lift_fresh set_ resize_".split())
+FREE = frozenset(
+    "empty empty_strided empty_like new_empty new_empty_strided scalar_tensor lift_fresh set_ resize_ wait_tensor".split()
+)
 BATCH_NORM_BACKWARD = frozenset("native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward".split())
 WITHOUT_PRICE = frozenset(
     """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _grouped_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex

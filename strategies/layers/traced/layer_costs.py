@@ -18,6 +18,7 @@ from strategies.layers.layer_cost import LayerCost, part_of
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.layers.traced.collectives import COLLECTIVES, collective_of
 from strategies.layers.traced.kernels import BATCH_NORM_BACKWARD, Priced, kernels_of, products_of
 from strategies.models.tracing.records import BATCH_NORMS, Trace, TracedOp
 from strategies.models.tracing.tracer import trace_of
@@ -40,13 +41,16 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     """Costs of the module that the rank's model is."""
     plan, module = rank.resolved, rank.model.module
     assert module is not None
-    trace = trace_of(module, plan.microbatch, plan.precision, plan.fused_attention)
+    trace = trace_of(module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp)
     by_part: list[list[TracedOp]] = [[] for _ in range(trace.parts)]
     for op in trace.ops:
         by_part[op.part].append(op)
     every, used = list[list[Operator]](), set[str]()
-    for ops in by_part:
-        every.append(_operators(rank, trace, ops, used))
+    group = _flops(trace_of(module, plan.microbatch, plan.precision, plan.fused_attention))
+    for part, ops in enumerate(by_part):
+        own = sum(op.flops for op in ops if not op.backward)
+        more = group[part] / own if own else 1.0  # FLOPs are of the whole tp group
+        every.append([replace(each, flops=each.flops * more) for each in _operators(rank, trace, ops, used)])
     unused = [name for name in trace.parameters if name not in used]
     every[0].append(_holding(rank, trace, Operator(), unused, []))
     keys = [_signature(trace, ops) for ops in by_part[1:-1]]
@@ -57,19 +61,34 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     buffers: list[tuple[tuple[int, int], ...]] = [
         tuple(sizes for name, sizes in trace.buffers.items() if trace.part_of(name) == part) for part in range(trace.parts)
     ]
-    own = [buffers[number + 1] for number in chosen]
+    mine = [buffers[number + 1] for number in chosen]
+
+    users = {name: parts[0] if parts else 0 for name, parts in trace.users.items()}
+
+    def summed(part: int) -> int:
+        return sum(math.prod(trace.parameters[name]) for name in trace.partial if users[name] == part)
 
     def costs(recompute: str) -> tuple[LayerCost, ...]:
         each = (part_of("layer", block, rank, recompute if _returns(block) else "none") for block in blocks)
-        return tuple(replace(cost, buffers=held) for cost, held in zip(each, own, strict=True))
+        return tuple(
+            replace(cost, buffers=held, partial=summed(number + 1)) for cost, held, number in zip(each, mine, chosen, strict=True)
+        )
 
     return TracedParts(
-        replace(part_of("embedding", every[0], rank, "none"), buffers=buffers[0]),
+        replace(part_of("embedding", every[0], rank, "none"), buffers=buffers[0], partial=summed(0)),
         costs(plan.recompute),
         costs("none"),
         tuple(kinds.index(key) for key in keys),
-        part_of("head", every[-1], rank, "none"),
+        replace(part_of("head", every[-1], rank, "none"), partial=summed(len(trace.blocks) + 1)),
     )
+
+
+def _flops(trace: Trace) -> list[float]:
+    """FLOPs of each part's forward pass."""
+    result = [0.0] * trace.parts
+    for op in trace.ops:
+        result[op.part] += 0.0 if op.backward else op.flops
+    return result
 
 
 def _returns(operators: Sequence[Operator]) -> bool:
@@ -142,8 +161,12 @@ def _operator(
 
 
 def _items(rank: RankShapes, op: TracedOp, kernels: list[Priced]) -> list[tuple[Kernel | Collective, bool]]:
-    """The kernels of an operator; between the two of a batch normalisation over all ranks, what these exchange."""
+    """The kernels of an operator, or the collective of tp ranks that it is; between the two kernels of a batch normalisation over
+    all ranks, what these exchange.
+    """
     plan = rank.resolved
+    if op.name.startswith(f"{COLLECTIVES}."):
+        return [(item, False) for item in collective_of(rank, op)]
     if op.name not in BATCH_NORMS | BATCH_NORM_BACKWARD or plan.copies == 1 or not (op.synchronised or plan.sync_norm):
         return list(kernels)
     first, second = kernels
@@ -168,6 +191,7 @@ def _holding(rank: RankShapes, trace: Trace, operator: Operator, own: list[str],
         operator,
         shapes=tuple(trace.parameters[name] for name in own if name not in trace.frozen),
         tied=tuple(trace.parameters[name] for name in again if name not in trace.frozen),
+        replicated=sum(math.prod(trace.parameters[name]) for name in own if name in trace.replicated - trace.frozen),
         frozen_shapes=still,
         frozen_bytes=float(rank.element * sum(map(math.prod, still))),
     )

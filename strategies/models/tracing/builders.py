@@ -21,8 +21,9 @@ def is_module_source(value: object) -> bool:
     return bool(colon) and file.endswith(".py")
 
 
-def module_of(source: Any, given: Any) -> Module:
-    """A module by FILE.py:NAME, by a function or class that makes it, or by itself; given: its inputs as text or sizes.
+def module_of(source: Any, given: Any, parallelize: Any = None) -> Module:
+    """A module by FILE.py:NAME, by a function or class that makes it, or by itself; given: its inputs as text or sizes;
+    parallelize: what cuts it over tp ranks, by name or itself.
 
     Nothing of the user's runs yet. Raises UserError.
     """
@@ -34,14 +35,22 @@ def module_of(source: Any, given: Any) -> Module:
         inputs: tuple[InputSpec, ...] = parse_inputs(str(given))
     else:
         inputs = tuple(each if isinstance(each, InputSpec) else parse_inputs(str(each))[0] for each in given)
+    cutting, digest = ("", "") if parallelize is None else _named(parallelize, "parallelize")
+    name, own = _named(source, "model")
+    return Module(source=name, input=inputs, digest=own + digest, parallelize=cutting)
+
+
+def _named(source: Any, field: str) -> tuple[str, str]:
+    """The name under which something callable is found again, and a digest of its file."""
     if not isinstance(source, str):
-        return Module(source=_remember(source), input=inputs, digest="")
+        return _remember(source), ""
     file, _, name = (source, "", "Config") if source.endswith(".json") else source.rpartition(":")
     if not (is_module_source(source) or source.endswith(".json")) or not name.isidentifier():
-        raise UserError(f"model {shown(source)}: a module is named as FILE.py:NAME, a function or class that makes it")
+        what = "a module is named as FILE.py:NAME, a function or class that makes it"
+        raise UserError(f"{field} {shown(source)}: {what if field == 'model' else 'is named as FILE.py:NAME, a function'}")
     if not is_there(Path(file), folder=False):
         raise UserError(f"{file}: cannot be read: no such file")
-    return Module(source=source, input=inputs, digest=hashlib.sha256(load_text(Path(file)).encode()).hexdigest()[:16])
+    return source, hashlib.sha256(load_text(Path(file)).encode()).hexdigest()[:16]
 
 
 def _remember(source: Any) -> str:

@@ -13,13 +13,14 @@ from strategies.models.tracing.tracer import trace_of
 from topologies.reading import UserError
 
 
-def traced_model(source: Any, given: Any, name: str | None = None) -> Model:
-    """The model of a module by FILE.py:NAME, by what makes it, or by itself; given: the sizes of one sample. Runs the file.
+def traced_model(source: Any, given: Any, name: str | None = None, parallelize: Any = None) -> Model:
+    """The model of a module by FILE.py:NAME, by what makes it, or by itself; given: the sizes of one sample; parallelize: what
+    cuts it over tp ranks. Runs the file.
     Raises UserError.
 
     A sample of one sequence of numbers (`2048:int64`) has as many tokens, any other sample has one.
     """
-    module = module_of(source, given)
+    module = module_of(source, given, parallelize)
     trace = trace_of(module, 1, "bf16")
     tokens = module.input[0].shape[0] if len(module.input[0].shape) == 1 and module.input[0].dtype != "float" else 1
     handed_on = max(trace.boundaries) / 2  # elements of 16 bits

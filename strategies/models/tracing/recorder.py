@@ -8,21 +8,24 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from strategies.models.tracing.blocks import find_blocks
 from strategies.models.tracing.builders import builder_of
+from strategies.models.tracing.fused_kernels import FusedKernels
 from strategies.models.tracing.records import Module, Tensor, Trace, TracedOp
+from strategies.models.tracing.tensor_parallel import cut, is_distributed, is_partial, is_whole, local, name_of
 from topologies.reading import UserError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _INPUTS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool}
 
 
-def record(module: Module, batch: int, precision: str, fused_attention: bool) -> Trace:
-    """The trace of a microbatch. Raises UserError where the module fails, or works on values that a shape does not have."""
+def record(module: Module, batch: int, precision: str, fused_attention: bool, tp: int = 1) -> Trace:
+    """The trace of a microbatch on one of `tp` ranks. Raises UserError where the module fails, or works on values that a shape
+    does not have.
+    """
     try:
         dtype = DTYPES[precision]
     except KeyError:
@@ -34,7 +37,11 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool) ->
     ]
     try:
         blocks = find_blocks(net, inputs)
-        return _Recorder(net, blocks, inputs, fused_attention).run()
+        with cut(net, module, tp) as own:
+            if tp > 1:  # DTensor finds how operators are cut by running them whole, once
+                _Recorder(own, blocks, inputs, fused_attention).run()
+                own.zero_grad()
+            return _Recorder(own, blocks, inputs, fused_attention).run()
     except UserError:
         raise
     except Exception as error:
@@ -56,65 +63,20 @@ def _built(module: Module, dtype: torch.dtype) -> nn.Module:
     return net.to(device="meta", dtype=dtype).train()
 
 
-class FusedAttention(torch.autograd.Function):
-    """Attention in one kernel each way, which keeps its operands, its result and a number per query and head."""
-
-    @staticmethod
-    def forward(ctx: Any, recorder: _Recorder, causal: bool, q: Any, k: Any, v: Any) -> Any:
-        batch, heads, rows = q.shape[0], q.shape[1], q.shape[2]
-        with recorder.paused():
-            result = q.new_empty(batch, rows, heads, v.shape[-1]).transpose(1, 2)  # as FlashAttention has it
-            sums = q.new_empty(batch, heads, rows, dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, result, sums)
-        ctx.recorder, ctx.causal = recorder, causal
-        recorder.add("attention_forward", (q, k, v), (result,), (causal,))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        q, k, v, result, _ = ctx.saved_tensors
-        with ctx.recorder.paused():
-            gradients = tuple(torch.empty_like(each) for each in (q, k, v))
-        ctx.recorder.add("attention_backward", (q, k, v, result, gradient), gradients, (ctx.causal,))
-        return None, None, *gradients
-
-
-class _FusedKernels(TorchFunctionMode):
-    """What GPUs have one kernel for and the meta device none: dropout, and scaled_dot_product_attention unless it has a mask,
-    which FlashAttention has not, or the plan wants its scores.
-    """
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.dropout:
-            said = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-            if said.get("training", True) and said.get("p", 0.5) and not said.get("inplace"):
-                return torch.native_dropout(said["input"], said.get("p", 0.5), True)[0]
-        if func is functional.scaled_dot_product_attention and self.recorder.fused_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            said = dict(zip(names, args, strict=False)) | kwargs
-            q, k, v = said["query"], said["key"], said["value"]
-            if said.get("attn_mask") is None and q.dim() == 4:
-                return FusedAttention.apply(self.recorder, bool(said.get("is_causal", False)), q, k, v)
-        return func(*args, **kwargs)
-
-
 class _Recorder(TorchDispatchMode):
     """Writes down every operator, and which tensors are there while it runs."""
 
     def __init__(self, net: nn.Module, blocks: list[str], inputs: list[Any], fused_attention: bool) -> None:
         super().__init__()
         self.net, self.blocks, self.inputs, self.fused_attention = net, blocks, inputs, fused_attention
-        self.names = {each.untyped_storage()._cdata: name for name, each in net.named_parameters()}
-        outside = [*net.parameters(), *net.buffers(), *inputs]
+        self.names = {local(each).untyped_storage()._cdata: name for name, each in net.named_parameters()}
+        outside = [*map(local, net.parameters()), *map(local, net.buffers()), *inputs]
         self.outside = {each.untyped_storage()._cdata for each in outside}
-        shapes = {name: tuple(each.shape) for name, each in net.named_parameters()}
+        shapes = {name: tuple(local(each).shape) for name, each in net.named_parameters()}
         still = frozenset(name for name, each in net.named_parameters() if not each.requires_grad)
         self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks), frozen=still)
+        cut_over = any(is_distributed([type(each.data)]) for each in net.parameters())
+        self.trace.replicated = frozenset(name for name, each in net.named_parameters() if cut_over and is_whole(each))
         self.trace.buffers = {name: (each.element_size(), each.numel()) for name, each in net.named_buffers()}
         self.synchronised = {name for name, each in net.named_modules() if isinstance(each, nn.SyncBatchNorm)}
         self.part, self.path, self.part_of_node = 0, [""], dict[int, tuple[int, str]]()
@@ -159,13 +121,17 @@ class _Recorder(TorchDispatchMode):
         return self.trace
 
     def _loss(self) -> Any:
-        with _FusedKernels(self):
+        with FusedKernels(self):
             result = self.net(*self.inputs)
         self.part = len(self.blocks) + 1
         result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result
         result = getattr(result, "logits", result)
         if isinstance(result, (tuple, list)):
             result = result[0]
+        if is_distributed([type(result)]):
+            raise UserError(
+                "the module's result is a DTensor, of which a rank has a part: let the last layer return local tensors"
+            )
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
             raise UserError(f"the module's result is {type(result).__name__}, of which no loss can be made: return a tensor")
         if result.dim() == 0:
@@ -189,7 +155,7 @@ class _Recorder(TorchDispatchMode):
             if name in self.blocks:
                 number = self.blocks.index(name)
                 self.part = number + 1
-                tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+                tensors = [local(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
                 handed = [each for each in tensors if each.requires_grad]
                 self.entered[number] = {each.untyped_storage()._cdata for each in handed}
                 self.trace.boundaries[number] = float(sum(each.numel() * each.element_size() for each in handed))
@@ -202,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
 
     def _keep(self, tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         key = storage._cdata
         if key not in self.outside and key not in self.kept:
             node = self._node()
@@ -220,13 +186,15 @@ class _Recorder(TorchDispatchMode):
         return int(torch._C._autograd._get_sequence_nr()) - 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_distributed(types):
+            return NotImplemented  # and is asked again for what a rank runs
         result = func(*args, **(kwargs or {}))
         if not self.is_paused and not func.is_view and func.overloadpacket.__name__ not in ("_unsafe_view", "detach", "detach_"):
             flat = tree_leaves((args, kwargs or {}))
             tensors = [each for each in flat if isinstance(each, torch.Tensor)]
             numbers = tuple(each for each in args if all(isinstance(leaf, bool | int | float) for leaf in tree_leaves(each)))
             outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-            self.add(func.overloadpacket.__name__, tensors, outputs, numbers)
+            self.add(name_of(func), tensors, outputs, numbers)
         elif not self.is_paused and not self.in_backward:
             self.part_of_node[self._node()] = (self.part, self.path[-1])
         return result
@@ -278,4 +246,6 @@ class _Recorder(TorchDispatchMode):
         return sum(size for key, (_, size) in self.live.items() if key not in self.kept and key not in known)
 
     def _accumulated(self, parameter: Any) -> None:
-        self.gradients.add(parameter.grad.untyped_storage()._cdata)
+        self.gradients.add(local(parameter.grad).untyped_storage()._cdata)
+        if is_partial(parameter.grad):
+            self.trace.partial.add(self.names[local(parameter).untyped_storage()._cdata])

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
+from strategies.models.parts import unsaid
 from strategies.models.tracing.inputs import InputSpec
 from topologies.reading import Config
 
@@ -29,6 +30,11 @@ class Module(Config):
     source: str = Field(description="Function or class that makes the module, as FILE.py:NAME.")
     input: tuple[InputSpec, ...] = Field(description="Sizes of one sample of each input, without the batch.")
     digest: str = Field("", description="Of the file's contents: another file is another model.")
+    parallelize: str = Field(
+        "",
+        exclude_if=unsaid,
+        description="Function (module, mesh) that cuts the module over tp ranks by torch's parallelize_module, as FILE.py:NAME.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class Trace:
     loss: str = ""  # how a loss was made of the output
     frozen: frozenset[str] = frozenset()  # parameters that require no gradient
     buffers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> bytes of an element, elements
+    replicated: frozenset[str] = frozenset()  # parameters that every tp rank has whole
+    partial: set[str] = field(default_factory=set)  # those whose gradients tp ranks have each of its tokens, to be summed
 
     @cached_property
     def users(self) -> dict[str, list[int]]:

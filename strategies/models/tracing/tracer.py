@@ -7,13 +7,13 @@ from functools import lru_cache
 from strategies.models.tracing.records import Module, Trace
 
 
-def trace_of(module: Module, batch: int, precision: str, fused_attention: bool = True) -> Trace:
-    """The trace of a microbatch of `batch` samples. Raises UserError where the module cannot be run so."""
-    return _trace(module, batch, {"tf32": "fp32"}.get(precision, precision), fused_attention)
+def trace_of(module: Module, batch: int, precision: str, fused_attention: bool = True, tp: int = 1) -> Trace:
+    """The trace of a microbatch of `batch` samples on one of `tp` ranks. Raises UserError where the module cannot be run so."""
+    return _trace(module, batch, {"tf32": "fp32"}.get(precision, precision), fused_attention, tp)
 
 
 @lru_cache(maxsize=64)
-def _trace(module: Module, batch: int, precision: str, fused_attention: bool) -> Trace:
+def _trace(module: Module, batch: int, precision: str, fused_attention: bool, tp: int) -> Trace:
     from strategies.models.tracing.recorder import record
 
-    return record(module, batch, precision, fused_attention)
+    return record(module, batch, precision, fused_attention, tp)

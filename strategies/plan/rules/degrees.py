@@ -18,7 +18,7 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         for own, _ in model.distinct_layers
         for size in ((own.heads, "attention heads"), (own.kv_heads, "key-value heads"), (own.ffn, "MLP columns"))
     ]
-    for count, what in dict.fromkeys(sizes):
+    for count, what in dict.fromkeys(sizes if model.module is None else ()):
         # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
         if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
             yield f"tp={plan.tp} does not divide {count} {what}"

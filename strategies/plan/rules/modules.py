@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strategies.models.model import Model
+from strategies.models.tracing.records import Module
 from strategies.models.tracing.tracer import trace_of
+from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from strategies.plan.plan import Plan
 
 
 def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
-    """A module is whole on every rank, and runs as eager PyTorch runs it; between its blocks a pipeline may cut."""
+    """A module is whole on every rank unless it says how tp ranks cut it, and runs as eager PyTorch runs it; between its blocks a
+    pipeline may cut.
+    """
     if model.module is None:
         return
-    for axis in ("tp", "cp", "ep"):
+    for axis in ("cp", "ep"):
         if (degree := getattr(plan, axis)) > 1:
             yield f"{axis}={degree}: a traced module is not cut inside; dp, zero1 to zero3, shard and pp are simulated"
+    yield from _cut(plan, model.module)
     if plan.kernels != "torch":
         yield f"kernels={plan.kernels}: a traced module runs PyTorch's own operators, kernels=torch"
-    for field, only in (("fp8", None), ("deterministic", False), ("loss", None), ("dropout", None)):
+    for field, only in (("fp8", None), ("deterministic", False), ("loss", None), ("dropout", None), ("sequence_parallel", False)):
         if getattr(plan, field) != only:
             yield f"{field}={getattr(plan, field)}: is not done to a traced module, which says itself what it computes"
     if plan.recompute not in ("none", "full"):
@@ -45,3 +50,17 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
         sizes = sorted(set(trace.boundaries))
         said = f"{sizes[0] / 2:,.0f} to {sizes[-1] / 2:,.0f} numbers of a sample"
         yield f"pp={plan.pp}: blocks hand on tensors of different sizes, {said}; pipelines are simulated for equal ones"
+
+
+def _cut(plan: Plan, module: Module) -> Iterator[str]:
+    """Whether the module can be cut over so many tp ranks: its user's function is tried."""
+    if plan.tp == 1:
+        return
+    if not module.parallelize:
+        how = "--parallelize FILE.py:NAME, a function (module, mesh) that calls torch's parallelize_module"
+        yield f"tp={plan.tp}: how tp ranks cut a traced module has to be said: {how}"
+        return
+    try:
+        trace_of(module, 1, "bf16", tp=plan.tp)
+    except UserError as error:
+        yield f"tp={plan.tp}: {error}"

@@ -236,7 +236,7 @@ def test_a_file_runs_only_when_it_is_named_and_that_is_said(file: Path) -> None:
         ("build", "8x", {}, "must be the sizes of one sample"),
         ("by_value", "8", {}, "values of tensors cannot be looked at"),
         ("fft", "8", {}, "operator aten::_fft_r2c in .* has no price"),
-        ("build", "8", {"tp": 2}, "tp=2: a traced module is not cut inside"),
+        ("build", "8", {"tp": 2}, "tp=2: how tp ranks cut a traced module has to be said"),
         ("build", "8", {"kernels": "compiled"}, "kernels=compiled: a traced module runs PyTorch's own operators"),
         ("build", "8", {"recompute": "selective"}, "recompute=selective: of a traced module whole blocks"),
         ("build", "8", {"sequence": 4}, "sequence=4 contradicts a sample of 1 tokens"),
@@ -257,7 +257,7 @@ def test_other_mistakes_are_one_line(file: Path, tmp_path: Path) -> None:
         simulate(job(f"{RESNET}:resnet50", "3x224x224", pp=2))
     with pytest.raises(UserError, match=r"--input '8': is for a module"):
         job("gpt2-1.5b")
-    with pytest.raises(UserError, match="only module, input and name can be given"):
+    with pytest.raises(UserError, match="only module, input, name, parallelize can be given"):
         read_job(None, {"model.hidden": 3}, model=f"{file}:build", input="8", cluster="dgx-a100")
     (tmp_path / "wrong.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(UserError, match=r"wrong.py: failed while it was run: ModuleNotFoundError"):
