@@ -17,10 +17,12 @@ from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE
 from strategies.planner.applicable import applicable
+from strategies.planner.bounds.every_plan import memory_of
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
-from topologies.cluster import Cluster, Node
+from strategies.predict import prices_of
+from topologies.cluster import Cluster, Node, UnequalCluster
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
@@ -121,9 +123,11 @@ def _try(job: Job, answer: Answer, headroom: float, way: tuple[str, Changes]) ->
     simulated = partial(_simulated, job, answer, headroom)
     if name == OWN or "microbatch" in changes:  # a whole plan
         return simulated(name, changes)
-    best = simulated(name, changes | {"recompute": "none"})
-    if best is not None and not best.comfortable:
-        best = simulated(f"{name} + recompute", changes | {"recompute": "full"}) or best
+    keeping = changes | {"recompute": "none"}
+    too_big = _too_big(job, headroom, name, keeping)  # which need not be simulated
+    best = None if too_big else simulated(name, keeping)
+    if too_big or (best is not None and not best.comfortable):
+        best = simulated(f"{name} + recompute", changes | {"recompute": "full"}) or best or simulated(name, keeping)
     again = " + recompute" if best is not None and best.changes["recompute"] == "full" else ""
     if best is None or not best.comfortable or best.changes["pp"] > 1:
         return best
@@ -138,15 +142,32 @@ def _try(job: Job, answer: Answer, headroom: float, way: tuple[str, Changes]) ->
 
 def _simulated(job: Job, answer: Answer, headroom: float, name: str, changes: Changes) -> Candidate | None:
     """The candidate; None when it is refused."""
-    wanted = {"dp": None, "accumulation": None} | changes
-    if job.plan.microbatches_per_replica is not None and name != OWN:
-        wanted = {"microbatches_per_replica": None} | wanted
+    wanted = _wanted(job, name, changes)
     try:
         asked, _, dropped = applicable(job, wanted)
         summary = answer(asked)
         return Candidate(name, wanted | dropped, asked, summary, summary.fits_with(headroom), tuple(dropped))
     except UserError:
         return None
+
+
+def _wanted(job: Job, name: str, changes: Changes) -> Changes:
+    """The changes with what else they change of the job's plan."""
+    wanted = {"dp": None, "accumulation": None} | changes
+    if job.plan.microbatches_per_replica is not None and name != OWN:
+        wanted = {"microbatches_per_replica": None} | wanted
+    return wanted
+
+
+def _too_big(job: Job, headroom: float, name: str, changes: Changes) -> bool:
+    """Whether a candidate is certain not to fit comfortably; False also where it is refused, or that is not known."""
+    if isinstance(job.cluster, UnequalCluster):
+        return False
+    try:
+        asked = applicable(job, _wanted(job, name, changes)).job
+        return memory_of(asked, prices_of(asked)) > (1 - headroom) * job.cluster.node.gpu.memory
+    except UserError:
+        return False
 
 
 def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:

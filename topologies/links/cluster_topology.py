@@ -1,11 +1,13 @@
-"""Routes of a whole cluster by arithmetic: one node's tables, shifted; memory does not grow with the number of nodes.
+"""Routes of a whole cluster by arithmetic: one node's tables, shifted; only a byte or two per link are kept.
 
 Link ids: node n's links are n·per_node … (n+1)·per_node − 1 in the order of its board; then the links of the fabric.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import lcm
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,9 +169,15 @@ class ClusterTopology:
 
     def _slot(self, link: Ids) -> Ids:
         """Row of each link in the tables: links of one node, then ranges of the fabric."""
-        link = np.asarray(link, dtype=np.int64)
-        position = np.searchsorted(self._starts, link, side="right") - 1
-        return np.where(position < 0, link % max(1, self._per_node), self._per_node + position)
+        return np.asarray(self._slots[np.asarray(link, dtype=np.int64)])
+
+    @cached_property
+    def _slots(self) -> NDArray[np.unsignedinteger[Any]]:
+        """The row of every link."""
+        ranges = np.diff(self._starts)
+        sort = np.min_scalar_type(self._per_node + len(ranges))
+        nodes = np.tile(np.arange(self._per_node, dtype=sort), self.nodes)
+        return np.concatenate([nodes, np.repeat(np.arange(self._per_node, self._per_node + len(ranges), dtype=sort), ranges)])
 
     def name(self, link: int) -> str:
         """A readable name: `"node 3 nic 2 out"`, `"leaf 5 up"`."""

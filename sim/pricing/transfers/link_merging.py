@@ -82,7 +82,7 @@ def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Seq
     # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
     random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)
     load = np.zeros(len(touched), np.uint64)
-    at = [np.searchsorted(touched, stretch.links) for _, stretch in parts]
+    at = _places(crossed, touched, [stretch.links for _, stretch in parts])
     for number, (_, stretch) in enumerate(parts):
         load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
     changing = varying(topology, touched)
@@ -91,8 +91,7 @@ def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Seq
     _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
     flows = np.zeros((len(parts), len(first)))
     for number, (_, stretch) in enumerate(parts):
-        links, position = np.unique(merged[at[number]], return_index=True)
-        flows[number, links] = stretch.flows[position]
+        flows[number, merged[at[number]][::-1]] = stretch.flows[::-1]  # of links that are merged, the first
     kinds, nominal, changing = kind[first], capacity[first], changing[first]
     order = {traffic: number for number, traffic in enumerate(traffics)}
     shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds, changing)
@@ -114,6 +113,14 @@ def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Seq
         kinds=names,
         varying=tuple(shared.varying.tolist()),
     )
+
+
+def _places(crossed: NDArray[np.bool_], touched: Ids, several: Sequence[Ids]) -> list[Ids]:
+    """Where links are among those that are touched."""
+    if sum(map(len, several)) * 8 < len(crossed):
+        return [np.searchsorted(touched, links) for links in several]
+    place = np.cumsum(crossed, dtype=np.int64) - 1
+    return [place[links] for links in several]
 
 
 def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:

@@ -31,13 +31,16 @@ from numpy.typing import NDArray
 from sim.pricing.prices import Prices
 from sim.program import Kernel
 from strategies.data_parallel.hook import Hook, hook_of
+from strategies.job import Job
 from strategies.lowering.optimizer_step import ZEROING, passes_of
 from strategies.plan.resolved import Resolved
-from strategies.planner.bounds.layer_cost_table import Floats, Kinds
+from strategies.planner.bounds.layer_cost_table import Floats, Kinds, kinds_of
 from strategies.planner.bounds.layer_layout import Layout, Moments, layout_of, moments, splits, through
 from strategies.planner.bounds.plan_features import columns
-from strategies.planner.search.candidates import Candidates
+from strategies.planner.search.candidates import Candidates, candidates
+from strategies.planner.search.space import Space
 from strategies.schedules import schedules
+from topologies.reading import UserError
 
 TWICE = 2
 SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
@@ -62,6 +65,14 @@ class Bounds:
 def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
     """Bounds of every plan."""
     return _Bounding(plans, kinds, prices).result
+
+
+def memory_of(job: Job, prices: Prices) -> float:
+    """Bytes of the fullest rank of a job, at least. Raises UserError."""
+    plans = candidates(job, Space(()))
+    if not len(plans):
+        raise UserError(next(iter(plans.examples.values())))
+    return float(bounds(plans, kinds_of(plans, prices), prices).memory[0])
 
 
 def bounded(plan: Resolved) -> bool:

@@ -15,8 +15,9 @@ OFFLOADED = [f"ZeRO-{stage}, optimizer on CPUs" for stage in (1, 2, 3)] + ["ZeRO
 Says = Callable[[Job], bool]
 
 
-def job(nodes: int = 1, gpus: int = 4, **plan: Any) -> Job:
-    cluster = {"based_on": "dgx-h100", "node": {"gpus": gpus, "nics": gpus}}
+def job(nodes: int = 1, gpus: int = 4, memory: str = "999 GB", **plan: Any) -> Job:
+    gpu = {"based_on": "h100-sxm", "memory": memory}
+    cluster = {"based_on": "dgx-h100", "node": {"gpus": gpus, "nics": gpus, "gpu": gpu}}
     given = {"global_batch": 64, "sequence": 4096} | plan
     return read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes, plan=given)
 
@@ -50,6 +51,16 @@ def test_degrees_that_are_tried() -> None:
     assert "sequence_parallel" not in ways["PP2 + ZeRO-1"]
     assert {way["data_parallel"] for name, way in ways.items() if name.endswith("+ ZeRO-1")} == {"zero1"}
     assert list(dict(_candidates(job(1), 1))) == [*PLAIN, "TP2 + ZeRO-1", "TP4 + ZeRO-1"]
+
+
+def test_what_cannot_fit_is_not_simulated() -> None:
+    """Activations of 8 sequences of all layers: bounds say so. Its variant with recomputation is asked for, and kept."""
+    advice, asked = advised(job(memory="80 GB", data_parallel="zero3", microbatch=8), lambda job: True, depth=1)
+    ddp = [each.plan.recompute for each in asked if each.plan.data_parallel == "ddp" and each.plan.tp == each.plan.pp == 1]
+    assert "none" not in ddp[:-1]  # the last is asked whether the model fits one GPU
+    assert {candidate.name for candidate in advice.candidates} >= {"DDP + recompute", "ZeRO-1 + recompute"}
+    advice, asked = advised(job(data_parallel="zero3", microbatch=8), lambda job: True, depth=1)
+    assert {candidate.name for candidate in advice.candidates} >= {"DDP", "ZeRO-1"}
 
 
 def test_sequences_are_shared_where_each_rank_has_8192_tokens_of_one() -> None:
