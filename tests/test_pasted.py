@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from reports.figures import Drawing
 from shardyard import read_job
 from strategies.frameworks.export import export
 from strategies.plan.plan import Plan
+from strategies.resilience.run_spec import prepare
+from strategies.resilience.runs import changes_of
+from strategies.resilience.settings import RunSettings
 
 # A plan full of what the best plan does not have: it has to be unset when that is pasted.
 PLAN = {
@@ -199,6 +203,56 @@ def test_settings_that_are_exported(framework: str, plan: dict[str, Any], tmp_pa
     )
     again = simulated([*options, f"--from-{framework}", str(file), *script])
     assert again["step_seconds"] == first["step_seconds"]
+
+
+TINY = {"name": "tiny", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 8192, "context": 512}
+RUN = {"failures": "rsc-1", "spares": 1, "checkpoint": {"interval": "1 h"}}
+SAID = {"tp": 2, "sequence_parallel": True, "data_parallel": "zero1", "recompute": "full", "accumulation": 2}
+PRINTING = [
+    ("simulate",),
+    ("simulate", "--set", "model.hidden=8192", "--set", "model.layers=40"),  # does not fit
+    ("advise",),
+    ("plan", "--vary", "plan.tp=1,2", "--vary", "plan.pp=1", "--vary", "plan.schedule=1f1b", "--workers", "1"),
+    ("whatif", "--vary", "nodes=2,4", "--strong", "--workers", "1"),
+    ("whatif", "--vary", "nodes=2,x1.5", "--batch", "scale", "--replan", "--workers", "1"),
+    ("whatif", "--vary", "plan.global_batch=16,32", "--also", "plan.microbatch=2", "--workers", "1"),
+    ("compare", "--also", "plan.microbatch=2"),
+    ("run", "--tokens", "1e11", "--replications", "4", "--workers", "1"),
+    ("loop",),
+    ("checkpoint",),
+    ("export", "--to", "megatron"),
+]
+
+
+@pytest.mark.parametrize("said", [False, True], ids=["no plan", "a plan"])
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_whatever_a_command_prints_to_be_pasted_is_understood(words: tuple[str, ...], said: bool, tmp_path: Path) -> None:
+    """Pasted behind the job's own arguments, by `simulate`, which does not refuse them."""
+    job = tmp_path / "job.yaml"
+    fields: dict[str, Any] = {"model": TINY, "cluster": "dgx-a100", "nodes": 2, "run": RUN}
+    job.write_text(json.dumps(fields | ({"plan": SAID} if said else {})))
+    own = [word for pair in pairwise(words) if pair[0] == "--set" for word in pair]
+    text = "".join((result := call(words[0], str(job), *words[1:])).output + result.stderr)
+    printed = re.findall(r"(?:--set (?:'[^']*'|[^\s';,)]+) ?)+", text)
+    for arguments in printed:
+        answer = call("simulate", str(job), *own, *shlex.split(arguments))
+        assert " per step" in answer.output, (arguments, answer.output)
+    if words[0] in ("advise", "plan") or (words[0] == "simulate" and not said):
+        assert printed
+
+
+def test_what_a_run_should_change_first_is_that_change() -> None:
+    """The fields that are told make the run that was tried."""
+    given = {"model": TINY, "cluster": "dgx-a100", "nodes": 2, "plan": {}, "run": RUN}
+    job = read_job(**given)
+    assert job.run is not None
+    told = 0
+    for _, settings, changed in changes_of(job.run):
+        if changed:
+            other = read_job(overrides=changed, **given)
+            assert prepare(other, other.run or RunSettings(), tokens=1e9).spec == prepare(job, settings, tokens=1e9).spec, changed
+            told += 1
+    assert told >= 7
 
 
 def test_all_fields_of_a_plan_can_be_unset() -> None:

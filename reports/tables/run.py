@@ -11,6 +11,7 @@ from sim.runs import ledger
 from sim.runs.replications import Estimate
 from sim.runs.segment import blocked
 from sim.runs.spec import Saving
+from strategies.planner.arguments import as_arguments
 from strategies.resilience.run_spec import NEVER, Prepared
 from strategies.resilience.runs import Alternative, RunAnswer
 from topologies.costs import Rates
@@ -135,11 +136,13 @@ def _advice(prepared: Prepared, tried: Sequence[tuple[int, float]], changes: Seq
         steps, best = max(tried, key=lambda each: each[1])
         step = prepared.summary.step_seconds
         what = f"best of {len(tried)} intervals: {steps:,} steps ({span(steps * step)})"
-        lines.append(f"{what}, goodput {100 * (best - present):+.2f} %")
+        said = as_arguments({"run.checkpoint.interval": f"{steps} steps"})
+        lines.append(f"{what}, goodput {100 * (best - present):+.2f} % ({said})")
     helpful = [change for change in changes if change.gain >= WORTH][:MOST]
     for number, change in enumerate(helpful):
         lead = "" if number else "change first:"
-        lines.append(f"{lead:14}{change.change}: goodput {100 * change.gain:+.2f} %")
+        said = f" ({as_arguments(change.fields)})" if change.fields else ""
+        lines.append(f"{lead:14}{change.change}: goodput {100 * change.gain:+.2f} %{said}")
     if changes and not helpful:
         lines.append(f"of {len(changes)} changes that were tried none gains {100 * WORTH:.2g} % of goodput")
     return lines
@@ -172,7 +175,10 @@ def as_data(
         "finished": answer.finished,
         "ledger_closes": answer.closes,
         "intervals": [{"steps": steps, "seconds": steps * step, "goodput": goodput} for steps, goodput in tried],
-        "changes": [{"change": each.change, "goodput": each.goodput, "gain": each.gain} for each in changes],
+        "changes": [
+            {"change": each.change, "goodput": each.goodput, "gain": each.gain, "arguments": as_arguments(each.fields)}
+            for each in changes
+        ],
         "notes": list(prepared.notes),
     }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from sim.analysis.summary import Summary
 from sim.runs import ledger
@@ -124,11 +126,14 @@ def _expected(outcome: Outcome, spec: RunSpec) -> float:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Something changed, and the mean goodput with it, of runs with the same failures. base: without the change."""
+    """Something changed, and the mean goodput with it, of runs with the same failures. base: without the change; fields: what
+    makes the change where a job's fields do (and no better hardware).
+    """
 
     change: str
     goodput: float
     base: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
@@ -156,17 +161,18 @@ def alternatives(
     """What to change first: each alone, the largest gain first; those that this job or cluster cannot have are left out."""
     base = _goodput(prepared.spec, seed, each)
     result = []
-    for change, settings in _changes(prepared.settings):
+    for change, settings, fields in changes_of(prepared.settings):
         try:
             other = prepare(prepared.job, settings, days, tokens, prepared.summary)
         except UserError:
             continue
         if other.spec != prepared.spec:
-            result.append(Alternative(change, _goodput(other.spec, seed, each), base))
+            result.append(Alternative(change, _goodput(other.spec, seed, each), base, fields))
     return sorted(result, key=lambda each: -each.gain)
 
 
-def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
+def changes_of(settings: RunSettings) -> list[tuple[str, RunSettings, dict[str, Any]]]:
+    """What may be changed of a run: in words, the settings with it, and the fields that say it (none for better hardware)."""
     checkpoint, failures = settings.checkpoint, settings.failures
     storage = checkpoint.shared
     faster = storage.model_copy(
@@ -180,28 +186,35 @@ def _changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
             other.model_fields_set.discard("storage_interval")  # of a second place, which another policy may not have
         return settings.model_copy(update={"checkpoint": other})
 
-    changes = [
-        (f"checkpoint.policy={name}", with_checkpoint(policy=name))
+    places = "storage_interval" in checkpoint.model_fields_set  # which another policy may not have
+    changes: list[tuple[str, RunSettings, dict[str, Any]]] = [
+        (f"checkpoint.policy={name}", with_checkpoint(policy=name), {} if places else {"run.checkpoint.policy": name})
         for name in ("synchronous", "asynchronous", "multi_tier", "in_memory")
         if name != checkpoint.policy
     ]
+    fewer, sooner = max(0, settings.spares - 1), min(60.0, settings.timeout)
+    free = settings.diagnosis.model_copy(update={"mean": 0.0})
     changes += [
-        ("storage twice as fast", with_checkpoint(storage=faster)),
-        ("checkpoint.parallel_load=true", with_checkpoint(parallel_load=True)),
-        ("recovery=elastic", settings.model_copy(update={"recovery": "elastic"})),
-        ("one spare node more", settings.model_copy(update={"spares": settings.spares + 1})),
-        ("one spare node fewer", settings.model_copy(update={"spares": max(0, settings.spares - 1)})),
-        ("hangs noticed in a minute", settings.model_copy(update={"timeout": min(60.0, settings.timeout)})),
-        ("diagnosis in no time", settings.model_copy(update={"diagnosis": settings.diagnosis.model_copy(update={"mean": 0.0})})),
+        ("storage twice as fast", with_checkpoint(storage=faster), {}),
+        ("checkpoint.parallel_load=true", with_checkpoint(parallel_load=True), {"run.checkpoint.parallel_load": True}),
+        ("recovery=elastic", settings.model_copy(update={"recovery": "elastic"}), {"run.recovery": "elastic"}),
+        ("one spare node more", _spared(settings, settings.spares + 1), {"run.spares": settings.spares + 1}),
+        ("one spare node fewer", _spared(settings, fewer), {"run.spares": fewer}),
+        ("hangs noticed in a minute", settings.model_copy(update={"timeout": sooner}), {"run.timeout": f"{sooner:g} s"}),
+        ("diagnosis in no time", settings.model_copy(update={"diagnosis": free}), {}),
         *_input_changes(settings),
-        ("half as many failures", settings.model_copy(update={"failures": halved})),
+        ("half as many failures", settings.model_copy(update={"failures": halved}), {}),
     ]
     return changes
 
 
-def _input_changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
+def _spared(settings: RunSettings, nodes: int) -> RunSettings:
+    return settings.model_copy(update={"spares": nodes})
+
+
+def _input_changes(settings: RunSettings) -> list[tuple[str, RunSettings, dict[str, Any]]]:
     """What would bring data sooner, and sum losses less often."""
-    changes, loader, loss = list[tuple[str, RunSettings]](), settings.input, settings.loss
+    changes, loader, loss = list[tuple[str, RunSettings, dict[str, Any]]](), settings.input, settings.loss
     if loader is not None:
         faster: dict[str, dict[str, object]] = {
             "twice as many input workers": {"workers": 2 * loader.workers},
@@ -209,8 +222,10 @@ def _input_changes(settings: RunSettings) -> list[tuple[str, RunSettings]]:
             "input.prefetch=true": {"prefetch": True},
         }
         for name, fields in faster.items():
-            changes.append((name, settings.model_copy(update={"input": loader.model_copy(update=fields)})))
+            said = {f"run.input.{field}": value for field, value in fields.items()}
+            changes.append((name, settings.model_copy(update={"input": loader.model_copy(update=fields)}), said))
     if loss is not None:
         rarer = loss.model_copy(update={"steps": 10 * loss.steps})
-        changes.append(("losses a tenth as often", settings.model_copy(update={"loss": rarer})))
+        said = {"run.loss.steps": 10 * loss.steps}
+        changes.append(("losses a tenth as often", settings.model_copy(update={"loss": rarer}), said))
     return changes
