@@ -27,15 +27,15 @@ from strategies.models.model import Model, load_model
 from strategies.models.tracing.builders import is_module_source
 from strategies.models.tracing.model import remarks_of, traced_model
 from strategies.models.tracing.tracer import trace_of
+from strategies.overrides import merge, parse_changes, parsed
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
 from strategies.resilience.settings import RunSettings, complete, read_run
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
-from topologies.reading import UserError, build, is_there, load_yaml, nearest, parse_value, shown
+from topologies.reading import UserError, build, is_there, load_yaml, nearest, shown
 
 NAME = 200  # letters of a name
-DEEPEST = 8  # fields inside each other that an option names: cluster.node.gpu.peak.bf16 are four
 AUTO = "auto"
 
 
@@ -67,7 +67,7 @@ def stated_job(
 ) -> Job:
     """As `read_job`, but no plan is found: what is not said of it has its default, and `Job.auto` says that it is to be found."""
     if not isinstance(overrides, Mapping):
-        overrides = dict(map(_parsed, [overrides] if isinstance(overrides, str) else overrides))
+        overrides = dict(map(parsed, [overrides] if isinstance(overrides, str) else overrides))
     job = _read(path, overrides, given)
     return replace(job, source=functools.partial(_again, path, overrides, given))
 
@@ -117,7 +117,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
             raise UserError(f"{where}: {field}={shown(base[field])}: must be at most {NAME} letters")
     model, ignored, derived = _model(base["model"], changes.get("model", {}), where, sample, parallelize)
     cluster = _cluster(base["cluster"], base["nodes"], changes.get("cluster", {}), where)
-    wanted: dict[str, Any] = functools.reduce(_merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
+    wanted: dict[str, Any] = functools.reduce(merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
     if settings and base["plan"] is None:
         base["plan"] = {}  # a framework's settings are a plan
     plan, at, auto = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
@@ -181,50 +181,6 @@ def _near(value: Any, folder: Path) -> Any:
     return value
 
 
-class Whole(dict[str, Any]):
-    """A group of a plan's fields, given as a whole: it takes the place of the group that was there."""
-
-
-def parse_changes(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["plan.tp=4", "nodes=2"]` or `{"plan.tp": 4, "nodes": 2}` as nested mappings; values of texts are YAML.
-
-    `plan.offload={optimizer: cpu}` replaces the whole group, `plan.offload.optimizer=cpu` one field of it.
-    """
-    result: dict[str, Any] = {}
-    if isinstance(overrides, str):
-        overrides = [overrides]
-    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
-    for name, value in pairs:
-        *path, last = str(name).split(".")
-        if len(path) > DEEPEST:
-            raise UserError(f"--set {name}: more than {DEEPEST} fields inside each other")
-        into = result
-        for part in path:
-            into = into.setdefault(part, {})
-            if not isinstance(into, dict):
-                raise UserError(f"--set {name}: '{part}' is already set as a whole")
-        into[last] = Whole(value) if isinstance(value, Mapping) and path == ["plan"] else value
-    return result
-
-
-def _parsed(text: object) -> tuple[str, Any]:
-    """`"plan.tp=4"` as ("plan.tp", 4)."""
-    name, equals, value = str(text).partition("=")
-    if not equals or not name:
-        raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
-    return name, parse_value(value, f"--set {text}")
-
-
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for field, value in changes.items():
-        old = merged.get(field)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and not isinstance(value, Whole):
-            value = _merge(old, value)
-        merged[field] = value
-    return merged
-
-
 def _model(
     value: Any, changes: Mapping[str, Any], where: str, sample: Any = None, parallelize: Any = None
 ) -> tuple[Model, list[str], list[str]]:
@@ -253,7 +209,7 @@ def _model(
         stated, at = before.model_dump(exclude_unset=True), f"--set model of '{value}'"
     if before is not None and not changes:
         return before, ignored, []
-    model = build(Model, _merge(_following(stated, changes), changes), at)
+    model = build(Model, merge(_following(stated, changes), changes), at)
     return model, ignored, [] if before is None else list(_derived(before, model, changes))
 
 
@@ -281,7 +237,7 @@ def _cluster(value: Any, nodes: Any, changes: dict[str, Any], where: str) -> Clu
     if nodes is not None and not isinstance(nodes, list) and (type(nodes) is not int or nodes < 1):
         raise UserError(f"{where}: nodes={shown(nodes)}: must be a whole number of at least 1, or a list of groups of nodes")
     if isinstance(value, Mapping):
-        changes = _merge(value, changes)
+        changes = merge(value, changes)
         value = changes.pop("based_on", None)
         if value is None:
             if isinstance(changes.get("nodes"), list) and nodes is not None:
@@ -295,7 +251,7 @@ def _run(value: Any, changes: Mapping[str, Any] | None, cluster: Cluster, where:
     if value is None and not changes:
         return None
     if changes and isinstance(value, Mapping | None):
-        value = _merge(complete(dict(value or {}), cluster), changes)
+        value = merge(complete(dict(value or {}), cluster), changes)
     return read_run(value, where)
 
 
@@ -310,7 +266,7 @@ def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> t
         raise UserError(f"{where}: plan={shown(value)}: expected fields, the name of a file, or auto")
     if "schedule" in data:
         data["schedule"] = _near(data["schedule"], folder)
-    data = _merge(data, changes)
+    data = merge(data, changes)
     said = data.pop(AUTO, auto)
     if not isinstance(said, bool):
         raise UserError(f"{at}: auto={shown(said)}: must be true or false: whether the fields that are not said are found")

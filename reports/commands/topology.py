@@ -28,7 +28,7 @@ def command(
     """
     from reports.figures.topology import topology as drawing
     from reports.tables.topology import as_data, overview
-    from strategies.read_job import parse_changes
+    from strategies.overrides import parse_changes
     from topologies.cluster_files import load_cluster
 
     described = load_cluster(cluster, nodes, parse_changes([*([f"node.gpu={gpu}"] if gpu else []), *overrides]))

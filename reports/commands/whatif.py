@@ -138,8 +138,8 @@ def _axes(vary: tuple[str, ...], plot: str | None, scaling: bool) -> list[Axis]:
 
 def _plans(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The job's own plan under no name, and what others change."""
+    from strategies.overrides import parse_changes
     from strategies.planner.search.space import known_field
-    from strategies.read_job import parse_changes
     from topologies.reading import UserError
 
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list

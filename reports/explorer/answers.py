@@ -15,10 +15,10 @@ from reports.inputs import describe
 from reports.metrics import metric
 from reports.page.step_view import step_view
 from reports.tables.step import headline, verdict
+from strategies.overrides import parse_changes
 from strategies.planner.effects_cost import with_effects
 from strategies.planner.uncertainty import with_interval
 from strategies.predict import predict, simulate
-from strategies.read_job import parse_changes
 from topologies.costs import mean_rates
 from topologies.reading import UserError, argument, load_yaml, parse_value
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from strategies.job import Job
 from strategies.models.tracing.builders import is_module_source
+from strategies.overrides import parse_changes
 from strategies.planner.arguments import settings, stated_otherwise
-from strategies.read_job import parse_changes, read_job
+from strategies.read_job import read_job
 from topologies.reading import UserError, is_there, shown
 
 MOST, LONGEST = 200, 2000  # changes, and characters of one
