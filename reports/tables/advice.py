@@ -33,6 +33,7 @@ from topologies.reading import as_argument
 
 SHOWN = 12
 NAMED = 3  # ties that are named
+STAKE = 0.02  # of the step, from which on it is said
 MORE = "also tries schedules, other microbatches and orders of ranks, and proves the best"
 
 
@@ -77,10 +78,23 @@ def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableT
     rest += [Text(tie_rule(), "dim")] if ties else []
     rest += [Text(f"days and cost are of {tokens_text(tokens)}; {rates_text(rates, power=False)}", "dim")]
     rest += [Text(line, "dim") for line in _dropped(result, job)]
-    rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}", "dim")]
+    rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}{_at_stake(result)}", "dim")]
     rest += notes_of(job)
     lines = [Text(f"{question}? {answer}") for question, answer in result.questions]
     return Group(Text(verdict(result, job), "bold"), *_arguments(result, job), "", *lines, "", table, *rest)
+
+
+def _at_stake(answer: Advice) -> str:
+    """What the best of the usual ways loses to what `plan` has more choices for."""
+    if answer.best is None:
+        return ", offload included"
+    summary = answer.best.summary
+    lost = {"bubble": summary.bubble, "exposed communication": summary.exposed}
+    lost["recomputation"] = summary.breakdown["recompute"] / summary.step_seconds
+    most = {name: part for name, part in lost.items() if part >= STAKE}
+    if not most:
+        return f"; little is left to gain: ★ loses less than {percent(STAKE)} each to {', '.join(lost)}"
+    return f"; it is worth it where ★ loses much: {', '.join(f'{percent(part)} to {name}' for name, part in most.items())}"
 
 
 def _arguments(answer: Advice, job: Job) -> list[Text]:

@@ -36,7 +36,12 @@ def overview(models: Sequence[Budgeted], cluster: Cluster, days: float, ratio: f
     if best is not None and best.answer is not None:
         first = f"{what}: {best.model}, on {count(best.answer.tokens.mean)} tokens"
     refused = [Text(f"{each.model}: {each.refused}") for each in models if each.refused and each.most >= each.needed]
-    return Group(Text(first, "bold"), table, *refused)
+    said = [f"{each.model}, as arguments: {_place(cluster)} {each.arguments}" for each in models if each.arguments]
+    return Group(Text(first, "bold"), table, *refused, *(Text(line, "dim") for line in said))
+
+
+def _place(cluster: Cluster) -> str:
+    return f"--cluster {cluster.name} --nodes {cluster.nodes}"
 
 
 def _row(each: Budgeted) -> list[str]:
@@ -67,6 +72,7 @@ def as_data(each: Budgeted) -> dict[str, Any]:
         "tokens_most": each.most,
         "enough": each.enough,
         "refused": each.refused,
+        "arguments": each.arguments,
     }
     if each.plan is None or each.answer is None:
         return data

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from sim.runs.replications import Map
 from strategies.job import Job
 from strategies.planner.advise import Candidate, advise
+from strategies.planner.arguments import arguments_of
+from strategies.planner.auto_plan import quick_way
 from strategies.predict import predict
 from strategies.resilience.run_spec import prepare
 from strategies.resilience.runs import RunAnswer, run
@@ -40,6 +42,7 @@ class Budgeted:
     plan: Candidate | None = None
     answer: RunAnswer | None = None
     refused: str = ""
+    arguments: str = ""  # what makes the model's job this plan
 
     @property
     def enough(self) -> bool:
@@ -99,13 +102,14 @@ def _budgeted(
 ) -> Budgeted:
     psi = job.model.parameters
     try:
-        best = advise(job, predict, each, DEEPEST).best
+        best = advise(job, predict, each, DEEPEST, more=quick_way(job)).best
         if best is None:
             return Budgeted(name, psi, needed, most, refused="no usual way to train it fits the GPUs' memory")
         prepared = prepare(best.job, job.run or RunSettings(), days=days, summary=best.summary)
     except UserError as error:
         return Budgeted(name, psi, needed, most, refused=str(error))
-    return Budgeted(name, psi, needed, most, best, run(prepared, money, seed, RUNS, runs))
+    answer = run(prepared, money, seed, RUNS, runs)
+    return Budgeted(name, psi, needed, most, best, answer, arguments=arguments_of(job, best.job))
 
 
 def shown(models: Sequence[Budgeted]) -> Iterator[Budgeted]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,8 @@ def test_tokens_of_one_model() -> None:
     job = read_job(model="gpt2-1.5b", cluster="dgx-h100", nodes=1, plan=answer["plan"])
     summary = predict(job)
     assert answer["step_seconds"] == summary.step_seconds
+    own = ["plan.sequence=1024", *shlex.split(answer["arguments"])[1::2]]
+    assert read_job(None, own, model="gpt2-1.5b", cluster="dgx-h100", nodes=1).plan == job.plan
     assert answer["tokens"]["mean"] == pytest.approx(summary.tokens_per_second * 86400, rel=1e-3)
     assert answer["enough"] == (answer["tokens"]["mean"] >= 20 * answer["parameters"])
     assert answer["tokens"]["mean"] < answer["tokens_most"]
