@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_plan(job: shardyard.Job) -> None:
     assert answer.best is not None
     assert shardyard.predict(answer.best).step_seconds == shardyard.predict(again).step_seconds == printed["best"]["step"]
     assert "proven best of " in repr(answer)
+
+
+def test_a_search_ends_in_time_inside_a_simulation(job: shardyard.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which here would take ten times as long."""
+    monkeypatch.setattr("strategies.planner.search.search.evaluate", lambda _: time.sleep(20))
+    began = time.perf_counter()
+    answer = shardyard.plan(job, vary=FEW, seconds=2)
+    assert time.perf_counter() - began < 6
+    assert (answer.best, len(answer)) == (None, 0)
+    assert "none found yet (the time limit of 2 s" in repr(answer)
 
 
 def test_whatif(job: shardyard.Job) -> None:

@@ -16,7 +16,7 @@ import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,7 +170,8 @@ class Search:
                     asked = self.selection.next()
                     if asked is None:
                         break
-                    pending.append(self._start(*asked))
+                    with self.deadline.cut() if self.engine.immediate else nullcontext():
+                        pending.append(self._start(*asked))
                 if not pending:
                     return self._late()
                 number, plan, task = pending[0]

@@ -24,6 +24,11 @@ class Engine:
     def __init__(self, executor: Executor, remake: Callable[[], Executor] | None = None) -> None:
         self._executor, self._remake = executor, remake
 
+    @property
+    def immediate(self) -> bool:
+        """Whether a call is over when it has been submitted."""
+        return bool(getattr(self._executor, "immediate", False))
+
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Task:
         """Start a call."""
         return Task(self, function, arguments)

@@ -12,6 +12,8 @@ from strategies.planner.search.workers.executors import Engine
 class InProcess(Executor):
     """An executor whose calls are over when they are submitted."""
 
+    immediate = True
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it now; what it raises is raised by the future's `result`."""
         future: Future[Any] = Future()
