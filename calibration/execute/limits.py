@@ -126,10 +126,10 @@ def shares_embedding(job: Job, resolved: Resolved) -> bool:
 
 def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
-    yield from _of_fields(plan)
-    yield from _of_schedule(plan, resolved)
     if not plan.trains_all:
         yield f"{'lora' if plan.lora is not None else 'freeze'}: adapters and frozen parts are simulated only"
+    yield from _of_fields(plan)
+    yield from _of_schedule(plan, resolved)
     if job.effects:
         yield f"effects are simulated only, and this job has '{job.effects[0]}'"
     if model.dropout if plan.dropout is None else plan.dropout:

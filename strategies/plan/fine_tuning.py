@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from strategies.plan.adapter_config import read_adapter_config
 from topologies.reading import Config, folded, nearest
 
 NF4_BLOCK, NF4_GROUP = 64, 256  # numbers that share a scale, scales that share another (arXiv:2305.14314, section 3)
@@ -93,7 +94,9 @@ class Lora(Config):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """Take what others call a field for it, where the field is not there."""
+        """Read PEFT's file, and take what others call a field for it, where the field is not there."""
+        if isinstance(data, str) and data.endswith(".json"):
+            return read_adapter_config(data)
         if not isinstance(data, Mapping):
             return data
         names = {
@@ -144,7 +147,8 @@ class FineTuning(Config):
     lora: Lora | None = Field(
         None,
         exclude_if=_is_none,
-        description="low-rank adapters are trained, all else is frozen: {rank: 16, targets: [q_proj, v_proj], …}",
+        description="low-rank adapters are trained, all else is frozen: {rank: 16, targets: [q_proj, v_proj], …}, or PEFT's"
+        " adapter_config.json",
     )
     freeze: Freeze | None = Field(
         None,

@@ -15,7 +15,7 @@ from sim.analysis.summary import Summary
 from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.layers.model_costs import parts
-from strategies.plan.plan import SEQUENCE
+from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.applicable import applicable
 from strategies.planner.bounds.every_plan import memory_of
 from strategies.planner.fixes import OPTIMIZER
@@ -206,20 +206,26 @@ def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     """Does it fit a GPU, does its largest layer, does it fit a node?"""
     node = _tightest(job.cluster)
     memory = node.gpu.memory
-    small = {"accumulation": 1, "recompute": "full"}
+    small = {"accumulation": 1, "recompute": "full", **_tuned(job.plan)}
     on_one_gpu = type(job.plan).model_validate({name: getattr(job.plan, name) for name in _OF_ONE_GPU} | small)
     alone = replace(job, plan=on_one_gpu, cluster=_cluster(job, 1), profile=_profile(job))
     peak = answer(alone).worst.peak
     yield "fits one GPU", _fits(peak, memory)
     work = parts(job.model, alone.resolve())
     width = sum(on_one_gpu.bytes_of_states[kind] for kind in ("parameter", "gradient"))
-    largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters)
-    held = largest.parameters * width + largest.saved + largest.restored + largest.backward_workspace
+    largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters * width + part.frozen_bytes)
+    held = largest.parameters * width + largest.frozen_bytes + largest.saved + largest.restored + largest.backward_workspace
     yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
     if node.gpus > 1:
         sharded = on_one_gpu.model_copy(update={"data_parallel": "zero3"})
         whole = answer(replace(job, plan=sharded, cluster=_cluster(job, node.gpus), profile=_profile(job)))
         yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
+
+
+def _tuned(plan: Plan) -> Changes:
+    """What is trained, as one GPU alone trains it."""
+    lora = plan.lora and plan.lora.model_copy(update={"all_to_all": False})
+    return {"freeze": plan.freeze, "lora": lora} | ({"fp8": plan.fp8} if lora and lora.weights == "fp8" else {})
 
 
 def _tightest(cluster: Cluster) -> Node:

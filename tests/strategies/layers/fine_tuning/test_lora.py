@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from strategies.layers.model_costs import parts
 from strategies.models.model import load_model
 from strategies.plan.fine_tuning import Lora
 from strategies.plan.plan import Plan
+from strategies.planner.advise import advise
+from strategies.predict import predict
 from strategies.resilience.checkpoint_size import checkpoint_size
 from topologies.reading import UserError
 
@@ -180,3 +184,46 @@ def test_experts_have_no_adapters() -> None:
     with pytest.raises(UserError, match="adapters of experts, which mixtral-8x7b has, are not simulated: take attention"):
         job("mixtral-8x7b", lora={"rank": 8, "targets": "all-linear"}).resolve()
     assert played("mixtral-8x7b", lora=ATTENTION, ep=8).worst.kinds["optimizer"] == 12 * 32 * 16 * (4096 + 6144 + 2 * 4096)
+
+
+def test_pefts_own_file_is_read(tmp_path: Path) -> None:
+    """As PEFT 0.17 writes it, shortened."""
+    file, said = (
+        tmp_path / "adapter_config.json",
+        {
+            "base_model_name_or_path": "meta-llama/Llama-2-7b-hf",
+            "bias": "none",
+            "layers_to_transform": None,
+            "lora_alpha": 32,
+            "lora_dropout": 0.1,
+            "modules_to_save": None,
+            "peft_type": "LORA",
+            "r": 8,
+            "rank_pattern": {},
+            "target_modules": ["v_proj", "q_proj"],
+            "task_type": "CAUSAL_LM",
+            "use_dora": False,
+            "use_rslora": False,
+        },
+    )
+    file.write_text(json.dumps(said))
+    asked = job(kernels="torch", lora=str(file))
+    assert asked.plan.lora == Lora(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "v_proj"))
+    assert trained_parameters(asked.model, asked.plan) == 4_194_304
+    for key, value in (
+        ("use_dora", True),
+        ("peft_type", "IA3"),
+        ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 4}),
+    ):
+        file.write_text(json.dumps(said | {key: value}))
+        with pytest.raises(UserError, match=f"adapter_config.json: {key}=.* is not simulated"):
+            job(lora=str(file))
+
+
+def test_advice_asks_what_one_gpu_would_hold() -> None:
+    """141 GB of frozen weights with adapters, not sixteen bytes for each of 70 billion parameters."""
+    questions = dict(advise(job("llama-3.1-70b", lora=ATTENTION), predict).questions)
+    said, gigabytes = questions["fits one GPU"].split()[:2]
+    assert said == "no:"
+    assert 141 < float(gigabytes) < 170
