@@ -62,7 +62,7 @@ def test_a_search_ends_in_time_inside_a_simulation(job: shardyard.Job, monkeypat
     monkeypatch.setattr("strategies.planner.search.search.evaluate", lambda _: time.sleep(20))
     began = time.perf_counter()
     answer = shardyard.plan(job, vary=FEW, seconds=2)
-    assert time.perf_counter() - began < 6
+    assert time.perf_counter() - began < 15
     assert (answer.best, len(answer)) == (None, 0)
     assert "none found yet (the time limit of 2 s" in repr(answer)
 
