@@ -120,12 +120,16 @@ def _prices(job: Job, profile: Profile | None) -> Prices:
 
 
 def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:
-    played = microbatches or resolved.microbatches
-    lowered = programs if played * resolved.pp * resolved.chunks <= KEPT else lower
-    program = lowered(job.model, resolved, microbatches)
+    program = program_of(job.model, resolved, microbatches)
     timeline = run(program, job.cluster.topology(), prices, fold=fold, effects=job.effects)
     timeline.variability = variability_of(job, prices)
     return timeline
+
+
+def program_of(model: Model, resolved: Resolved, microbatches: int | None = None) -> Program:
+    """The program of a plan, by default with all of its microbatches."""
+    passes = (microbatches or resolved.microbatches) * resolved.pp * resolved.chunks
+    return (programs if passes <= KEPT else lower)(model, resolved, microbatches)
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard import read_job, simulate, summarise
 from sim.pricing.kernel_curves import Product, Rates, gemm_clocks
-from sim.pricing.shipped import load_profile, profile_for
+from sim.pricing.shipped import load_profile, profile_for, profile_names, serves
 from topologies.cluster_files import gpu_names, load_gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples/clusters"
@@ -86,3 +86,10 @@ def test_slices_of_tpus(cluster: str, chips: int) -> None:
     assert summary.gpus == chips
     assert 0.05 < summary.mfu < 0.7
     assert any("profile generic was made for any, and is used here for tpu" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_a_gpu_has_the_first_profile_that_names_it(name: str) -> None:
+    model = load_gpu(name).model
+    named = [each for each in profile_names() if serves(load_profile(each), model)]
+    assert profile_for(model).name == (named or ["generic"])[0]

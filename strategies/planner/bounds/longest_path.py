@@ -26,7 +26,7 @@ from strategies.planner.bounds.expected_times import Growth, deviation_of, slowe
 from strategies.planner.bounds.layer_cost_table import Floats, inside
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
-from strategies.predict import may_settle, programs
+from strategies.predict import may_settle, program_of
 from topologies.links.topology import Values
 
 Seconds = dict[Work, float]  # work that is not in it takes no time
@@ -36,7 +36,7 @@ def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float
     """Seconds of a step of `plan` and bytes of its fullest rank, at least."""
     if not bounded(plan):
         return 0.0, 0.0
-    program = programs(job.model, plan, None)
+    program = program_of(job.model, plan)
     if program.cohorts[0].steady or len(program.cohorts) != plan.pp:
         return 0.0, 0.0
     durations = (_alike if _together(job, plan) else _apart)(job, plan, program, prices)
@@ -51,7 +51,7 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     deviation = deviation_of(job, plan, prices)
     if not (bounded(plan) and deviation and _together(job, plan)) or may_settle(plan):
         return None
-    program = programs(job.model, plan, None)
+    program = program_of(job.model, plan)
     if len(program.cohorts) != plan.pp:
         return None
     local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
