@@ -35,6 +35,7 @@ FREE: dict[str, frozenset[str]] = {
     "algorithm": frozenset(),
     "dropout": frozenset(),
 }
+ORDER = frozenset({"order"})  # which changes the grid, and at which only rules on DeepSpeed's settings look
 
 
 @dataclass
@@ -164,20 +165,36 @@ def _resolved(
     applied: list[Applied] = []
     reasons: list[str] = []
     examples: dict[str, str] = {}
+    known: dict[tuple[int, ...], Applied | str] = {}  # by the choices on axes whose fields rules look at
+    ruled = job.plan.deepspeed is not None or any("deepspeed" in axis.fields for axis in axes)
+    others = [number for number, axis in enumerate(axes) if ruled or axis.fields != ORDER]
     for combination in zip(*chosen, strict=True) if axes else [()]:
         update: dict[str, Any] = {}
         for changes, choice in zip(updates, combination, strict=True):
             update |= changes[choice]
-        try:
-            applied.append(applicable(job, update, own))
-            place.append(len(applied) - 1)
-            reasons.append("")
-        except UserError as error:
-            text = str(error).removeprefix(f"{job.where}: ")
+        key = tuple(combination[number] for number in others)
+        if key not in known:
+            known[key] = _applied(job, update, own)
+        answer = known[key]
+        if isinstance(answer, str):
             place.append(-1)
-            reasons.append(pattern(text))
-            examples.setdefault(reasons[-1], text)
+            reasons.append(pattern(answer))
+            examples.setdefault(reasons[-1], answer)
+            continue
+        if len(others) < len(axes):
+            answer = answer._replace(resolved=answer.resolved.model_copy(update={"order": update["order"]}))
+        place.append(len(applied))
+        reasons.append("")
+        applied.append(answer)
     return np.array(place, dtype=np.int64), applied, reasons, examples
+
+
+def _applied(job: Job, update: dict[str, Any], own: Sequence[str]) -> Applied | str:
+    """The job with changes of its plan, or the reason why it is refused."""
+    try:
+        return applicable(job, update, own)
+    except UserError as error:
+        return str(error).removeprefix(f"{job.where}: ")
 
 
 def pattern(reason: str) -> str:
