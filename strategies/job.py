@@ -14,6 +14,7 @@ from strategies.layers.fine_tuning.adapters import adapter_parameters
 from strategies.layers.fine_tuning.parts import trained_parameters
 from strategies.models.model import Model
 from strategies.plan.allotment import dropped
+from strategies.plan.packing import mean_length
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
@@ -146,6 +147,9 @@ class Job:
         if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
+        if plan.packing is not None:
+            seen = mean_length(plan.packing.lengths, sequence)
+            yield f"packing: documents that a token attends to have {seen:,.0f} tokens in the mean, weighted by tokens"
         if not plan.trains_all:
             whole, trained = model.parameters + adapter_parameters(plan, model), trained_parameters(model, plan)
             said = f"{trained:,} of {whole:,} parameters are trained ({100 * trained / whole:.3g} %)"

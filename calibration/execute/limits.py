@@ -128,6 +128,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     if not plan.trains_all:
         yield f"{'lora' if plan.lora is not None else 'freeze'}: adapters and frozen parts are simulated only"
+    if plan.packing is not None:
+        yield "packing: documents of unequal lengths are simulated only"
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
     if job.effects:

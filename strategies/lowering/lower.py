@@ -209,7 +209,7 @@ def _flops(work: ModelCosts, plan: Resolved) -> tuple[float, float]:
 
 def _masked_flops(model: Model, plan: Resolved, flops: float) -> float | None:
     """Model FLOPs of the job that a causal mask leaves; None without a mask."""
-    if model.family != "decoder":
+    if model.family != "decoder" or plan.packing is not None:
         return None
     full, left = (model.forward_flops(plan.global_batch, plan.sequence, causal) for causal in (False, True))
     return flops - 3.0 * (full - left)

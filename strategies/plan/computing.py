@@ -14,6 +14,7 @@ from strategies.frameworks.options import Options
 from strategies.optimizers import optimizer_called, optimizers
 from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
+from strategies.plan.packing import Packing
 from strategies.plan.synonyms import PRECISIONS
 from topologies.reading import Config, folded
 
@@ -22,6 +23,10 @@ BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an 
 
 Moment = Literal["fp32", "fp16", "bf16"]
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Computing(Config):
@@ -54,6 +59,12 @@ class Computing(Config):
         description="attention kernel: the fastest fused one of the GPU (flash; on Hopper and later FlashAttention-3's or "
         "cuDNN's), FlashAttention-2 of 2023 (flash2), PyTorch's build of it (sdpa: scaled_dot_product_attention), "
         "FlashAttention-1 of 2022 (flash1) or its Triton kernel (triton); or scores written to memory (materialised)",
+    )
+    packing: Packing | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="sequences are packed from documents of unequal lengths, within which attention stays: {lengths: [310, 1250, "
+        "…]}, of the data set or a sample; by default a sequence attends as one",
     )
     loss: Literal["fused", "torch", "operators"] | None = Field(
         None,

@@ -10,6 +10,7 @@ from sim.grid import Grid
 from strategies.models.model import Model
 from strategies.plan.allotment import allotment
 from strategies.plan.layer_placement import placement
+from strategies.plan.packing import busiest, mean_length
 from strategies.plan.plan import Plan
 from strategies.plan.rules import refuse
 from strategies.plan.rules.computing import computes, recomputed
@@ -128,6 +129,22 @@ class Resolved(Plan):
         """Whether every microbatch reduces its gradients: only a rank's shard is accumulated."""
         sharded = "gradient" in self.hook.shards and self.syncs_gradients == "every"
         return sharded and self.copies > 1
+
+    @property
+    def document(self) -> float | None:
+        """Tokens of a packed document, as its attention costs in the mean; None where sequences attend as one."""
+        return None if self.packing is None else mean_length(self.packing.lengths, self.sequence)
+
+    @property
+    def longest_documents(self) -> float | None:
+        """The same on the dp rank whose documents are longest, for which the others wait: in every microbatch where parameters or
+        gradients are sharded, otherwise at the end of a step.
+        """
+        if self.packing is None or self.document is None:
+            return None
+        each = self.shards_parameters or self.reduces_each
+        sequences = self.microbatch * (1 if each else self.microbatches)
+        return self.document * busiest(self.packing.lengths, self.sequence, self.dp, sequences)
 
     @property
     def expert_copies(self) -> int:

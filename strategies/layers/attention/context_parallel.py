@@ -15,6 +15,7 @@ N tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from strategies.layers.operators import Operator
@@ -47,6 +48,10 @@ def _local(rank: RankShapes, dim: int) -> Shape | None:
     """
     model, sequence = rank.model, rank.sequence
     heads, kv_heads, causal = rank.heads // _spread(rank), rank.kv_heads // _spread(rank), model.family == "decoder"
+    if (packed := rank.resolved.longest_documents) is not None and packed < sequence:
+        number = max(1, round(sequence / packed))  # with as many pairs of tokens: number · rows² / sequence = packed
+        rows = round(math.sqrt(packed * sequence / number))
+        return (rank.batch * number, heads, kv_heads, rows, rows, dim, int(causal))
     if model.chunk and model.chunk < sequence:
         number = -(-sequence // model.chunk)
         rows = -(-sequence // number)

@@ -123,7 +123,7 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
         modules=CORE,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
-        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * key_sequence,
+        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * (rank.resolved.document or key_sequence),
     )
 
 

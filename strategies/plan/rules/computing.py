@@ -27,6 +27,8 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
     for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={metrics}", metrics)):
         if there and plan.tp > 1:
             yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
+    if plan.packing is not None:
+        yield from _packed(plan, model)
     yield from _updates(plan)
     if plan.fp8 is not None:
         yield from _fp8(plan, plan.fp8, model)
@@ -37,6 +39,21 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
             yield from _moments(plan, f"{field}={getattr(plan, field)}")
     if plan.recompute_modules is not None:
         yield from _modules(plan, model, plan.recompute_modules)
+
+
+def _packed(plan: Plan, model: Model) -> Iterator[str]:
+    """What attention of variable lengths is not written down for."""
+    unknown = {
+        f"attention={plan.attention}": not plan.fused_attention,
+        f"cp={plan.cp}": plan.cp > 1,
+        f"the windows or chunks of {model.name}": any(own.window or own.chunk for own, _ in model.distinct_layers),
+        f"the encoder and decoder of {model.name}": model.family == "encoder_decoder",
+        f"the images of {model.name}": model.patches is not None,
+        f"the relative positions of {model.name}": model.positions == "relative",
+        "unpad=true": plan.kernel_set.unpads,
+        "dp ranks that take different numbers of microbatches": plan.microbatches_per_replica is not None,
+    }
+    yield from (f"packing is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _updates(plan: Plan) -> Iterator[str]:

@@ -26,7 +26,14 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
     yield from _cut(plan, model.module)
     if plan.kernels != "torch":
         yield f"kernels={plan.kernels}: a traced module runs PyTorch's own operators, kernels=torch"
-    for field, only in (("fp8", None), ("deterministic", False), ("loss", None), ("dropout", None), ("sequence_parallel", False)):
+    for field, only in (
+        ("fp8", None),
+        ("packing", None),
+        ("deterministic", False),
+        ("loss", None),
+        ("dropout", None),
+        ("sequence_parallel", False),
+    ):
         if getattr(plan, field) != only:
             yield f"{field}={getattr(plan, field)}: is not done to a traced module, which says itself what it computes"
     if plan.recompute not in ("none", "full"):

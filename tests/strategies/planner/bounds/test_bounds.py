@@ -73,6 +73,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "broadcast_buffers": st.booleans(),
     "dropout": st.just(True),
     "early_stop": st.booleans(),
+    "packing": st.sampled_from([{"lengths": [4]}, {"lengths": [2, 3, 30]}]),
     "lora": st.sampled_from([{"rank": 8, "targets": "attention"}, {"rank": 8, "targets": ["q_proj"], "weights": "nf4"}]),
     "freeze": st.sampled_from([{"layers": 1}, {"layers": 1, "embedding": False}, {"layers": 0, "head": True}]),
     "flat_parameters": st.just(True),
