@@ -59,10 +59,10 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     rises: list[Seconds] = [{block: float(growth.rise) for block, growth in growths.items()}] * len(durations)
     busy, rise = (np.array(list(map(_total, program.cohorts, table))) for table in (durations, rises))
     factors = slowest(plan.grid, tuple(sorted(axes_inside(program))), deviation).where(busy, rise)
-    drawn = [
-        {work: seconds + growths[work].more(own) if work in growths else seconds for work, seconds in cohort.items()}
-        for cohort, own in zip(durations, factors, strict=True)
-    ]
+    drawn: list[dict[Work, Floats | float]] = []
+    for cohort, table, own in zip(program.cohorts, durations, factors, strict=True):
+        works = {op.work: table.get(op.work, 0.0) for op in cohort.ops}
+        drawn.append({work: time + growths[work].more(own) if work in growths else time for work, time in works.items()})
     seconds = float(_longest_drawn(program, drawn).mean()) / program.steps * (1 - SLACK)
     return seconds, least_memory(program, prices)
 
@@ -194,7 +194,7 @@ def _longest_drawn(program: Program, seconds: list[dict[Work, Floats | float]]) 
         start = ends[before[0]] if before else 0.0
         for other in before[1:]:
             start = np.maximum(start, ends[other])
-        ends[number] = start + seconds[cohort].get(op.work, 0.0)
+        ends[number] = start + seconds[cohort][op.work]
     for number in chain.from_iterable(graph.last):
         latest = np.maximum(latest, ends[number])
     return latest

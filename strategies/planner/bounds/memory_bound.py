@@ -7,6 +7,7 @@ waits for it, and what it gives back is gone as soon as all that it waits for is
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
 
 from sim.pricing.prices import Prices
@@ -69,6 +70,7 @@ def _before(number: int, cohort: Cohort) -> list[Ended]:
     return result
 
 
+@lru_cache(maxsize=4096)
 def _total(memory: Memory) -> float:
     """Bytes that tensors take; what the allocator only keeps besides is not counted."""
     return sum(size for kind, size in memory if kind != CACHED)
