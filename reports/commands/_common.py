@@ -76,7 +76,7 @@ def job_options(command: Any) -> Any:
             ),
             click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
             click.option("--nodes", type=int, help="Number of nodes."),
-            click.option("--plan", help="YAML of the plan, instead of the job's."),
+            click.option("--plan", help="YAML of the plan, instead of the job's; auto (the default): what a short search finds."),
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
             click.option("--ideal", "variability", is_flag=True, callback=_alike, help="GPUs of one kind are all alike."),

@@ -1,6 +1,6 @@
 """`plan: auto`: the best plan of a small space, found in seconds by the search that `shardyard plan` runs on a larger one.
 
-The space: degrees of tensor and pipeline parallelism, DDP, ZeRO-1, FSDP and HSDP, recomputation, microbatches; experts and
+The space: degrees of tensor parallelism; pipelines with DDP or ZeRO-1, or FSDP and HSDP; recomputation, microbatches; experts and
 contexts where the model or the sequence asks for them. Schedules other than 1F1B, orders of ranks and offload are left to
 `shardyard plan`; offload is tried where nothing else fits. No clock is asked: the same job has the same plan.
 """
@@ -170,7 +170,20 @@ def quick_space(job: Job, said: Collection[str] = ()) -> Space:
         "plan.recompute": lambda c: c["plan.recompute"] != "selective",
         "plan.data_parallel": lambda c: c["plan.reshard"] and c["plan.data_parallel"] != "zero2",
     }
-    return Space(tuple(_axes(default_space(job), kept, said)))
+    return _joined(Space(tuple(_axes(default_space(job), kept, said))))
+
+
+def _joined(space: Space) -> Space:
+    """Pipelines and sharding as one axis, without parameters that are gathered anew for every microbatch of a pipeline: these are
+    rarely the best, and take long to bound.
+    """
+    stages, sharding = (next((a for a in space.axes if a.name == name), None) for name in ("plan.pp", "plan.data_parallel"))
+    if stages is None or sharding is None:
+        return space
+    both = [{**pp, **hook} for pp in stages.choices for hook in sharding.choices]
+    able = tuple(each for each in both if each["plan.pp"] == 1 or each["plan.data_parallel"] != "zero3")
+    rest = [axis for axis in space.axes if axis not in (stages, sharding)]
+    return Space((*rest, Axis("plan.pp", able)))
 
 
 def _axes(space: Space, kept: dict[str, Any], said: Collection[str]) -> Iterator[Axis]:
