@@ -51,6 +51,9 @@ class ModelCosts:
     returned: Items  # before the backward passes of those whose result went to another rank
     tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
     tied_is_frozen: bool = False  # whether that matrix is not trained
+    handed_on: tuple[
+        float, ...
+    ] = ()  # bytes of what each layer is given for a microbatch, of a module whose blocks differ in that
 
     def layer(self, index: int) -> LayerCost:
         """Layer 0 … layers − 1 of the model."""
@@ -79,7 +82,8 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
         traced = traced_parts(rank)
         trace = trace_of(model.module, 1, "bf16")
         tied = sum(math.prod(trace.parameters[name]) for name in trace.tied)
-        return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied)
+        handed_on = trace_of(model.module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp).boundaries
+        return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied, handed_on=tuple(handed_on))
     trained = trained_parts(plan, model.layers)
     every = [(*_kind(model, layer), trained.layers[layer]) for layer in range(model.layers)]
     kinds = {kind: every.index(kind) for kind in every}  # one layer of each

@@ -75,6 +75,7 @@ class _Lowering:
             self.stages[self.last].tied_frozen, self.tied = work.tied, False
         if self.tied:
             self.stages[self.last].tied = work.tied
+        self.handed_on = work.handed_on
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
         self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
 
@@ -103,10 +104,11 @@ class _Lowering:
         size = plan.microbatch * (plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
         if plan.sequence_parallel:
             size //= plan.tp  # each tp rank holds, and sends, its part of the sequence
+        sizes = {number: self._given(number, size) for number in self.stages}
         if plan.kernel_set.pipeline_buffers and pp > 1:
-            self._buffers(size)
+            self._buffers(sizes)
         for _ in range(plan.local_steps):
-            self._step(pp, size)
+            self._step(pp, sizes)
         for stage in self.stages.values():
             self.hook.synchronise(stage)
         tokens, psi = float(plan.global_batch * plan.sequence), self.model.parameters
@@ -123,19 +125,25 @@ class _Lowering:
             blocking=plan.options.blocking_launches,
         )
 
-    def _buffers(self, size: float) -> None:
-        """What PyTorch's pipeline stages hold for transfers, besides activations."""
+    def _given(self, stage: int, size: float) -> float:
+        """Bytes of a microbatch that a stage is given by the one before it: `size` unless blocks differ in that."""
+        first = sum(self.plan.layers[: stage % len(self.plan.layers)])
+        return self.handed_on[first] if first < len(self.handed_on) else size
+
+    def _buffers(self, sizes: dict[int, float]) -> None:
+        """What PyTorch's pipeline stages hold for transfers, besides activations. sizes: that each stage is given."""
         for number, stage in self.stages.items():
             near = [self.stages.get(number + step) for step in (-1, 1)]
             before, after = (other is not None and other.rank != stage.rank for other in near)
-            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(size, before, after))
+            received, sent = sizes[number] if before else 0.0, sizes[number + 1] if after else 0.0
+            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(received, sent))
 
-    def _step(self, ranks: int, size: float) -> None:
+    def _step(self, ranks: int, sizes: dict[int, float]) -> None:
         """Every rank's passes and updates, after the step before."""
         for stage in self.stages.values():
             stage.reduced.clear()
         for rank in range(ranks):
-            Passes(self.flow, rank, self.cohorts[rank], size).add()
+            Passes(self.flow, rank, self.cohorts[rank], sizes).add()
         self.flow.connect()
         for rank in range(ranks):
             self._finish([stage for number, stage in sorted(self.stages.items()) if stage.rank == rank])

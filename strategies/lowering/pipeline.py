@@ -44,7 +44,7 @@ class Flow:
 class Passes:
     """One rank's passes being added to its cohort."""
 
-    def __init__(self, flow: Flow, rank: int, cohort: Cohort, size: float) -> None:
+    def __init__(self, flow: Flow, rank: int, cohort: Cohort, sizes: dict[int, float]) -> None:
         self.flow, self.rank, self.cohort, self.ops, self.plan = flow, rank, cohort, cohort.ops, flow.plan
         self.total = flow.plan.microbatches * (STEPS if flow.schedule.versions else 1)
         self.order = actions(flow.plan.schedule, rank, flow.plan.pp, self.total, flow.plan.chunks)
@@ -53,7 +53,7 @@ class Passes:
             self.left[action.chunk] += action.kind in "BW"
         self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
         self.near = {(stage.number, step): flow.neighbour(stage, step) for stage in self.mine for step in (-1, 1)}
-        self.sends = self._sends(size)
+        self.sends = self._sends(sizes)
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
         plan = self.plan
@@ -140,13 +140,16 @@ class Passes:
             self.flow.ended[back.number] = ended
         return ended, ended
 
-    def _sends(self, size: float) -> dict[tuple[str, int], tuple[str, Send]]:
-        """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once."""
+    def _sends(self, sizes: dict[int, float]) -> dict[tuple[str, int], tuple[str, Send]]:
+        """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once. sizes:
+        bytes of a microbatch that each stage is given, whose gradient it gives back.
+        """
         result, width = {}, self.plan.bytes_per_element
         for number, stage in self.flow.stages.items():
             for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
                 target = self.flow.neighbour(stage, step)
                 if stage.rank == self.rank and target is not None and target.rank != self.rank:
+                    size = sizes[target.number if way == "F" else number]
                     part = size / self.plan.tp if self.plan.splits(way) else size
                     result[way, number] = stream, Send(part, target.rank, label, width=width)
         return result

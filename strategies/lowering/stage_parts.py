@@ -60,16 +60,17 @@ class StageParts:
         """Bytes of an element, and elements, of each buffer of its modules."""
         return [sizes for part, count in self.kinds for sizes in part.buffers * count]
 
-    def buffers(self, size: float, before: bool, after: bool) -> Memory:
-        """What torch.distributed.pipelining holds for transfers of `size` bytes from the stage before and to the stage after.
+    def buffers(self, received: float, sent: float) -> Memory:
+        """What torch.distributed.pipelining holds for transfers of so many bytes from the stage before and to the stage after; 0
+        where there is none on another rank.
 
         Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
         received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
         """
         plan, head = self.plan, self.parts[-1]
-        self.received = size if before else 0.0
-        self.output = size if after else head.logits
-        return (("buffer", plan.microbatches * size * (before + after)),)
+        self.received = received
+        self.output = sent or head.logits
+        return (("buffer", plan.microbatches * (received + sent)),)
 
     def sharded(self, shards: float) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,

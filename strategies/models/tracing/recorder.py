@@ -157,6 +157,8 @@ class _Recorder(TorchDispatchMode):
                 self.part = number + 1
                 tensors = [local(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
                 handed = [each for each in tensors if each.requires_grad]
+                if not handed and number:  # of frozen blocks before it
+                    handed = [each for each in tensors if each.is_floating_point()]
                 self.entered[number] = {each.untyped_storage()._cdata for each in handed}
                 self.trace.boundaries[number] = float(sum(each.numel() * each.element_size() for each in handed))
 

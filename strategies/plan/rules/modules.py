@@ -53,10 +53,9 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
         yield f"sync_norm=true: {model.name} has no batch normalisation"
     if plan.pp > 1 and trace.shared:
         yield f"pp={plan.pp}: several blocks share '{trace.shared[0]}'; pipelines are simulated for embedding and head that do"
-    if plan.pp > 1 and len(set(trace.boundaries)) > 1:
-        sizes = sorted(set(trace.boundaries))
-        said = f"{sizes[0] / 2:,.0f} to {sizes[-1] / 2:,.0f} numbers of a sample"
-        yield f"pp={plan.pp}: blocks hand on tensors of different sizes, {said}; pipelines are simulated for equal ones"
+    alone = plan.loss_as_layer or (plan.layers_per_stage is not None and plan.layers_per_stage[-1] == 0)
+    if plan.pp > 1 and alone and len(set(trace.boundaries)) > 1:
+        yield f"pp={plan.pp}: a last stage without blocks is simulated where all blocks hand on as much, unlike {model.name}'s"
 
 
 def _cut(plan: Plan, module: Module) -> Iterator[str]:

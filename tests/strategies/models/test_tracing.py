@@ -250,11 +250,27 @@ def test_mistakes_are_one_line(file: Path, name: str, sample: str, plan: dict[st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("layers", "numbers"),
+    [((8, 8), 1024 * 14 * 14), ((3, 13), 256 * 56 * 56), ((12, 4), 1024 * 14 * 14), ((14, 2), 2048 * 7 * 7)],
+    ids=str,
+)
+def test_a_pipeline_sends_what_its_blocks_hand_on(layers: tuple[int, int], numbers: int) -> None:
+    """ResNet-50's groups of 3, 4, 6 and 3 bottlenecks have 256 to 2048 channels and 56 to 7 pixels a side (arXiv:1512.03385,
+    table 1); a stage sends them forward, and the next one their gradient.
+    """
+    asked = job(f"{RESNET}:resnet50", "3x224x224", pp=2, microbatch=4, accumulation=2, global_batch=None, layers_per_stage=layers)
+    summary = summarise(simulate(asked))
+    assert summary.volume["pp"].bytes == 2 * 4 * numbers * 2  # microbatches, images, bytes
+    whole = summarise(simulate(job(f"{RESNET}:resnet50", "3x224x224", microbatch=4, accumulation=2, global_batch=None)))
+    assert max(stage.kinds["optimizer"] for stage in summary.memory) < whole.worst.kinds["optimizer"]
+
+
 def test_other_mistakes_are_one_line(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone.py: cannot be read: no such file"):
         job(f"{tmp_path / 'gone.py'}:build")
-    with pytest.raises(UserError, match=r"pp=2: blocks hand on tensors of different sizes, 100,352 to 802,816 numbers"):
-        simulate(job(f"{RESNET}:resnet50", "3x224x224", pp=2))
+    with pytest.raises(UserError, match=r"pp=2: a last stage without blocks is simulated where all blocks hand on as much"):
+        simulate(job(f"{RESNET}:resnet50", "3x224x224", pp=2, layers_per_stage=(16, 0)))
     with pytest.raises(UserError, match=r"--input '8': is for a module"):
         job("gpt2-1.5b")
     with pytest.raises(UserError, match="only module, input, name, parallelize can be given"):
