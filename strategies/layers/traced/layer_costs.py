@@ -108,8 +108,10 @@ def _signature(trace: Trace, ops: Sequence[TracedOp]) -> tuple[object, ...]:
 
 def _kept_input(operators: list[Operator], trace: Trace, block: int) -> list[Operator]:
     """A block's operators after one that keeps what the block was given: recomputation begins with it. It may be kept before, by
-    an operator of the block before; then it takes nothing here.
+    an operator of the block before; then it takes nothing here. A block that no gradient reaches keeps nothing.
     """
+    if not _returns(operators):
+        return operators
     name = trace.kept_inputs[block]
     own = next((each.saved[name] for each in operators if name in each.saved), None)
     without = [replace(each, saved={key: size for key, size in each.saved.items() if key != name}) for each in operators]
