@@ -278,7 +278,7 @@ def test_jobs_are_compared_over_days() -> None:
     alone, runs = (CliRunner().invoke(shardyard.main, [*words, *more]).output for more in ((), ("--runs",)))
     assert "failures included" in runs
     assert "goodput" not in alone
-    days = [[line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["days"]] for text in (alone, runs)]
-    assert float(days[0][0][0]) < float(days[1][0][-1])
+    days = [[line.split()[-1] for line in text.splitlines() if line.split()[:2] == ["days", "of"]] for text in (alone, runs)]
+    assert float(days[0][0]) < float(days[1][0])
     data = json.loads(CliRunner().invoke(shardyard.main, [*words, "--runs", "--json"]).output)
     assert data[1]["run"]["goodput"]["mean"] > data[0]["run"]["goodput"]["mean"]
