@@ -34,6 +34,14 @@ class Metric:
 METRICS = tuple(Metric.of(name, entry) for name, entry in load_yaml(Path(__file__).with_suffix(".yaml")).items())
 
 
+def hint(label: str) -> str:
+    """The definition of a metric, to be shown on hovering; "" where there is none."""
+    try:
+        return metric(label).definition
+    except UserError:
+        return ""
+
+
 def _index() -> dict[str, Metric]:
     """Metrics by name, key and other names, in lower case; the first to claim a word has it."""
     index: dict[str, Metric] = {}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import COLOURS, MEMORY
-from reports.formatting import KINDS, components, digits, held, percent, seconds, size, stages
+from reports.formatting import KINDS, TOKENS, components, digits, held, percent, seconds, size, stages
 from reports.inputs import describe
-from reports.metrics import metric
+from reports.metrics import hint
 from reports.page.step_view import step_view
 from reports.tables.step import headline, verdict
-from strategies.overrides import parse_changes
+from strategies.overrides import merge, parse_changes
 from strategies.planner.effects_cost import with_effects
 from strategies.planner.uncertainty import with_interval
 from strategies.predict import predict, simulate
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
     from sim.timeline import Timeline
     from strategies.job import Job
 
-TOKENS = 1e12  # of the training, unless the page says more
 PLAYED = 100_000  # passes of a step up to which its timeline is drawn
 OF_THE_PAGE = ("tokens", "price")  # what is asked of a job beside its fields
 VALUES = 24  # of a field, that are compared at once
-RUNS = 20
 
 
 def asked(texts: Sequence[str]) -> tuple[list[str], dict[str, float]]:
@@ -52,15 +51,14 @@ def asked(texts: Sequence[str]) -> tuple[list[str], dict[str, float]]:
 
 def answer(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
     """Verdict, headline, breakdown, memory, volumes, links and notes; the interval takes longer, see `interval`."""
-    summary = predict(job)
+    summary = _predicted(_of_a_step(job))
     if job.effects:
-        summary = with_effects(job, simulate(job), summary)
+        summary = with_effects(job, _played(_of_a_step(job)), summary)
     inputs = describe(job)
     priced = inputs | _prices(job, own)
     return {
         "verdict": verdict(summary, inputs),
         "fits": summary.fits,
-        "comfortable": summary.fits_with(0.05),
         "cards": _cards(summary, priced),
         "step": summary.step_seconds,
         "tokens_per_second": summary.tokens_per_second,
@@ -87,7 +85,7 @@ def answer(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
 
 def interval(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
     """The headline again, with the interval around the step."""
-    return {"cards": _cards(with_interval(job, predict(job)), describe(job) | _prices(job, own)), "hash": job.hash}
+    return {"cards": _cards(with_interval(job, _predicted(_of_a_step(job))), describe(job) | _prices(job, own)), "hash": job.hash}
 
 
 def _prices(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
@@ -95,15 +93,7 @@ def _prices(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _cards(summary: Summary, inputs: Mapping[str, Any]) -> list[list[str]]:
-    return [[label, value, _hint(label)] for label, value in headline(summary, inputs)]
-
-
-def _hint(label: str) -> str:
-    """The glossary's definition, to be shown on hovering."""
-    try:
-        return metric(label.partition(" (")[0]).definition
-    except UserError:
-        return ""
+    return [[label, value, hint(label.partition(" (")[0])] for label, value in headline(summary, inputs)]
 
 
 def _memory(summary: Summary) -> list[dict[str, Any]]:
@@ -139,11 +129,10 @@ def _yaml(session: Session, changes: Sequence[str], job: Job) -> str:
 
     own = load_yaml(Path(session.path)) if session.path else {}
     data = own | {name: value for name, value in session.given.items() if value not in (None, ())}
-    for name, value in parse_changes(changes).items():
-        if isinstance(value, Mapping) and name not in ("plan", "run"):
-            return ""
-        old = data.get(name)
-        data[name] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    parsed = parse_changes(changes)
+    if any(isinstance(value, Mapping) and name not in ("plan", "run") for name, value in parsed.items()):
+        return ""
+    data = merge(data, parsed)
     if any(name.startswith(("from_", "input")) for name in data):
         return ""
     data["plan"] = job.plan.model_dump(mode="json", exclude_unset=True)
@@ -151,8 +140,18 @@ def _yaml(session: Session, changes: Sequence[str], job: Job) -> str:
 
 
 @lru_cache(maxsize=4)
+def _predicted(job: Job) -> Summary:
+    return predict(job)
+
+
+@lru_cache(maxsize=4)
 def _played(job: Job) -> Timeline:
     return simulate(job)
+
+
+def _of_a_step(job: Job) -> Job:
+    """The job without what happens over days, which changes no step and is no key of a cache."""
+    return replace(job, run=None)
 
 
 def timeline(job: Job, window: tuple[float, float] | None = None, lane: int | None = None) -> dict[str, Any]:
@@ -161,7 +160,7 @@ def timeline(job: Job, window: tuple[float, float] | None = None, lane: int | No
     passes = plan.microbatches * plan.pp * plan.chunks
     if passes > PLAYED:
         raise UserError(f"the step has {passes:,} passes: too many to draw; fewer microbatches look alike")
-    return step_view(_played(job), window, lane)
+    return step_view(_played(_of_a_step(job)), window, lane)
 
 
 def varied(session: Session, changes: Sequence[str], field: str, values: Sequence[Any]) -> dict[str, Callable[[], Job]]:
@@ -204,13 +203,13 @@ def days(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
     from reports.formatting import dollars, span
     from sim.runs import ledger
     from strategies.resilience.run_spec import prepare
-    from strategies.resilience.runs import run
+    from strategies.resilience.runs import COMPARED, run
     from strategies.resilience.settings import RunSettings
     from strategies.resilience.step_interval import with_step_interval
 
     tokens = own.get("tokens", TOKENS)
     prepared = with_step_interval(prepare(job, job.run or RunSettings(), tokens=tokens))
-    result = run(prepared, mean_rates(job.cluster, own.get("price")), count=RUNS)
+    result = run(prepared, mean_rates(job.cluster, own.get("price")), count=COMPARED)
     cards = [
         ["days", digits(result.days.mean), f"80 % between {digits(result.days.low)} and {digits(result.days.high)}"],
         ["goodput", percent(result.goodput.mean), "share of GPU-time that advances training"],

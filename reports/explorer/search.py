@@ -44,6 +44,7 @@ def _tell(say: Connection, search: Callable[..., None], *arguments: Any) -> None
 def _usual_ways(say: Connection, session: Session, changes: list[str]) -> None:
     from strategies.planner.advise import Candidate, advise
     from strategies.planner.arguments import differences, settings
+    from strategies.planner.ranking import HEADROOM
     from strategies.predict import predict
 
     job, simulated = session.job(changes), 0
@@ -68,9 +69,8 @@ def _usual_ways(say: Connection, session: Session, changes: list[str]) -> None:
         }
         for candidate in advice.candidates[:TOP]
     ]
-    say.send(
-        {"done": True, "plans": plans, "of": len(advice.candidates), "verdict": "the usual ways, with 5 % of memory kept free"}
-    )
+    verdict = f"the usual ways, with {100 * HEADROOM:.0f} % of memory kept free"
+    say.send({"done": True, "plans": plans, "of": len(advice.candidates), "verdict": verdict})
 
 
 def _all_plans(say: Connection, session: Session, changes: list[str], seconds: float) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from reports.explorer import answers
 from reports.explorer.search import LONGEST, search
 from reports.explorer.session import Session
+from reports.formatting import TOKENS
 from strategies.job import Job
 from strategies.predict import predict
 from topologies.reading import UserError, is_there
@@ -67,9 +68,10 @@ class Tools:
 
     def simulate(self, job: Asked) -> Data:
         """One training step: verdict, step time, tokens/s, MFU, breakdown in seconds, peak memory by stage, traffic, notes."""
-        asked, own = self._read(job)
+        session, (texts, own) = self._session(job), answers.asked(job.changes)
+        asked = session.job(texts)
         data = answers.answer(asked, own)
-        command = answers.taken_away(self._session(job), answers.asked(job.changes)[0], asked)["command"]
+        command = answers.taken_away(session, texts, asked)["command"]
         return {
             "verdict": data["verdict"],
             "fits": data["fits"],
@@ -108,7 +110,7 @@ class Tools:
         session.find_plan(changes)
         return answers.curve(answers.varied(session, changes, field, [f"{field}={value}" for value in values]))
 
-    def run(self, job: Asked, tokens: float = answers.TOKENS) -> Data:
+    def run(self, job: Asked, tokens: float = TOKENS) -> Data:
         """Training until so many tokens, with failures and checkpoints: days, goodput, cost, where GPU-time goes (20 runs)."""
         asked, own = self._read(job)
         data = answers.days(asked, own | {"tokens": tokens})

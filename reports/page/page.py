@@ -38,7 +38,7 @@ from reports.formatting import (
     size,
     stages,
 )
-from reports.metrics import metric
+from reports.metrics import hint
 from reports.page.step_view import script, style, whole_step
 from reports.tables.step import flatten, headline, verdict
 from reports.trace import write_trace
@@ -204,7 +204,7 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         verdict=verdict(summary, job),
         summary=summary,
         model=job.get("model", "model"),
-        cards=[(label, value, _hint(label)) for label, value in headline(summary, job)],
+        cards=[(label, value, hint(label)) for label, value in headline(summary, job)],
         step=report.step,
         view=whole_step(report.timeline),
         script=script(),
@@ -263,14 +263,6 @@ def _embedded(path: Path) -> str:
 def _width(path: Path) -> int:
     """Dots of a PNG, whose header has them."""
     return int.from_bytes(path.read_bytes()[16:20], "big")
-
-
-def _hint(label: str) -> str:
-    """The glossary's definition of a card, to be shown on hovering."""
-    try:
-        return metric(label).definition
-    except UserError:
-        return ""
 
 
 def _components(summary: Summary) -> list[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import shardyard
+from reports.explorer.answers import taken_away
 from reports.explorer.app import application
 from reports.explorer.form import form
 from reports.explorer.guard import LARGEST
@@ -95,6 +96,14 @@ def test_what_is_taken_away_reproduces_the_answer(page: TestClient, changes: lis
     assert names["summary"].step_seconds == answer["step"]
 
 
+def test_a_change_of_one_field_keeps_the_others_of_its_group(tmp_path: Path) -> None:
+    session = Session(str(ROOT / "examples/run-llama-3.1-405b.yaml"), {}, ROOT / "examples")
+    changes = ["run.checkpoint.interval=30 min"]
+    job = session.job(changes)
+    (tmp_path / "job.yaml").write_text(taken_away(session, changes, job)["yaml"])
+    assert shardyard.read_job(tmp_path / "job.yaml").run == job.run
+
+
 def test_a_file_cannot_say_what_only_set_says(page: TestClient) -> None:
     assert ask(page, "answer", changes=["model.layers=12"])["take"]["yaml"] == ""
 
@@ -123,6 +132,11 @@ def test_bars_fill_the_window_and_become_finer(page: TestClient) -> None:
     inside = [bar for bar in bars if bar[0] < step / 8]
     assert len(eighth["rows"][0]["passes"]) >= len(inside) > 2
     assert eighth["window"] == [0, step / 8]
+
+
+def test_what_happens_over_days_changes_no_step(page: TestClient) -> None:
+    usual, spared = (ask(page, "timeline", changes=["plan.pp=2", *more]) for more in ([], ["run.spares=1", "run.pool=4"]))
+    assert usual == spared
 
 
 def test_memory_over_time_is_the_ledgers(page: TestClient) -> None:
